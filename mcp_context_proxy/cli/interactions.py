@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from rich.text import Text
@@ -29,10 +29,6 @@ from mcp_context_proxy.cli.options import (
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.protocol.strangers import one_line
-
-if TYPE_CHECKING:
-    pass
-
 
 MOST: Final = 1000
 """Limit of the number of results; a person reads tens."""

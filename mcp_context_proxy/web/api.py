@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.http_requests import JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.strangers import clean_json
@@ -174,6 +175,8 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
             answer = await operation.handler(await _decoded(operation, request))
         except BadRequestError as error:
             return refused(error.status, error.detail, shown)
+        except StoreError as error:
+            return refused(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.", shown)
         except ClientDisconnect:
             return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
         return Response(shown(msgspec.json.encode(answer)), HTTPStatus.OK, HEADERS, JSON_TYPE)

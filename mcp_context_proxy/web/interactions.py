@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import anyio
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.interactions.memory import MESSAGE, TOP_K, Method, agent_named
 from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
 from mcp_context_proxy.server.rendering import recall_data
@@ -97,8 +96,6 @@ class Forgotten(Struct, frozen=True):
     forgotten: int
 
 
-T = TypeVar("T")
-
 LARGEST_ID: Final = 2**63 - 1
 """Largest id of SQLite."""
 
@@ -131,11 +128,7 @@ class InteractionsApi(Api):
             content=posted.content,
             time=self._clock() if posted.time is None else posted.time,
         )
-        try:
-            return await self._remembering().post(interaction)
-        except StoreError as error:
-            detail = f"The interaction was not stored: {error}."
-            raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
+        return await self._remembering().post(interaction)
 
     @Operation(
         "GET",
@@ -160,7 +153,7 @@ class InteractionsApi(Api):
                 wanted.time_decay_factor,
                 wanted.interaction_type,
             )
-        return {"query": wanted.query, **recall_data(await _in_thread(search))}
+        return {"query": wanted.query, **recall_data(await in_thread(search, abandon_on_cancel=True))}
 
     @Operation(
         "DELETE",
@@ -179,7 +172,8 @@ class InteractionsApi(Api):
         # Interactions of a moment ago may still wait to be written: they are forgotten as well.
         with anyio.move_on_after(PATIENCE_SECONDS):
             await self._remembering().drain()
-        return Forgotten(await _in_thread(partial(self._remembering().memory.forget, scope)))
+        forget = self._remembering().memory.forget
+        return Forgotten(await in_thread(forget, scope, abandon_on_cancel=True))
 
     @Operation(
         "DELETE",
@@ -191,7 +185,7 @@ class InteractionsApi(Api):
     async def _forget_interaction(self, given: Given) -> Forgotten:
         name, memory = given.path["interaction"], self._remembering().memory
         known = name.isascii() and name.isdecimal() and int(name) <= LARGEST_ID
-        if not known or not await _in_thread(partial(memory.forget_one, int(name))):
+        if not known or not await in_thread(memory.forget_one, int(name), abandon_on_cancel=True):
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"There is no interaction {name!r}, or not any more.")
         return Forgotten(1)
 
@@ -200,10 +194,3 @@ class InteractionsApi(Api):
             off = "Interactions are not remembered; enabled = true under [interactions] switches that on."
             raise BadRequestError(HTTPStatus.FORBIDDEN, off)
         return self._recorder
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    try:
-        return await in_thread(function, abandon_on_cancel=True)
-    except StoreError as error:
-        raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.") from None

@@ -17,7 +17,7 @@ from mcp_context_proxy.context.search import TOOL_ONLY, Scope
 from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.errors import StoreError, UnknownFilterError
+from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.item_metadata import described
@@ -150,11 +150,7 @@ class SearchApi(Api):
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
     )
     async def _reindex(self, given: Given) -> Indexed:
-        try:
-            return await self._reindexed(given.query.rebuild)
-        except StoreError as error:
-            detail = f"The vectors cannot be deleted: {error}."
-            raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
+        return await self._reindexed(given.query.rebuild)
 
 
 def _search_response(query: str, answer: SearchAnswer) -> Struct:

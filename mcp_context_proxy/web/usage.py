@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.statistics import figures
 from mcp_context_proxy.statistics.figures import seconds_of
@@ -183,10 +182,7 @@ class UsageApi(Api):
         if self._usage is not None:
             self._usage.looked_at()
             await self._usage.flush()
-        try:
-            return await in_thread(read)
-        except StoreError as error:
-            raise BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}.") from None
+        return await in_thread(read)
 
     def _unused(self, snapshot: Snapshot) -> Unused:
         tools = {

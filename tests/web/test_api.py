@@ -3,11 +3,13 @@
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
+from starlette.applications import Starlette
 from support.chat import ChatService, chat_service
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PATIENCE
@@ -15,7 +17,9 @@ from support.servers import Workshop
 from support.shop import HOSTILE, TOKEN, shop
 from support.wires import http
 
+from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol.eras import CONTEXT_KEY
+from mcp_context_proxy.web.api import Api, Given, NoParameters, Operation, route
 
 pytestmark = pytest.mark.anyio
 
@@ -423,3 +427,20 @@ async def test_no_request_adds_changes_or_removes_a_server(
     entry = {"name": "new", "command": "sh", "args": ["-c", "id"]}
     for prefix in (API, ""):
         assert (await api.request(method, f"{prefix}{path}", json=entry)).status_code in {404, 405}
+
+
+class LockedApi(Api):
+    @Operation("GET", "/locked", "Reads a store that another process has locked.", answer=NoParameters)
+    async def _read(self, given: Given) -> NoParameters:
+        raise StoreError(Path("interactions.db"), "database is locked")
+
+
+async def test_a_store_that_cannot_be_used_is_a_503_that_says_so() -> None:
+    app = Starlette(routes=[route(LockedApi().operations())])
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.get("/locked")
+
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["detail"] == ("The store cannot be used: store interactions.db: database is locked.")
