@@ -11,18 +11,18 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One ``FROM`` and what follows it."""
+    """One ``FROM`` and the instructions after it."""
 
     image: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
     """Keyword and the rest of its line, in order."""
 
     def all(self, keyword: str) -> list[str]:
-        """What follows each instruction of that kind."""
+        """Arguments of each instruction of that kind."""
         return [text for found, text in self.instructions if found == keyword]
 
     def only(self, keyword: str) -> str:
-        """What follows the one instruction of that kind."""
+        """Arguments of the one instruction of that kind."""
         (text,) = self.all(keyword)
         return text
 
@@ -33,12 +33,12 @@ class Stage:
 
     @property
     def command(self) -> list[str]:
-        """What a container runs."""
+        """Command that a container runs."""
         return [*json.loads(self.only("ENTRYPOINT")), *json.loads(self.only("CMD"))]
 
     @property
     def health_check(self) -> list[str]:
-        """What asks a container whether it is well."""
+        """Command that asks a container whether it is well."""
         words: list[str] = json.loads(self.only("HEALTHCHECK").partition(" CMD ")[2])
         return words
 
@@ -62,5 +62,5 @@ def stages(text: str) -> list[Stage]:
 
 
 def let_through(text: str) -> list[str]:
-    """What a .dockerignore that ignores everything lets through again."""
+    """Paths that a .dockerignore which ignores everything lets through again."""
     return [line[1:] for line in text.splitlines() if line.startswith("!")]

@@ -1,4 +1,4 @@
-"""Checks that what the README shows of the demo is in what the demo printed, numbers aside.
+"""Checks that the README's excerpt of the demo is in the demo's output, numbers aside.
 
 Numbers are masked: times differ from run to run, and the last digit of a score from processor to processor.
 Usage: ``python3 .ci/excerpt.py OUTPUT``.

@@ -1,4 +1,4 @@
-"""Does what the Dockerfile says, without Docker: builds, serves, asks for health, stops.
+"""Carries out the Dockerfile without Docker: builds, serves, asks for health, stops.
 
 The container's paths become folders of one temporary folder; everything else (commands, variables, user,
 signal) is taken from the Dockerfile as it stands. Only root can change the user: without it, or where the
@@ -67,7 +67,7 @@ class Box:
 
 
 def identity(user: int, group: int) -> dict[str, Any]:
-    """How to start a process as that user; empty when only root could."""
+    """Arguments that start a process as that user; empty when only root could."""
     return {"user": user, "group": group, "extra_groups": []} if os.getuid() == 0 else {}
 
 
@@ -82,7 +82,7 @@ def python_for(owner: dict[str, Any]) -> str | None:
 
 
 def build(stage: Stage, box: Box, python: str) -> None:
-    """The build stage: what .dockerignore lets through, and every RUN on it."""
+    """The build stage: the files that .dockerignore lets through, and every RUN on them."""
     source = box.path(stage.only("WORKDIR"))
     source.mkdir(parents=True)
     for name in let_through((ROOT / ".dockerignore").read_text(encoding="utf-8")):
@@ -167,7 +167,7 @@ def expect(what: str, found: object, wanted: object) -> None:
 
 
 def say(text: str) -> None:
-    """Tell what is done."""
+    """Name the step that is done."""
     sys.stdout.write(f"  {text}\n")
     sys.stdout.flush()
 

@@ -122,7 +122,7 @@ def _source(server: str, tools: Sequence[Mapping[str, Any]]) -> Source:
 
 
 def _required(answer: SearchAnswer) -> Iterator[tuple[str, str]]:
-    """How the line of each tool begins, and what it has to say of a required parameter."""
+    """Beginnings of the tools' lines, and the text that each must have about a required parameter."""
     for result in answer.found.results[:SIGNED]:
         assert isinstance(result.item, Tool)
         schema, line = json.loads(result.item.definition)["inputSchema"], f"{result.item.exposed_name}("

@@ -1,4 +1,4 @@
-"""Attacks on two installed versions of the proxy, one after the other: what happened to each; run by hand.
+"""Attacks on two installed versions of the proxy, one after the other, and their outcomes; run by hand.
 
     python benchmarks/attacks.py OTHER_PYTHON [--only WORD ...]
 
@@ -115,7 +115,7 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(sentence: str) -> Callable[[Attack], Attack]:
-    """Add a function that carries out what the sentence says, and returns what happened."""
+    """Add a function that carries out the sentence, and returns the outcome."""
 
     def add(function: Attack) -> Attack:
         ATTACKS[sentence] = function
@@ -125,7 +125,7 @@ def attack(sentence: str) -> Callable[[Attack], Attack]:
 
 
 def ran(result: Any) -> str:
-    """Return what became of a call: `tests/support` answers with the params that it got."""
+    """Return the outcome of a call: `tests/support` answers with the params that it got."""
     text = result["content"][0]["text"]
     return f"refused: {text[:110]}" if result.get("isError") else "the call ran"
 
@@ -327,7 +327,7 @@ async def completions(at: Attacked) -> str:
 
 
 async def asked(at: Attacked, method: str, params: dict[str, Any]) -> dict[str, Any] | str:
-    """Return the question as the client got it, or what the server heard instead."""
+    """Return the question as the client got it, or the answer that the server heard instead."""
     at.workshop.server(
         "helper", tools=[tool("ask")], calls={"ask": [{"ask": {"method": method, "params": params}}]}
     )
@@ -686,7 +686,7 @@ async def bomb(at: Attacked) -> str:
 
 
 async def login(at: Attacked, protected: Protected) -> str:
-    """Start a login as a person does, and return what stands in the terminal."""
+    """Start a login as a person does, and return the text in the terminal."""
     config = at.folder / "config.toml"
     config.write_text(f'[store]\npath = "memory"\n[servers.locked]\nurl = "{protected.url}"\n')
     command = at.command(config, "login", "locked", "--no-browser")

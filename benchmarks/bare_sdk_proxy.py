@@ -1,9 +1,9 @@
-"""The least proxy that the SDK's own `Server` and `Client` make: what a measured proxy has to be better than.
+"""The least proxy that the SDK's own `Server` and `Client` make: the mark that a proxy has to beat.
 
     python bare_sdk_proxy.py SERVERS COUNT [--modern] [--http PORT]
 
 In front of SERVERS tiny servers with COUNT tools each, typed all the way, names prefixed. With SERVERS 0 it
-is an SDK server with one tool of its own: what a call over HTTP costs without any proxy.
+is an SDK server with one tool of its own: the cost of a call over HTTP without any proxy.
 """
 
 from __future__ import annotations

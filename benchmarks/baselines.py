@@ -1,4 +1,4 @@
-"""What search is measured against: plain BM25, and the seed design of this project. Small and independent."""
+"""Baselines of search: plain BM25, and the seed design of this project. Small and independent."""
 
 from __future__ import annotations
 

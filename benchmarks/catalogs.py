@@ -30,7 +30,7 @@ _MARK = re.compile(r"-c\d+(?= )|\s*\b(?:" + "|".join(WORDS) + r")\b")
 
 
 class Copies:
-    """Vectors of copies, from those of what they are copies of."""
+    """Vectors of copies, from those of their originals."""
 
     def __init__(self, originals: Embedder) -> None:
         self._originals = originals

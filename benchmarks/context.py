@@ -1,4 +1,4 @@
-"""How long a request context takes over 3,000 tools and 300 documents, once its query is embedded.
+"""Time of a request context over 3,000 tools and 300 documents, once its query is embedded.
 
     python benchmarks/context.py [--requests N] [--store FILE]
 

@@ -1,10 +1,10 @@
-"""What counting adds to a call: the same proxy with statistics and without, over stdio; run by hand.
+"""The cost of counting for a call: the same proxy with statistics and without, over stdio; run by hand.
 
     python benchmarks/counting.py [--rounds N] [--calls N]
 
 Both run beside each other, on a store in a file, and are measured in turns of some hundred calls, so that
-whatever else the machine does hits both; what is told is the difference of the p50 of neighbouring turns.
-Beside it, what one call costs in the recorder alone. POSIX only.
+whatever else the machine does hits both; the figure is the difference of the p50 of neighbouring turns.
+Beside it, the cost of one call in the recorder alone. POSIX only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures with their spread, their bar and what they are compared with; printed as a table or as JSON."""
+"""Figures with their spread, their bar and their baseline; printed as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """Median of the rounds."""
         return statistics.median(self.values)
 
     @property
     def holds(self) -> bool | None:
-        """Whether the median keeps the bar."""
+        """Return whether the median keeps the bar."""
         if self.bar is None:
             return None
         return self.median <= self.bar if self.sense == "at most" else self.median >= self.bar
@@ -62,7 +62,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine and the versions that the figures were measured on."""
     return {
         "date": date.today().isoformat(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,4 +1,4 @@
-"""What hostile tools cost to index beside ordinary ones of equal size: pairs, in processor time.
+"""The cost of indexing hostile tools beside ordinary ones of equal size: pairs, in processor time.
 
     python benchmarks/hostile.py [--tools N] [--rounds N]
 

@@ -1,4 +1,4 @@
-"""What it costs to have learned: writes and searches with 5,000 pairs over 3,000 tools.
+"""The cost of learned pairs: writes and searches with 5,000 pairs over 3,000 tools.
 
     python benchmarks/learned.py [FOLDER] [--rounds N]
 

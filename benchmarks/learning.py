@@ -1,4 +1,4 @@
-"""What use would have taught, on public sets replayed as logs: the learned tier on against off.
+"""The effect of learning from use, on public sets replayed as logs: the learned tier on against off.
 
     python benchmarks/learning.py FOLDER --output benchmarks/learning.md
 

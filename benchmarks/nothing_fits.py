@@ -1,4 +1,4 @@
-"""How well "nothing fits" tells queries that a catalog can answer from those that it cannot.
+"""Quality of "nothing fits": queries that a catalog can answer are told from those that it cannot.
 
 Answerable are the queries of a set in its own catalog, and in a part of it that has all they need. Impossible
 are queries of other sets that were read one by one with the tools that came nearest (`JUDGED`): many that
@@ -170,7 +170,7 @@ def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
 
 
 def threshold(asked: Sequence[Asked], values: Callable[[Asked], np.ndarray]) -> float:
-    """What enough of the answerable queries reach, every catalog weighing the same."""
+    """The score that enough of the answerable queries reach, every catalog weighing the same."""
     own = [values(one) for one in asked if one.answerable and not one.part]
     steps = np.unique(np.concatenate(own))
     kept = np.mean([[(value >= step).mean() for step in steps] for value in own], axis=0)

@@ -1,4 +1,4 @@
-"""What it costs the others where somebody sends too much, sends too slowly, or reads nothing."""
+"""The cost for the others where somebody sends too much, sends too slowly, or reads nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTLED_SECONDS = 2.0
 
 
 def floods(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """What a healthy server's calls take beside one that floods, and what the flood adds to memory."""
+    """Latency of a healthy server's calls beside one that floods, and the memory that the flood adds."""
     quiet, _ = _beside(bench, {"mode": "normal"})
     found = []
     for mode, size in FLOODS.items():
@@ -61,7 +61,7 @@ def _beside(bench: FaultyBench, other: dict[str, Any]) -> tuple[float, float]:
 
 
 def _huge(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """A result over the limit: until it is refused, and what that adds to memory."""
+    """A result over the limit: the time until it is refused, and the memory that it adds."""
     client = bench.proxy(bench.faulty({"other": {"mode": "huge-result", "size": HUGE}}))
     client.open()
     client.until(lambda client: is_ready(client, "other__safe"))
@@ -85,7 +85,7 @@ def _huge(bench: FaultyBench, rounds: int) -> list[Figure]:
 
 
 def crowds(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """What a client's pings take while a crowd sends its headers one byte a second, and how long that may."""
+    """Latency of a client's pings while a crowd sends its headers one byte a second, and the time it may."""
     port = free_port()
     command = [*proxy_command(bench.config()), "serve", "--http", "--no-auth", "--port", str(port)]
     pings, held, left = list[float](), list[float](), list[float]()
@@ -133,7 +133,7 @@ def _in_a_crowd(client: HttpClient, port: int) -> tuple[list[float], list[float]
 
 
 def deaf(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """What results add to memory that a host does not read, and when it is left."""
+    """Memory that unread results add, and the time after which their host is left."""
     added, taken = list[float](), list[float]()
     for _ in range(rounds):
         client = bench.proxy(bench.faulty({"other": {"mode": "huge-result", "size": RESULT_BYTES}}))
@@ -159,7 +159,7 @@ def deaf(bench: FaultyBench, rounds: int) -> list[Figure]:
 
 
 def backlog(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """Large calls to a server that has stopped reading: what they add to memory, and what of it stays."""
+    """Large calls to a server that has stopped reading: the memory that they add, and the part that stays."""
     config = bench.faulty({"deaf": {"mode": "stop-reading"}})
     config.write_text(config.read_text(encoding="utf-8") + f"\ncall_timeout = {BACKLOG_SECONDS}", "utf-8")
     client = bench.proxy(config)

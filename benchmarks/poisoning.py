@@ -1,4 +1,4 @@
-"""What a server costs the others whose descriptions are what people ask for: recall@5 with it and without.
+"""The cost for others of a server whose descriptions are people's requests: recall@5 with it and without.
 
     python benchmarks/poisoning.py FOLDER [--sets NAME ...] [--store FILE]
 
@@ -42,7 +42,7 @@ _PERSON = re.compile(r"\bI(?:'m)?\b|\bme\b")
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How queries become a description."""
+    """Way in which queries become a description."""
 
     name: str
     queries: int
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def costs(one: PublicSet, catalog: Embedder, queries: Embedder) -> list[str]:
-    """Recall@5 without the poisoner, and what each style takes from it."""
+    """Recall@5 without the poisoner, and the loss through each style."""
     chance = random.Random(SEED)
     shuffled = list(one.queries)
     chance.shuffle(shuffled)

@@ -1,9 +1,9 @@
-"""How fast the proxy is, beside no proxy and beside the least proxy the SDK makes; run by hand.
+"""Speed of the proxy, beside no proxy and beside the least proxy the SDK makes; run by hand.
 
     python benchmarks/proxy.py [start] [lists] [calls] [http] [search] [life] [--rounds N] [--json FILE]
 
 Without a name, all. In each round every subject is measured once, in turning order, so that whatever else
-the machine does hits all of them; what is told is the median of the rounds, with the least and the most.
+the machine does hits all of them; the figure is the median of the rounds, with the least and the most.
 Compare ratios of one run, not figures of two. Linux only (it reads /proc).
 """
 
@@ -140,7 +140,7 @@ def http(bench: Workbench, rounds: int) -> list[Figure]:
 
 
 def search(bench: Workbench, rounds: int) -> list[Figure]:
-    """Searches: the first ones, warm ones, and what they cost in memory."""
+    """Searches: the first ones, warm ones, and their cost in memory."""
     found = []
     for count, bars in SEARCH_BARS.items():
         total = f"{count * SERVERS:,} tools"
@@ -227,7 +227,7 @@ def _p50_ms(client: StdioClient, method: str, count: int) -> float:
 def _sequential(
     clients: dict[str, StdioClient], rounds: int, label: str, size: int, count: int, bar: float | None
 ) -> list[Figure]:
-    """p50 and p99 of calls one after the other, and what each proxy adds to direct ones in the same round."""
+    """p50 and p99 of calls one after the other, and the addition of each proxy to direct ones in a round."""
     arguments = {"size": size} if size else {}
 
     def times(name: str) -> list[float]:

@@ -149,7 +149,7 @@ class StdioClient:
         return seconds
 
     def result_of(self, line: bytes) -> Any:
-        """What a reply says.
+        """The content of a reply.
 
         Raises:
             FailureError: it is an error, or a tool's failure.

@@ -1,4 +1,4 @@
-"""What the proxy promises when there are many servers, many calls, or deaths; run by hand.
+"""The promises of the proxy for many servers, many calls, and deaths; run by hand.
 
     python benchmarks/reliability.py [NAME ...] [--rounds N] [--json FILE]
 
@@ -39,7 +39,7 @@ IMPORTS = "import mcp_context_proxy.cli.serve, mcp_context_proxy.app, mcp_contex
 
 
 def start(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """The answer to ``initialize``, beyond what Python takes to import the program."""
+    """The answer to ``initialize``, beyond the time in which Python imports the program."""
     silent = bench.faulty({f"s{n}": {"mode": "hang-initialize"} for n in range(SERVERS)}, stop_seconds=0.2)
     many = bench.faulty({f"s{n}": {"mode": "normal"} for n in range(SERVERS)}, stop_seconds=0.2)
     values: dict[str, list[float]] = {"imports": [], "healthy": [], "hanging": []}
@@ -74,7 +74,7 @@ def calls(bench: FaultyBench, rounds: int) -> list[Figure]:
 
 
 def memory(bench: FaultyBench, rounds: int) -> list[Figure]:
-    """What a warm proxy grows by in many calls: over stdio in each round; over HTTP, which is slow, once."""
+    """Growth of a warm proxy in many calls: over stdio in each round; over HTTP, which is slow, once."""
     client = bench.proxy(bench.config())
     client.open()
     params = call_params(tool_name("proxy"))
@@ -146,7 +146,7 @@ def stop(bench: FaultyBench, rounds: int) -> list[Figure]:
 
 
 def _stopped(client: StdioClient, left: list[int], under_way: int = 0) -> float:
-    """Seconds in which a proxy ends with all its servers up and so many calls; adds what is left of those."""
+    """Seconds in which a proxy ends with all its servers up and so many calls; adds the servers left."""
     client.open()
     client.until(lambda client: len(client.request("tools/list")["tools"]) >= 3, 120)
     client.until(lambda client: len(children_of(client.process.pid)) >= SERVERS, 300)

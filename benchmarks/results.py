@@ -1,11 +1,11 @@
-"""Large results: what a model gets instead of them, and what the check costs a call; run by hand.
+"""Large results: the text that a model gets instead, and the cost of the check for a call; run by hand.
 
     python benchmarks/results.py [--before FOLDER] [--rounds N] [--calls N]
 
 The results are made up after real ones, always the same. Sizes are those of the content that a host passes to
 its model, in tokens as the proxy estimates them elsewhere. Beside it, what the check of a result that stays
 whole costs by itself. With a checkout of another version in FOLDER, both proxies run beside each other, and
-calls whose results stay whole are measured in turns; what is told is the difference of the p50 of
+calls whose results stay whole are measured in turns; the figure is the difference of the p50 of
 neighbouring turns. POSIX only.
 """
 
@@ -206,7 +206,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 async def check(size: int) -> list[float]:
-    """The p50 in milliseconds of what is done for a result that stays whole, in several rounds."""
+    """The p50 in milliseconds of the check of a result that stays whole, in several rounds."""
     definition = {"name": "tool", "description": "Does it. " * 70, "inputSchema": {"type": "object"}}
     tool = Tool("s", "tool", "s__tool", "", msgspec.json.encode(definition), "")
     results = LargeResults(ResultsConfig(), KeptResults(None, 60.0))

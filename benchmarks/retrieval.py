@@ -1,4 +1,4 @@
-"""How well search does on public sets, beside plain BM25, the seed design and reciprocal rank fusion.
+"""Quality of search on public sets, beside plain BM25, the seed design and reciprocal rank fusion.
 
     python benchmarks/retrieval.py FOLDER [--sets NAME ...] [--store FILE] [--output benchmarks/retrieval.md]
 
@@ -79,7 +79,7 @@ class PublicSet:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What every method does on one set, by query."""
+    """Measures of every method on one set, by query."""
 
     of: PublicSet
     rows: dict[str, Rows]
@@ -104,7 +104,7 @@ class Remembering:
 
 
 class WithoutTellingWords:
-    """The query as it is: what is embedded beside it becomes itself."""
+    """The query as it is: the text embedded beside it becomes itself."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def folders(root: Path, names: Sequence[str] | None) -> list[Path]:
-    """Those of the sets wanted, by name."""
+    """Folders of the sets wanted, by name."""
     having = sorted(path for path in root.iterdir() if file_of(path, "queries").exists())
     return [path for path in having if (path.name in names if names else path.name not in LEFT_OUT)]
 
@@ -256,7 +256,7 @@ def details(found: Sequence[Measured]) -> list[str]:
 
 
 def selection(found: Sequence[Measured]) -> list[str]:
-    """How many tools the rule returns, and what is among them."""
+    """Number of tools that the rule returns, and the measures of them."""
     rule = (
         f"score >= {FITTING.share_of_best:g} of the mean of the best {FITTING.best}, "
         f"{FITTING.share_step:g} more with each rank"
@@ -287,7 +287,7 @@ def fixed_precision(one: Measured) -> float:
 
 
 def shares_left_out(found: Sequence[Measured]) -> list[str]:
-    """What each set gets from the share that is chosen on the others."""
+    """Measures of each set with the share that is chosen on the others."""
     if len(found) < 2:
         return []
     by_share = [[selected_by(one, share) for one in found] for share in SHARES]

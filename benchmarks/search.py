@@ -1,4 +1,4 @@
-"""How fast search is and how much memory it takes, from 1,000 to 100,000 tools, beside bm25s and the seed.
+"""Speed and memory of search, from 1,000 to 100,000 tools, beside bm25s and the seed.
 
     pip install -e '.[benchmarks]'
     python benchmarks/search.py [FOLDER] [--sizes 1000 3000 10000 100000] [--json]
@@ -6,7 +6,7 @@
 FOLDER has ``tools/list`` results of real servers, tests/data/tools by default; `catalogs` tells how a large
 catalog is made of them. Queries are embedded by the packaged model, and that counts; embedding the tools does
 not, except for the lists themselves. Each size is a process of its own. Processor time is given beside time,
-because on a machine that others use, too, only that says what search takes; bars are for either.
+because on a machine that others use, too, only that is the time of search; bars are for either.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def bm25s_search(catalog: Snapshot) -> Callable[[str], Any]:
 
 
 def latencies(search: Callable[[str], Any]) -> list[tuple[float, float]]:
-    """What each search takes, after one round that does not count."""
+    """Time of each search, after one round that does not count."""
     for query in QUERIES:
         search(query)
     return [spent(partial(search, query)) for query in QUERIES * ROUNDS]

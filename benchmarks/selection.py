@@ -1,4 +1,4 @@
-"""What each preset selects and costs, what query chunking, expansion and history are worth, on public sets.
+"""Selection and cost of each preset; worth of query chunking, expansion and history, on public sets.
 
     python benchmarks/selection.py FOLDER [--sets NAME ...] [--store FILE] [--output benchmarks/selection.md]
 
@@ -86,7 +86,7 @@ class Subject:
         return [*found, *(one.item for one in more if isinstance(one.item, Tool))]
 
     def quality(self, select: Select, queries: Sequence[EvalQuery] | None = None) -> Quality:
-        """Of what is selected for the queries that need something."""
+        """Measures of the selection for the queries that need something."""
         rows = [self._row(query, select(query)) for query in queries or self.of.queries if query.needs]
         return Quality(*map(float, np.mean(np.array(rows, np.float64), axis=0)))
 
@@ -170,7 +170,7 @@ def chunking(subjects: Sequence[Subject]) -> list[str]:
 
 
 def expansion(subjects: Sequence[Subject]) -> list[str]:
-    """What expansion finds, beside as many more tools of the ranking itself."""
+    """Finds of expansion, beside as many more tools of the ranking itself."""
     rows = []
     for subject in subjects:
         plain = subject.quality(lambda query, of=subject: of.search(query.text))

@@ -1,4 +1,4 @@
-"""What becomes of a store that is shared, whose proxy is killed, or whose bytes are not what was written."""
+"""Losses of a store that is shared, whose proxy is killed, or whose bytes were changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = ("", "-wal")
 
 
 def store(bench: Workbench, rounds: int) -> list[Figure]:
-    """What is lost of calls where two proxies share a store."""
+    """Calls that are lost where two proxies share a store."""
     del rounds
     path = bench.folder / "store.sqlite3"
     config = bench.config(store=path)
@@ -46,7 +46,7 @@ def store(bench: Workbench, rounds: int) -> list[Figure]:
 
 
 def kills(bench: Workbench, rounds: int) -> list[Figure]:
-    """What is lost of calls where a proxy is killed, at moments that nothing else knows of."""
+    """Calls that are lost where a proxy is killed, at moments that nothing else knows of."""
     del rounds
     path = bench.folder / "store.sqlite3"
     config = bench.config(TOOLS, servers=1, store=path)

@@ -1,4 +1,4 @@
-"""What is measured: the proxy, the bare SDK proxy and no proxy at all, in front of the same servers."""
+"""Subjects of measurements: the proxy, the bare SDK proxy and no proxy, in front of the same servers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Workbench:
 
 
 def answers(tool: str, client: StdioClient) -> bool:
-    """Whether a tool can be called already."""
+    """Return whether a tool can be called already."""
     with suppress(FailureError):
         client.call(tool)
         return True
@@ -93,7 +93,7 @@ def tool_name(subject: str, server: int = 0) -> str:
 
 
 def child(number: int, tools: int, modern: bool = False, *flags: str) -> dict[str, Any]:
-    """How one tiny server is started: without site packages, as little as Python can be."""
+    """Settings of one tiny server: without site packages, as little as Python can be."""
     more = ["--modern"] if modern else []
     program = str(HERE / "tool_server.py")
     return {"command": sys.executable, "args": ["-S", "-E", program, str(number), str(tools), *more, *flags]}

@@ -147,7 +147,7 @@ def searches(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
 def _ready(
     bench: Workbench, pythons: dict[str, str], config: Path, era: str
 ) -> Iterator[dict[str, StdioClient]]:
-    """Both versions over stdio, connected and with every server ready."""
+    """Two versions over stdio, connected and with every server ready."""
     clients = {name: _client(bench, python, config, era) for name, python in pythons.items()}
     try:
         for client in clients.values():

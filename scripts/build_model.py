@@ -16,7 +16,7 @@ It takes exactly one text per run. Integer arithmetic scales activations over th
 text would get slightly different vectors beside different neighbours; a batch of one makes that impossible,
 and no padding means no attention mask.
 
-Weights are signed bytes, which is what x86 with VNNI or AMX multiplies. Without those, pairs of such products
+Weights are signed bytes, which x86 with VNNI or AMX multiplies. Without those, pairs of such products
 saturate in 16 bits; the loader has onnxruntime make the weights unsigned there.
 
 Layer normalisations are plain operators: onnxruntime's fused one, with the sum before it, takes three times
@@ -249,7 +249,7 @@ def _finish(graph: Graph) -> onnx.ModelProto:
 
 
 def build_tokenizer(published: bytes) -> bytes:
-    """The same word pieces, cut at what the model reads, unpadded, without what only decoding needs."""
+    """The same word pieces, cut at the length that the model reads, unpadded, without the decoder's parts."""
     tokenizer = json.loads(published)
     tokenizer["truncation"]["max_length"] = MAX_TOKENS
     tokenizer["padding"] = None
@@ -258,7 +258,7 @@ def build_tokenizer(published: bytes) -> bytes:
 
 
 def manifest(files: Mapping[str, bytes]) -> bytes:
-    """What the loader verifies, and what the files were made from and with."""
+    """Digests that the loader verifies, and the sources and tools of the files."""
     facts = {
         "model": MODEL_NAME,
         "dimensions": WIDTH,

@@ -1,4 +1,4 @@
-"""Globs of tools that are turned off: what they match, in what order they count, and what has no effect."""
+"""Globs of tools that are turned off: their matches, their order, and those without effect."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""``context``, ``requests``, ``explain`` and ``tools --related``: what is chosen, how and why."""
+"""``context``, ``requests``, ``explain`` and ``tools --related`` show the choice and its reasons."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A mistake costs what it stands in and no more; what protects the proxy never falls back to less."""
+"""A mistake costs the part it stands in and no more; protections of the proxy never fall back to less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that servers inherit: what programs need on this machine and in its network, and no more."""
+"""Variables that servers inherit: those that programs need on this machine and in its network, no more."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_an_invalid_path_is_reported(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 def test_a_file_that_everyone_may_change_is_refused_with_the_command_to_run(tmp_path):
-    """Whoever may write it may run programs as its reader."""
+    """A person who may write it may run programs as its reader."""
     file = tmp_path / "config.toml"
     file.write_text("[http]\nport = -1\n", encoding="utf-8")
     file.chmod(0o666)

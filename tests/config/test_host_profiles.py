@@ -1,4 +1,4 @@
-"""What is known of each host, and what its model gets of lists and results."""
+"""Facts about each host, and the lists and results that its model gets."""
 
 import dataclasses
 import json

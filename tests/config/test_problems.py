@@ -1,4 +1,4 @@
-"""Every mistake is reported at once, with file, line and key, in words that say what to do."""
+"""Every mistake is reported at once, with file, line and key, in words that name the remedy."""
 
 from __future__ import annotations
 

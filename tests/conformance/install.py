@@ -1,4 +1,4 @@
-"""Installs what the conformance run needs, all of it pinned: Node 22, the suite, the Inspector, SDK examples.
+"""Installs the tools of the conformance run, all pinned: Node 22, the suite, the Inspector, SDK examples.
 
 Everything lands in one folder; nothing is installed on the machine.
 """

@@ -1,6 +1,6 @@
 """Runs the official conformance suite and the Inspector against the proxy.
 
-``python tests/conformance/run.py FOLDER [gates] [clients] [inspector]``; FOLDER keeps what is installed.
+``python tests/conformance/run.py FOLDER [gates] [clients] [inspector]``; FOLDER keeps the installed tools.
 Where the machine cannot run the suite it says so, and that nothing was proved.
 """
 
@@ -106,7 +106,7 @@ WANTED = "calculator__loan_payment"
 
 
 def gates(tools: Tools) -> Iterator[str]:
-    """Run the server scenarios in each pair of eras; yields what is wrong."""
+    """Run the server scenarios in each pair of eras; yields the failures."""
     for gate in GATES:
         with (
             everything_server(tools.everything_server) as everything,

@@ -1,4 +1,4 @@
-"""Three levels of context: what every session has, what a session adds, what a query selects."""
+"""Three levels of context: items of every session, those that a session adds, those that a query selects."""
 
 from collections.abc import AsyncIterator, Iterable
 

@@ -1,4 +1,4 @@
-"""Searches that keep to something: what is found, what is refused, and what is said where nothing is left."""
+"""Filtered searches: their results, their refusals, and the answer where nothing is left."""
 
 from collections.abc import AsyncIterator
 from typing import Any

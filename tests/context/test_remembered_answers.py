@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Clock:
-    """Shows what it is told."""
+    """Shows the text that it is told."""
 
     def __init__(self) -> None:
         self.now = 0.0

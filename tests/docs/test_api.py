@@ -1,4 +1,4 @@
-"""The examples of docs/api.md are what the API takes and answers."""
+"""The API takes and answers the examples of docs/api.md."""
 
 from __future__ import annotations
 

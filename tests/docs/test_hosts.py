@@ -1,4 +1,4 @@
-"""docs/hosts.md says of each host what its profile says."""
+"""docs/hosts.md agrees with the profile of each host."""
 
 from __future__ import annotations
 

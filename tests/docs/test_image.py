@@ -1,4 +1,4 @@
-"""The Dockerfile, which CI carries out step by step: what only reading it can tell."""
+"""The Dockerfile, which CI carries out step by step: facts that only reading it can tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/library.md: its example runs as it stands, and names what can be imported."""
+"""docs/library.md: its example runs as it stands, and its names can be imported."""
 
 from __future__ import annotations
 

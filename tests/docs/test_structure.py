@@ -1,4 +1,4 @@
-"""The lint step for structure finds what it is there to find."""
+"""The lint step for structure finds each kind of problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While the gate is closed, nothing is taken of what servers send; when it opens, nothing is missing."""
+"""While the gate is closed, nothing that servers send is taken; when it opens, nothing is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = '{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"las
 
 
 class Pipe:
-    """A pipe, and what was read of it."""
+    """A pipe, and the bytes read from it."""
 
     def __init__(self) -> None:
         self.received = b""

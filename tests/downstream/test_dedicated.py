@@ -187,7 +187,7 @@ async def test_a_server_that_asks_for_roots_on_connecting_gets_a_connection_for_
 
 
 def eager_to_know(workshop: Workshop, questions: int) -> None:
-    """A server that asks for roots at once, and tells when called what it has heard by then."""
+    """A server that asks for roots at once, and tells when called the answers heard by then."""
     first = [{"method": "roots/list"}] * questions
     server(workshop, "session", asks_first=first, calls={"known": [{"heard": True}]})
 

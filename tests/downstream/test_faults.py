@@ -1,4 +1,4 @@
-"""The kind of a failure is known apart from its words, and the words say what to do."""
+"""The kind of a failure is known apart from its words, and the words name the remedy."""
 
 import os
 from pathlib import Path

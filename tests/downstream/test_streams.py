@@ -326,7 +326,7 @@ async def test_a_refused_call_is_not_sent_again_if_the_session_is_still_known(
 async def test_a_call_avoids_a_connection_that_its_server_may_be_closing(
     workshop: Workshop, odd: OddServer
 ) -> None:
-    """Servers close one that was idle for some seconds; what is sent at that moment is lost."""
+    """Servers close one that was idle for some seconds; a message sent at that moment is lost."""
     odd.fault = lambda handler, reply: handler.begin(
         200, reply.encode(), {"content-type": "application/json"}
     )

@@ -15,7 +15,7 @@ from mcp_context_proxy.store import Store, open_store
 
 
 class CountingEmbedder:
-    """Gives every text a unit vector of its own and remembers what it was asked."""
+    """Gives every text a unit vector of its own and remembers the texts it was asked for."""
 
     dimensions = 8
 

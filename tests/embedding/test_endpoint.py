@@ -1,4 +1,4 @@
-"""A model behind an HTTP endpoint: what is sent, what is taken, and how each failure reads."""
+"""A model behind an HTTP endpoint: the requests, the usable responses, and the text of each failure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TEXTS: list[str] = json.loads((DATA / "reference_texts.json").read_text(encoding
 
 
 def test_vectors_of_tools_agree_with_the_official_model(model: OnnxModel) -> None:
-    """100 real tools. Measured: mean 0.9945, min 0.9911; the floors are what this kind of file can reach."""
+    """100 real tools. Measured: mean 0.9945, min 0.9911; the floors are within reach of this kind of file."""
     texts = json.loads((DATA / "tool_texts.json").read_text(encoding="utf-8"))
     with np.load(DATA / "tool_vectors.npz") as reference:
         cosines = (model.embed(texts) * reference["vectors"]).sum(axis=1)
@@ -53,7 +53,7 @@ def test_neighbours_are_ranked_as_by_the_official_model(model: OnnxModel) -> Non
 
 
 def test_a_vector_depends_on_nothing_but_its_text(model: OnnxModel) -> None:
-    """Not on the batch, the order, or what runs at the same time: a stored vector equals a fresh one."""
+    """Not on the batch, the order, or other work meanwhile: a stored vector equals a fresh one."""
     alone = {text: model.embed([text])[0] for text in TEXTS}
     shuffled = random.Random(7).sample(TEXTS, len(TEXTS))
     with ThreadPoolExecutor(4) as pool:
@@ -107,7 +107,7 @@ def test_importing_the_package_loads_no_runtime() -> None:
 
 
 def test_loading_and_embedding_print_nothing() -> None:
-    """On stdio, stdout is the protocol; and stderr is for what a person must know."""
+    """On stdio, stdout is the protocol; and stderr is for news that a person must know."""
     code = "from mcp_context_proxy.embedding import load_model; load_model().embed(['a', 'b'])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True

@@ -10,7 +10,7 @@ from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES, QueryEmbe
 
 
 class Counting:
-    """Embeds a text as its length, and keeps what it was asked."""
+    """Embeds a text as its length, and keeps the texts it was asked for."""
 
     model_id, dimensions = "counting", 1
 

@@ -1,4 +1,4 @@
-"""Corpora, queries and runs as files: what they mean, and what is said of a line that cannot be used."""
+"""Corpora, queries and runs as files: their meaning, and the error about a line that cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log that is replayed: what use would have taught by then."""
+"""A log that is replayed: the pairs that use would have taught by then."""
 
 import hashlib
 import json

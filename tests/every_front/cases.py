@@ -1,4 +1,4 @@
-"""The servers that are behind the proxy, and what they ask, tell and answer."""
+"""The servers behind the proxy, with their questions, notifications and answers."""
 
 from __future__ import annotations
 

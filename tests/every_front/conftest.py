@@ -1,4 +1,4 @@
-"""One set-up for what is promised of every pair: three fronts and both eras, and servers of five kinds.
+"""One set-up for the promises about every pair: three fronts and both eras, and servers of five kinds.
 
 The real command serves clients that have no SDK in them. One client of each front and era does all tests.
 """

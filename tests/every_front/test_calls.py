@@ -1,4 +1,4 @@
-"""Tool calls: what reaches the server, what comes back, and how a call may be made."""
+"""Tool calls: params at the server, results at the client, and the ways to make a call."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ ARGUMENTS = {
 
 
 def own_meta(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without what the modern era adds to each."""
+    """A result without the members that the modern era adds to each."""
     plain = {key: value for key, value in result.items() if key not in {"resultType", "ttlMs", "cacheScope"}}
     meta = {k: v for k, v in plain.pop("_meta", {}).items() if not k.startswith(PREFIX)}
     return plain | ({"_meta": meta} if meta else {})

@@ -44,7 +44,7 @@ class Ledger(Entries):
         return [nonce for nonce, count in nonces.items() if count > 1]
 
     def survivors(self) -> list[int]:
-        """Servers, and what they started, that still run."""
+        """Servers, and processes they started, that still run."""
         pids = {entry["pid"] for entry in self.entries("start")}
         pids |= {entry["child"] for entry in self.entries("spawned")}
         return [pid for pid in pids if runs(pid) and is_faulty(pid)]

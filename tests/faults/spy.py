@@ -1,4 +1,4 @@
-"""A server that spies on the process that started it: ``python spy.py FILE`` writes to FILE what it got."""
+"""A server that spies on the process that started it: ``python spy.py FILE`` writes its finds to FILE."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Scene:
     """Calls that end at their deadline, by server: all wait together, beside whatever else is tested."""
 
     async def begin(self, server: str) -> None:
-        """Call what will not answer."""
+        """Call a tool that will not answer."""
         said = nonce()
         params = {"name": f"{server}__tool_000", "arguments": {"nonce": said}}
         self.begun[server] = said, (await self.client.start("tools/call", params))[1]

@@ -57,7 +57,7 @@ def pid(client: RawClient, request: pytest.FixtureRequest) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """Let the peak of a process's memory begin at what it has now (proc(5), clear_refs)."""
+    """Let the peak of a process's memory begin at its present size (proc(5), clear_refs)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 

@@ -41,7 +41,7 @@ def python_for_servers() -> str:
 
 
 def spied(folder: Path, *arguments: str, **variables: str) -> dict[str, Any]:
-    """Run the proxy with a server that spies on it; return what the server got."""
+    """Run the proxy with a server that spies on it; return the server's finds."""
     result = folder / "result.json"
     config = folder / "config.toml"
     arguments_of_spy = json.dumps(["-I", "-S", str(SPY), str(result)])

@@ -1,4 +1,4 @@
-"""The proxy is told to stop, or its host goes: what is under way is finished or told, and nothing is left."""
+"""The proxy is told to stop, or its host goes: calls under way are finished or told, and nothing is left."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ needs_users = pytest.mark.skipif(
 
 
 def as_nobody(*more: str) -> list[str]:
-    """Another user, whom a limit on processes binds, and who may read what root may."""
+    """Another user, whom a limit on processes binds, and who may read as root may."""
     may_read = [f"--{kind}-caps=-all,+dac_read_search" for kind in ("inh", "ambient")]
     return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *may_read, *more]
 

@@ -1,4 +1,4 @@
-"""The HTTP front as a process: what is taken, what is bounded, how sessions and the process end."""
+"""The HTTP front as a process: its inputs, its bounds, the end of sessions and of the process."""
 
 import contextlib
 import json

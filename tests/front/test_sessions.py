@@ -241,7 +241,7 @@ async def test_messages_during_the_end_of_a_session_log_no_traceback(
 
 
 def asking(proxy: HttpProxy, session: dict[str, str]) -> tuple[socket.socket, bytes]:
-    """A connection, and what asks over it for the session's own stream."""
+    """A connection, and the request over it for the session's own stream."""
     host, port = proxy.base.removeprefix("http://").split(":")
     fields = {"host": f"{host}:{port}"} | session | STREAM
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

@@ -1,4 +1,4 @@
-"""The stdio front as a process: how it ends, what its streams have, and a host that does not read them."""
+"""The stdio front as a process: its end, its streams, and a host that does not read them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Embeddings for what has none: batch by batch, resumable, with errors counted."""
+"""Embeddings for interactions that have none: batch by batch, resumable, with errors counted."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ DAY = 86_400.0
 
 
 class Words:
-    """A model in which a text is the sum of its words; counts what it was asked."""
+    """A model in which a text is the sum of its words; counts the texts it was asked for."""
 
     def __init__(self, model_id: str = "words", dimensions: int = 64) -> None:
         self.model_id, self.dimensions = model_id, dimensions

@@ -232,7 +232,7 @@ def _learn_for_ever(path: str, told: Any) -> None:
 
 @pytest.mark.slow
 def test_a_pair_that_was_learned_survives_kill_9(tmp_path):
-    """At random moments; what `learn` returned from is in the store, and the store is sound."""
+    """At random moments; every use that `learn` returned from is in the store, and the store is sound."""
     random = np.random.default_rng(3)
     context = multiprocessing.get_context("spawn")
     for attempt in range(6):

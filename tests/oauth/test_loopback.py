@@ -1,4 +1,4 @@
-"""The port that a login returns to: what strangers send there neither ends a login nor appears anywhere."""
+"""The port that a login returns to: requests of strangers neither end a login nor appear anywhere."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""JSON-RPC envelopes: only what routes a message is decoded, the payload stays the bytes that came."""
+"""JSON-RPC envelopes: only the routing members are decoded, the payload stays the bytes that came."""
 
 import json
 from typing import Any

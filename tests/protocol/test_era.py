@@ -1,4 +1,4 @@
-"""Messages fitted to an era: what a hop demands is written anew, everything else stays."""
+"""Messages fitted to an era: only the members that a hop demands are written anew."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A stream of events is cut the same way however it arrives, and what nobody can use is passed over."""
+"""A stream of events is cut the same way however it arrives, and an unusable event is passed over."""
 
 import pytest
 from hypothesis import given

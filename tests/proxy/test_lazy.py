@@ -1,4 +1,4 @@
-"""A lazy server is listed and found from what it listed last time; its process starts at the first call."""
+"""A lazy server is listed and found from its last listing; its process starts at the first call."""
 
 import json
 import sqlite3

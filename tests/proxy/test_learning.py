@@ -1,4 +1,4 @@
-"""Learning from live calls: which query a call is attributed to, and what the next search makes of it."""
+"""Learning from live calls: the query that a call is attributed to, and the effect on the next search."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def text(definition: Any) -> str:
 
 
 def renamed_back(listed: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """By server, what it listed, with the servers' own names put back in place."""
+    """By server, its listed tools, with the servers' own names put back in place."""
     names = {
         exposed: (server, tool["name"])
         for server, tools in real_lists().items()

@@ -1,4 +1,4 @@
-"""A changed configuration is followed at run time: exactly what changed is touched, and nothing is lost."""
+"""A changed configuration is followed at run time: only changed parts are touched, and nothing is lost."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The host is answered at once, whatever the servers do; what comes late is announced once."""
+"""The host is answered at once, whatever the servers do; late tools are announced once."""
 
 import json
 from typing import Any

@@ -66,7 +66,7 @@ async def searches(proxy: Proxy) -> tuple[SearchFigures, list[SearchRow]]:
 
 
 async def until_counted(proxy: Proxy) -> SearchFigures:
-    """Searches, once it is known what there is."""
+    """Searches, once all tools are known."""
     while usage(proxy).counting:
         await anyio.lowlevel.checkpoint()
     return (await searches(proxy))[0]

@@ -68,7 +68,7 @@ def collected(proxy: Proxy) -> InMemorySpanExporter:
 
 
 def of(collected: InMemorySpanExporter) -> tuple[ReadableSpan, ReadableSpan]:
-    """The span of the last request, and that of what a server was sent for it."""
+    """The span of the last request, and that of the request a server was sent for it."""
     *_, sent, asked = collected.get_finished_spans()
     assert (asked.kind, sent.kind) == (SpanKind.SERVER, SpanKind.CLIENT)
     return asked, sent

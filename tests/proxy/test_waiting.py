@@ -1,6 +1,6 @@
-"""An agent that asks right after it has connected gets what it asks for.
+"""An agent that asks right after it has connected gets its answer.
 
-Requests wait for servers that start, and what is remembered of servers is there at once.
+Requests wait for servers that start, and remembered listings are there at once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Compares what there is with files of what was released, so that nothing public changes by mistake."""
+"""Compares the present with files of the release, so that nothing public changes by mistake."""
 
 import json
 import os

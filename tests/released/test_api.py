@@ -1,4 +1,4 @@
-"""The REST API takes and answers what it did when it was released."""
+"""The REST API takes and answers the same as when it was released."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ IN_WORDS = {"description", "summary", "title", "version"}
 
 
 def without_words(value: Any, document: dict[str, Any]) -> Any:
-    """A part of the document, with schemas in place of the names they have: what is sent and taken."""
+    """A part of the document, with schemas in place of the names they have: the forms sent and taken."""
     if isinstance(value, list):
         return [without_words(item, document) for item in value]
     if not isinstance(value, dict):

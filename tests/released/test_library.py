@@ -1,4 +1,4 @@
-"""The library's public names take what they did when they were released."""
+"""The library's public names take the same arguments as when they were released."""
 
 import dataclasses
 import inspect

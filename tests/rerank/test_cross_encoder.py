@@ -26,7 +26,7 @@ def reranker(folder: Path) -> Reranker:
 
 
 def score(name: str, description: str) -> float:
-    """By hand: the mean of what the tokens of both texts have in the table."""
+    """By hand: the mean of the table's values of the tokens of both texts."""
     query, text = ids_of(QUERY), ids_of(f"srv__{name}: {description}")
     return float(np.mean(table()[[*query, *text[1:]]]))
 

@@ -1,4 +1,4 @@
-"""Whatever a model answers, an order of the candidates comes out, and only from what was meant as one."""
+"""Whatever a model answers, an order of the candidates comes out, and only from text meant as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a result is, it stays readable: every byte of what was left out can be read again."""
+"""Whatever a result is, it stays readable: every byte that was left out can be read again."""
 
 import json
 from itertools import count

@@ -17,7 +17,7 @@ from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Sourc
 class WordVectors:
     """A text is the sum of its words; whether anything fails is decided by `error`.
 
-    Remembers what it was asked to embed, but for the general requests every catalog is compared with.
+    Remembers the texts it was asked to embed, but for the general requests every catalog is compared with.
     """
 
     def __init__(self, error: ModelError | None = None) -> None:

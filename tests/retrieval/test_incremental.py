@@ -1,4 +1,4 @@
-"""A catalog that changes is indexed by what changed, and searched as if all of it were indexed anew."""
+"""A catalog that changes is indexed by its changes, and searched as if all of it were indexed anew."""
 
 import itertools
 import zlib

@@ -1,4 +1,4 @@
-"""Answers to searches as a model reads them: what they cost, and what stays visible."""
+"""Answers to searches as a model reads them: their cost, and the parts that stay visible."""
 
 import gzip
 import json

@@ -49,7 +49,7 @@ OWN = re.compile("(rule|reference|context):", re.IGNORECASE)
 
 @dataclass(eq=False)
 class Server:
-    """What the catalog sees of a client: nothing is connected."""
+    """The side of a client that the catalog sees: nothing is connected."""
 
     name: str
     listing: ServerListing = field(default_factory=ServerListing)
@@ -63,7 +63,7 @@ Remembered = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 class World:
-    """A catalog with servers, and what was listed by each that is configured."""
+    """A catalog with servers, and the listing of each that is configured."""
 
     def __init__(self) -> None:
         self.servers: dict[str, Server] = {}

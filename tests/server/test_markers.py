@@ -70,7 +70,7 @@ def text(result: dict[str, Any]) -> str:
 
 
 async def outcome(host: Host, name: str, arguments: Any = None) -> str:
-    """``runs``, ``asks`` or ``refuses``: what a call does before anybody has agreed."""
+    """``runs``, ``asks`` or ``refuses``: the effect of a call before anybody has agreed."""
     host.asked.clear()
     result = await host.call(name, arguments)
     if result.get("resultType") == "input_required" or host.asked:

@@ -58,7 +58,7 @@ def shown(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def question(result: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The one question of a result: its key and what is asked."""
+    """The one question of a result: its key and its text."""
     assert result["resultType"] == "input_required"
     ((key, asked),) = result["inputRequests"].items()
     return key, asked

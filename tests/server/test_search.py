@@ -1,4 +1,4 @@
-"""The proxy's own tools: what they answer, as text for models and as data for programs."""
+"""The answers of the proxy's own tools, as text for models and as data for programs."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What every request pays for: the standing list of the proxy's own tools, and its instructions."""
+"""The cost of every request: the standing list of the proxy's own tools, and its instructions."""
 
 import json
 from pathlib import Path

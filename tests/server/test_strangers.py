@@ -1,4 +1,4 @@
-"""What servers say beside their results reaches a client clean, bounded and under the name of its server."""
+"""Words of servers beside their results reach a client clean, bounded and under the name of its server."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A session's list is filtered only where that is to be relied on, by what use has taught of requests."""
+"""A session's list is filtered only where that is to be relied on, by the pairs that use has taught."""
 
 from collections.abc import Sequence
 

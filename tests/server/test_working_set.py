@@ -34,7 +34,7 @@ def config(workshop: Workshop, tokens: int = 500) -> Path:
 
 
 async def use(proxy: Proxy, *names: str, sessions: int = 3) -> None:
-    """Call tools, each in sessions of its own, until what they cost is known, too."""
+    """Call tools, each in sessions of its own, until their cost is known, too."""
     for name in names:
         for _ in range(sessions):
             await Host(proxy, "handshake").call(name)

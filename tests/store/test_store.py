@@ -1,4 +1,4 @@
-"""The store keeps what it is given, and whatever happens to its file, it opens."""
+"""The store keeps its rows, and whatever happens to its file, it opens."""
 
 import os
 import sqlite3
@@ -222,7 +222,7 @@ def test_a_store_that_does_not_match_its_version_is_moved_aside(path: Path) -> N
 
 
 def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:
-    """After a downgrade: what the newer version keeps must survive."""
+    """After a downgrade: the rows of the newer version must survive."""
     fill(path)
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 999")

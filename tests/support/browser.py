@@ -111,7 +111,7 @@ class Page:
         self.value("document.dispatchEvent(new Event('visibilitychange')) && null")
 
     def type(self, text: str) -> None:
-        """Type into what has the focus."""
+        """Type into the element that has the focus."""
         for character in text:
             self.command("Input.dispatchKeyEvent", type="keyDown", text=character)
             self.command("Input.dispatchKeyEvent", type="keyUp")

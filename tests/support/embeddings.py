@@ -72,7 +72,7 @@ class Service:
 
 
 def vector_of(text: str, dimensions: int = DIMENSIONS) -> list[float]:
-    """Not of norm 1: a service need not scale what it gives."""
+    """Not of norm 1: a service need not scale its vectors."""
     words = [word.strip(".,:?") for word in text.lower().split()] or [""]
     total = sum(_direction(MEANINGS.get(word, word), dimensions) for word in words)
     return [float(x) for x in 3 * np.asarray(total)]

@@ -34,7 +34,7 @@ def tools_seen(
 
 
 def description_seen(profile: HostProfile, text: str) -> str:
-    """A description, or our instructions, without what the host cuts."""
+    """A description, or our instructions, without the part that the host cuts."""
     return text.encode()[: profile.description_bytes.value].decode("utf-8", "ignore")
 
 

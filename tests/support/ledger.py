@@ -25,7 +25,7 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 class Ledger:
-    """The entries of one ledger file, which only grows; what was read once is not read again."""
+    """The entries of one ledger file, which only grows; no entry is read twice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

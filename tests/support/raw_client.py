@@ -1,4 +1,4 @@
-"""An MCP client without the SDK: small, strict, in both eras; what it speaks over is in `wires`.
+"""An MCP client without the SDK: small, strict, in both eras; its transports are in `wires`.
 
 It takes nothing on trust: whatever the proxy sends that is not a JSON-RPC 2.0 message, answers nothing that
 was asked, or answers twice, fails the test on leaving.
@@ -102,7 +102,7 @@ class RawClient:
         request_id: int | str | None = None,
         **meta: Any,
     ) -> tuple[int | str, asyncio.Future[Any]]:
-        """Ask, and return the id and what will be the result."""
+        """Ask, and return the id and the future result."""
         if request_id is None:
             self._next_id += 1
             request_id = self._next_id

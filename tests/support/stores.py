@@ -36,7 +36,7 @@ MEMORY_DISK = Path("/dev/shm")
 
 @contextmanager
 def quick_folder() -> Iterator[Path]:
-    """A folder in memory where the system has such, since flushing to a disk is not what is tried."""
+    """A folder in memory where the system has such, since flushing to a disk is not on trial."""
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
         yield Path(folder)
 

@@ -91,7 +91,7 @@ async def _read_lines(process: anyio.abc.Process, client: RawClient) -> None:
 
 
 class HttpWire:
-    """Each message is a POST; what it answers, and a stream for the rest, is fed to the client."""
+    """Each message is a POST; its response, and a stream for the rest, is fed to the client."""
 
     answers_cancelled = True
 
@@ -152,7 +152,7 @@ class HttpWire:
                 self._client.violations.append(f"HTTP {response.status_code}: {body[:200]}")
 
     async def listen(self) -> None:
-        """Take what a session is told beside its requests."""
+        """Take the notifications of a session beside its requests."""
         headers = self.headers({}) | {"accept": "text/event-stream"}
         # There may be nothing to tell for as long as a whole module of tests takes.
         patient = httpx2.Timeout(PATIENCE, read=None)

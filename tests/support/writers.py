@@ -42,7 +42,7 @@ def write(path: Path, name: str) -> None:
 
 
 def serve(path: Path) -> None:
-    """Do what is asked until the input ends; then nobody is left."""
+    """Carry out commands until the input ends; then nobody is left."""
     running: dict[str, int] = {}
     for line in sys.stdin:
         command, name = line.split()

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, to whom, and what strangers' texts can do to it (nothing)."""
+"""The page in a real browser: its content, its readers, and strangers' texts, which do nothing to it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page of usage in a real browser: what it shows of what was counted, to everyone who may look."""
+"""The page of usage in a real browser: it shows the counts to everyone who may look."""
 
 from __future__ import annotations
 
