@@ -15,7 +15,7 @@ from support.proxies import command, http_proxy
 from support.raw_client import RawClient
 from support.servers import Server, Workshop, tool
 from support.shop import TOKEN, environment
-from support.wires import stdio
+from support.wires import http, stdio
 
 pytestmark = pytest.mark.anyio
 
@@ -57,6 +57,21 @@ async def test_a_new_server_is_started_and_announced_and_the_others_keep_their_p
         await client.until_listed("three__third")
 
         assert [starts(server) for server in (one, two, three)] == [1, 1, 1]
+
+
+async def test_clients_that_come_after_a_change_get_the_instructions_of_the_changed_proxy(
+    workshop: Workshop, era: str
+) -> None:
+    two_servers(workshop)
+    with http_proxy(workshop.config()) as proxy:
+        async with http(proxy.base, era) as client:
+            await client.until_listed("one__first", "two__second")
+            assert "three" not in client.introduction["instructions"]
+            workshop.server("three", tools=[tool("third")])
+            workshop.config()
+            await client.until_listed("three__third")
+        async with http(proxy.base, era) as client:
+            assert "one, two, three" in client.introduction["instructions"]
 
 
 async def test_a_removed_server_is_stopped_and_its_tools_are_gone(workshop: Workshop) -> None:
