@@ -34,6 +34,7 @@ MODULES = [
         "server.sdk",
         "server.skills",
         "catalog.skills",
+        "retrieval.indexing",
         "front.conversation",
     )
 ]
