@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import anyio
+from anyio.from_thread import check_cancelled
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -110,7 +111,8 @@ class CatalogRefresh:
                 await self._stale.wait()
                 self._stale.clear()
                 ended, self._next = self._next, anyio.Event()
-                await in_thread(self._catalog.refresh)
+                # A list of the largest size takes seconds: a stop does not wait for its end.
+                await in_thread(self._catalog.refresh, check_cancelled)
                 for refreshed in self._on_refreshed:
                     refreshed(self._catalog.snapshot)
                 for changed in self._catalog.changed:

@@ -44,6 +44,7 @@ from mcp_context_proxy.protocol import envelope
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", Tool, Prompt)
+Entry = TypeVar("Entry")
 
 URI_SHOWN = 100
 """Characters of a withheld URI that a finding repeats."""
@@ -59,6 +60,10 @@ _RESOURCES: dict[str, tuple[str, str, Callable[[str], object], float, float]] = 
     ),
 }
 """Name of an entry, its member with the URI, the check of that, and the most entries and bytes, by list."""
+
+
+def _go_on() -> None:
+    """Let a refresh go on."""
 
 
 class Catalog:
@@ -96,6 +101,7 @@ class Catalog:
         self._indexed: tuple[list[Resource], list[Resource], frozenset[str]] = ([], [], frozenset())
         """The resources and templates that it was made of, and the servers."""
         self._refreshing = threading.Lock()
+        self._check: Callable[[], object] = _go_on
         self.snapshot = Snapshot(generation=0, sources=(), owner_of=self._owner_of)
         """The current snapshot. A request takes it once and uses it to the end."""
         self.changed: list[Callable[[], None]] = []
@@ -107,13 +113,15 @@ class Catalog:
             self._expose, self._limits = expose, limits
             self._parsed, self._fitted = {}, {}
 
-    def refresh(self) -> Snapshot:
+    def refresh(self, check: Callable[[], object] = _go_on) -> Snapshot:
         """Build and publish a snapshot of the current listings and documents. Thread-safe.
 
         Every value that did not change is the same object as before, and so is the snapshot where nothing
-        did: everything derived from it stays valid.
+        did: everything derived from it stays valid. ``check`` is called before each entry of a list that has
+        to be taken apart; an exception that it raises ends the refresh, and the snapshot stays as it was.
         """
         with self._refreshing:
+            self._check = check
             before, findings = self.snapshot, list[str]()
             self._clients, self._servers = tuple(self._serving()), self._configured()
             unlisted = tuple(client.name for client in self._clients if client.introduction is None)
@@ -161,6 +169,11 @@ class Catalog:
                 self.snapshot, self._owner_of, self._indexed = made, owner_of, owned
             return self.snapshot
 
+    def _checked(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        for entry in entries:
+            self._check()
+            yield entry
+
     def _tool_sources(self, tools: Iterable[Tool]) -> Iterator[Source]:
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
         for tool in tools:
@@ -194,7 +207,7 @@ class Catalog:
                 or known.entries is not listed
                 or known.source.embeddings is not client.skill_embeddings
             ):
-                skills, own_findings = parse_skills(client.name, listed)
+                skills, own_findings = parse_skills(client.name, self._checked(listed))
                 items = tuple(map(document_of, skills.values()))
                 source = Source(client.name, items, client.skill_embeddings)
                 if (
@@ -226,7 +239,7 @@ class Catalog:
     def _owned(self, kind: str, items: Iterable[T], findings: list[str]) -> dict[str, T]:
         """Return items by exposed name, without those whose name is another's."""
         items = list(items)
-        for item in items:
+        for item in self._checked(items):
             claimed = names.claimed(item.name, item.server, self._servers)
             if claimed is not None:
                 findings.append(
@@ -249,7 +262,7 @@ class Catalog:
     def _parse(self, config: ServerConfig, listed: Sequence[bytes]) -> _ParsedTools:
         tools: dict[str, Tool | TurnedOffTool] = {}
         findings: list[str] = []
-        for position, definition in enumerate(listed, 1):
+        for position, definition in enumerate(self._checked(listed), 1):
             try:
                 tool, remark = self._parse_tool(config, definition)
             except UnfitError as error:
@@ -319,7 +332,8 @@ class Catalog:
         for client in self._clients:
             entries, listed = self._last_listed(client, name)
             taken = size = 0
-            for uri, definition in self._entries(client.name, name, entries, member, findings):
+            fitted = self._entries(client.name, name, entries, member, findings)
+            for uri, definition in self._checked(fitted):
                 try:
                     check(uri)
                     if (claimed := skill_claim(uri, client.name, self._servers)) is not None:
@@ -392,7 +406,7 @@ class Catalog:
     def _fit(
         self, server: str, name: str, entries: tuple[bytes, ...], member: str, findings: list[str]
     ) -> Iterator[tuple[str, bytes]]:
-        for position, definition in enumerate(entries, 1):
+        for position, definition in enumerate(self._checked(entries), 1):
             try:
                 key = envelope.text(envelope.members(definition).get(member))
                 if not key:

@@ -158,9 +158,13 @@ def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
     """Return a tool's name, its header map, and the reason if that is invalid."""
     if b"x-mcp-header" not in definition:
         return "", {}, None
-    tool = json.loads(definition)
-    if not isinstance(tool, dict):
-        return "", {}, None
-    name, schema = str(tool.get("name")), tool.get("inputSchema")
-    problem = find_invalid_x_mcp_header(schema)
-    return (name, {}, problem) if problem else (name, x_mcp_header_map(schema), None)
+    try:
+        tool = json.loads(definition)
+        if not isinstance(tool, dict):
+            return "", {}, None
+        name, schema = str(tool.get("name")), tool.get("inputSchema")
+        problem = find_invalid_x_mcp_header(schema)
+        return (name, {}, problem) if problem else (name, x_mcp_header_map(schema), None)
+    except (ValueError, RecursionError):
+        # A number beyond all bounds, or a nesting: nothing else of the definition can be relied on.
+        return "", {}, "its x-mcp-header cannot be read"

@@ -240,7 +240,7 @@ class ServerLifecycle:
                     await self._era_memory.succeeded(connected.introduction)
                     if may_sleep and self._idle.last_used is not None:
                         # A caller is waiting, and need not wait for lists that are known.
-                        self._lists.resume(connected)
+                        await self._lists.resume(connected)
                     else:
                         await self._lists.fetch_first(connected)
                         if self.config.start == "lazy":

@@ -21,7 +21,7 @@ from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connect import Connected
 from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Introduction
-from mcp_context_proxy.downstream.link import Link, Outgoing
+from mcp_context_proxy.downstream.link import HeaderMap, Link, Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
@@ -47,6 +47,9 @@ OTHERS_SECONDS = 5.0
 
 FAR_TOO_MANY = 4
 """Multiple of the entries that are taken from which on a page is not read; with fewer, its first ones are."""
+
+NAME_SHOWN = 100
+"""Characters of the name of a withheld tool that a finding repeats."""
 
 STALE = "stale"
 """Key among the findings of a listing that could not be fetched again after a change."""
@@ -131,9 +134,9 @@ class Lists:
             self._published = self.current
             self._on_change()
 
-    def resume(self, connected: Connected) -> None:
+    async def resume(self, connected: Connected) -> None:
         """Serve the known listing over a new connection, and fetch everything again in the background."""
-        self._replace(_fit_headers(self.current, connected.link))
+        self._replace(await _fit_headers(self.current, connected.link))
         self.mark_stale()
 
     async def fetch_first(self, connected: Connected) -> None:
@@ -226,7 +229,7 @@ class Lists:
         self._missing.discard(name)
         outdated = {STALE} if listing.skills == known.skills else {STALE, UNVERIFIED}
         findings = {name: found for name, found in listing.findings.items() if name not in outdated}
-        return _fit_headers(replace(listing, findings=findings), connected.link)
+        return await _fit_headers(replace(listing, findings=findings), connected.link)
 
     def _mark_outdated(self, cause: DownstreamError) -> None:
         """Note in the listing that it is kept although it has changed."""
@@ -246,23 +249,34 @@ def _with_finding(known: ServerListing, name: str, message: str) -> ServerListin
     return replace(known, findings={**known.findings, name: (message,)})
 
 
-def _fit_headers(listing: ServerListing, link: Link) -> ServerListing:
+async def _fit_headers(listing: ServerListing, link: Link) -> ServerListing:
     """Give the link the header map of each tool, and withhold the tools whose maps are invalid."""
     maps = link.header_maps
     if maps is None:
         return listing
+    # In a thread: a list of the largest size is a second's work.
+    found, usable, problems = await in_thread(_header_maps, listing.tools)
+    maps.clear()
+    maps |= found
+    findings = (*listing.findings.get("tools", ()), *problems)
+    return replace(listing, tools=usable, findings={**listing.findings, "tools": findings})
+
+
+def _header_maps(
+    tools: Iterable[bytes],
+) -> tuple[dict[str, HeaderMap], tuple[bytes, ...], tuple[str, ...]]:
+    """Return the header maps by tool, the tools whose maps are valid, and why the others are withheld."""
     from mcp_context_proxy.downstream.http_modern import header_map  # noqa: PLC0415 - imports the SDK
 
-    maps.clear()
-    usable, findings = [], list(listing.findings.get("tools", ()))
-    for definition in listing.tools:
+    maps, usable, problems = dict[str, HeaderMap](), list[bytes](), list[str]()
+    for definition in tools:
         name, mapping, problem = header_map(definition)
         if problem is None:
             usable.append(definition)
             maps[name] = mapping
         else:
-            findings.append(f"tool {name!r} is withheld: {problem}")
-    return replace(listing, tools=tuple(usable), findings={**listing.findings, "tools": tuple(findings)})
+            problems.append(f"tool {name[:NAME_SHOWN]!r} is withheld: {one_line(problem)}")
+    return maps, tuple(usable), tuple(problems)
 
 
 async def _fetch_pages(

@@ -43,6 +43,9 @@ PATH_CHARACTERS: Final = 1_000
 PATH_STEPS: Final = 32
 """Longest path and most steps in it; no honest one has as many."""
 
+WALKED_BYTES: Final = 128 * 1024 * 1024
+"""Bytes that the steps of a path go through together: the largest result eight times, which is a second."""
+
 _INDEX: Final = re.compile(r"-?\d{1,9}", re.ASCII)
 _SLICE: Final = re.compile(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
 
@@ -238,8 +241,11 @@ def project(value: Raw, path: str) -> bytes:
         PathError: the path cannot be read or leads nowhere.
     """
     steps = _steps(path)
-    values, several = [value], False
+    values, several, walked = [value], False, 0
     for step in steps:
+        walked += sum(map(len, values))
+        if walked > WALKED_BYTES:
+            raise PathError("it has too many steps for a result of this size; read it by page or pattern")
         if isinstance(step, _Elements):
             several = several or not step.single
         elif any(envelope.starts_with(each, b"[") for each in values):
@@ -270,14 +276,17 @@ def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
 
 def _members(values: list[Raw], step: _Member | _Fields) -> list[Raw]:
     found: list[Raw] = []
+    places = {name: at for at, name in enumerate(step.names)} if isinstance(step, _Fields) else {}
     for value in values:
         members = members_of(value)
         if members is None:
             continue
         if isinstance(step, _Fields):
-            fields = {name: members[name] for name in step.names if name in members}
-            if fields:
-                found.append(envelope.raw(fields))
+            # The smaller of both is gone through: a path may ask for hundreds of fields of many objects.
+            if there := members.keys() & places.keys():
+                found.append(
+                    envelope.raw({name: members[name] for name in sorted(there, key=places.__getitem__)})
+                )
         elif step.name in members:
             found.append(members[step.name])
     return found
@@ -352,7 +361,7 @@ def _bracket(inside: str) -> _Step:
         return _Elements(slice(index, index + 1 or None), single=True)
     if bounds := _SLICE.fullmatch(inside):
         return _Elements(slice(*(int(bound) if bound else None for bound in bounds.groups())))
-    names = tuple(_names(inside))
+    names = tuple(dict.fromkeys(_names(inside)))
     return _Member(names[0]) if len(names) == 1 else _Fields(names)
 
 

@@ -6,6 +6,7 @@ never inside a character. All of it takes time in proportion to the text, whatev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -128,8 +129,8 @@ class Search:
 def search(text: bytes, pattern: str) -> Search:
     """Find a pattern in the lines of a text, in capital or small letters.
 
-    A ``*`` in it stands for anything within a line. It is no regular expression, so that no text and no
-    pattern can make it slow.
+    A ``*`` in it stands for anything within a line. No text and no pattern can make it slow: what was found
+    of a pattern is never looked for again.
     """
     lines = _Lines(text.decode())
     parts = [part for part in _lowered(pattern).split("*") if part]
@@ -170,8 +171,8 @@ class _Lines:
         """Start and end of the line looked at last: the ends of a long one are searched for once."""
 
     def matches(self, parts: list[str]) -> Iterator[tuple[int, int]]:
-        """Yield start and end of each match: in a long line each place once, else each line once."""
-        at = 0
+        """Yield start and end of what matches: in a long line each place once, else each line once."""
+        at, is_in = 0, _in_one_line(parts)
         while parts and (begin := self._lowered.find(parts[0], at)) >= 0:
             start, stop = self.bounds(begin)
             end = begin + len(parts[0])
@@ -182,10 +183,22 @@ class _Lines:
                     break
             if end < 0:
                 # What is not in the rest of the line is not in any shorter rest of it either.
-                at = stop + 1
+                at = self._line_with(is_in, stop + 1)
                 continue
             yield begin, end
             at = stop + 1 if stop - start <= LINE_CHARACTERS else max(end, begin + LINE_CHARACTERS // 2)
+
+    def _line_with(self, is_in: re.Pattern[str], at: int) -> int:
+        """Return the start of the next line that has a match or is long; millions may have none."""
+        text = self._lowered
+        while at < len(text):
+            end = text.rfind("\n", at, at + PIECE_BYTES) if at + PIECE_BYTES < len(text) else len(text)
+            if end < 0:
+                return at
+            if found := is_in.search(text, at, end):
+                return found.start()
+            at = end + 1
+        return at
 
     def number(self, at: int) -> int:
         """Return the number of the line at a position, which never goes back."""
@@ -244,6 +257,11 @@ class _Lines:
         for at in range(len(shown) - 1, max(-1, len(shown) - 2 * CONTEXT_LINES - 2), -1):
             if shown[at].startswith(prefix):
                 shown[at] = f"{number}: {shown[at][len(prefix) :]}"
+
+
+def _in_one_line(parts: list[str]) -> re.Pattern[str]:
+    """Return an expression for a line that has all parts, one after the other. It takes nothing back."""
+    return re.compile("(?m)^" + "".join(f"(?>[^\n]*?{re.escape(part)})" for part in parts))
 
 
 def _lowered(text: str) -> str:

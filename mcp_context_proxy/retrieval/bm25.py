@@ -221,7 +221,11 @@ class TermCounts:
         sizes = np.diff(self.offsets)[rows]
         offsets = np.append(0, np.cumsum(sizes))
         at = np.repeat(self.offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        used, terms = np.unique(self.terms[at], return_inverse=True)
+        occurring = self.terms[at]
+        is_used = np.zeros(self.vocabulary.size, bool)
+        is_used[occurring] = True
+        (used,) = is_used.nonzero()
+        terms = (np.cumsum(is_used) - 1)[occurring]
         return TermCounts(
             offsets,
             self.vocabulary[used],

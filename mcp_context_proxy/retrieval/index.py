@@ -19,7 +19,7 @@ from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.retrieval.bm25 import ITEMS_A_GROUP, Flat, Group, LexicalIndex, TermCounts, grouped
 from mcp_context_proxy.retrieval.item_metadata import metadata_of
-from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion, suspected
+from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool
 
@@ -97,6 +97,8 @@ class Reading:
     """Hashes of the labels of the items (`item_metadata`), item by item."""
     label_counts: NDArray[np.int64]
     """Number of labels of each item."""
+    evidence: Evidence
+    """Evidence of keyword stuffing."""
 
     @classmethod
     def joined(cls, readings: Sequence[Reading]) -> Reading:
@@ -109,6 +111,7 @@ class Reading:
             np.concatenate([np.zeros((0, 2), np.int64), *(one.names for one in readings)]),
             np.concatenate([np.zeros(0, np.int64), *(one.labels for one in readings)]),
             np.concatenate([np.zeros(0, np.int64), *(one.label_counts for one in readings)]),
+            Evidence.joined([one.evidence for one in readings]),
         )
 
     def take(self, places: NDArray[np.int64]) -> Reading:
@@ -122,6 +125,7 @@ class Reading:
             self.names[places],
             np.concatenate([np.zeros(0, np.int64), *(by_item[place] for place in places)]),
             self.label_counts[places],
+            self.evidence.take(places),
         )
 
     def labelled(self, label: int) -> NDArray[np.intp]:
@@ -132,7 +136,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One source in the index: its items as texts, term counts and vectors, read once and then shared."""
+    """One source in the index: its items as texts, term counts and vectors, read once and then shared.
+
+    A part may be unfinished: then it has the first of its items, in their order.
+    """
 
     source: Source
     several_servers: bool
@@ -146,8 +153,10 @@ class Part:
     """Row of the vector of each text, in order; `NOWHERE` while its item is not ready."""
     ready: NDArray[np.bool_]
     """Items that have their vectors."""
+    unread: int = 0
+    """Number of items of the source that are left to read."""
     complete: bool = False
-    """True if every item has."""
+    """True if every item of the source has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

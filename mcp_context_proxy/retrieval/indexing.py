@@ -1,4 +1,8 @@
-"""Builds the index of a snapshot: first the words, in one go, then the vectors, a few texts at a time.
+"""Builds the index of a snapshot: first the words, then the vectors, both a few items at a time.
+
+The sources take turns, so that none waits long for a larger one: each gets a first batch, the most used ones
+first, and then the rest follows, that of the shortest first. A server with ten thousand long descriptions is
+read last.
 
 Every step returns an index that can be searched, and whoever runs it may stop between two steps. Nothing here
 knows threads. Embeddings belong to their source: those whose texts are still wanted are used, the others are
@@ -8,6 +12,7 @@ embedded.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -30,13 +35,22 @@ from mcp_context_proxy.retrieval.index import (
     with_vectors,
 )
 from mcp_context_proxy.retrieval.item_metadata import item_text, metadata_of
-from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
+from mcp_context_proxy.retrieval.keyword_stuffing import Evidence
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
 from mcp_context_proxy.system.process import trim_now
 
 READING_SECONDS = 0.7
-"""Time for which the words of sources are read before they can be searched: some 5,000 tools."""
+"""Time for which words are read before they can be searched: some 5,000 tools."""
+
+BATCH_ITEMS = 64
+"""Items whose words are read in one go: some 10 ms."""
+
+BATCH_BYTES = 65_536
+"""Length of their definitions or texts, after which no more is taken: some 20 ms, however they are made."""
+
+FIRST_ITEMS = 256
+"""Items of a source that are embedded before the rest of any other source."""
 
 TEXTS_A_STEP = 256
 """Texts embedded at a time: a third of a second on two cores, or a few milliseconds where their vectors are
@@ -83,8 +97,8 @@ def read(
 ) -> Index:
     """Index the words of a snapshot, and the vectors that its sources have.
 
-    Stops after ``seconds`` and the source it is at, but not before one source is read; the other sources are
-    left out. The most used come first.
+    Stops after ``seconds`` and the batch it is at, but not before one batch is read; the next call goes on
+    from there.
     """
     # The kind as plain text: an enumeration is hashed in Python, and there may be thousands of sources.
     sources = {(one.key, str(one.items[0].kind) if one.items else ""): one for one in snapshot.sources}
@@ -92,15 +106,30 @@ def read(
     pool = Pool() if previous is None else previous.pool
     before = {} if previous is None else previous.parts
     found: dict[Identity, Part] = {}
-    until, unread, began = time.perf_counter() + seconds, 0, False
-    for identity in sorted(sources, key=lambda identity: -calls(identity[0])):
-        source, known = sources[identity], before.get(identity)
+    for identity, source in sources.items():
+        known = before.get(identity)
         if known is not None and known.source is source and known.several_servers == several:
             found[identity] = known
-        elif not began or time.perf_counter() < until:
-            found[identity], began = _read_part(source, several, pool, known), True
-        else:
-            unread += len(source.items)
+    until, began, opened = time.perf_counter() + seconds, False, dict[Identity, _Opened]()
+    for identity in sorted(sources.keys() - found.keys(), key=lambda one: (-calls(one[0]), one)):
+        if began and time.perf_counter() >= until:
+            break
+        opened[identity] = one = _Opened(sources[identity], several, before.get(identity))
+        one.read_batch()
+        began = True
+    left = {identity: part.unread for identity, part in found.items() if part.unread}
+    left |= {identity: len(one.left) for identity, one in opened.items() if one.left}
+    for identity in sorted(left, key=lambda one: (left[one], one)):
+        if began and time.perf_counter() >= until:
+            break
+        if identity not in opened:
+            opened[identity] = _Opened(sources[identity], several, found[identity])
+        while opened[identity].left and not (began and time.perf_counter() >= until):
+            opened[identity].read_batch()
+            began = True
+    found |= {identity: one.part(pool) for identity, one in opened.items()}
+    unread = sum(part.unread for part in found.values())
+    unread += sum(len(sources[identity].items) for identity in sources.keys() - found.keys())
     return assemble(
         snapshot,
         {identity: found[identity] for identity in sorted(found)},
@@ -112,58 +141,72 @@ def read(
     )
 
 
-def _read_part(source: Source, several_servers: bool, pool: Pool, before: Part | None) -> Part:
-    """Read a source; unchanged items of the part before and vectors that the source keeps are used again."""
-    searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
-    items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
-    if before is not None and before.several_servers != several_servers:
-        before = None
-    reading, counts = _read_changed(items, several_servers, before)
-    part = Part(
-        source=source,
-        several_servers=several_servers,
-        suspicion=suspicion(items),
-        reading=reading,
-        counts=counts,
-        rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
-        ready=np.zeros(len(items), bool),
-    )
-    known: dict[str, int] = {}
-    if before is not None:
-        texts = zip(chain.from_iterable(before.reading.chunks), before.rows.tolist(), strict=True)
-        known = {text: row for text, row in texts if row != NOWHERE}
-    kept: dict[str, Vector] = {}
-    for item, own_texts in zip(reading.items, reading.chunks, strict=True):
-        own = source.embeddings.get(item.name, ())
-        if own_texts[0] not in known and own_texts == tuple(chunk.text for chunk in own):
-            kept |= {chunk.text: chunk.embedding for chunk in own}
-    if kept:
-        rows = pool.add(np.array(list(kept.values()), np.float32))
-        known |= zip(kept, rows.tolist(), strict=True)
-    return _with_rows(part, known)
+class _Opened:
+    """A source that is being read; what the part before has of unchanged items is used again."""
 
+    def __init__(self, source: Source, several_servers: bool, before: Part | None) -> None:
+        self._source, self._several = source, several_servers
+        self._before = before if before is not None and before.several_servers == several_servers else None
+        searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
+        self._items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
+        old = () if self._before is None else self._before.reading.items
+        places = {(item.name, item.fingerprint): at for at, item in enumerate(old)}
+        self._known: dict[int, int] = {}
+        """Places in the part before, by position of the item."""
+        for position, item in enumerate(self._items):
+            at = places.get((item.name, item.fingerprint))
+            if at is not None and old[at] == item:
+                self._known[position] = at
+        self.left = deque(position for position in range(len(self._items)) if position not in self._known)
+        """Positions of the items that are left to read."""
+        self._read: list[int] = []
+        self._batches: list[tuple[Reading, TermCounts]] = []
 
-def _read_changed(
-    items: Sequence[Item], several_servers: bool, before: Part | None
-) -> tuple[Reading, TermCounts]:
-    """Read the items that are not in the part before, and put them together with those that are."""
-    if before is None:
-        return read_items(items, several_servers)
-    old = before.reading.items
-    known = {(item.name, item.fingerprint): at for at, item in enumerate(old)}
-    places, new = [], list[Item]()
-    for item in items:
-        at = known.get((item.name, item.fingerprint))
-        if at is None or old[at] != item:
-            at = len(old) + len(new)
-            new.append(item)
-        places.append(at)
-    taken = np.array(places, np.int64)
-    reading, counts = read_items(new, several_servers)
-    return (
-        Reading.joined([before.reading, reading]).take(taken),
-        join_counts([before.counts, counts]).take(taken),
-    )
+    def read_batch(self) -> None:
+        """Read some of the items that are left, at least one."""
+        batch, size = list[Item](), 0
+        while self.left and len(batch) < BATCH_ITEMS and size < BATCH_BYTES:
+            self._read.append(self.left.popleft())
+            item = self._items[self._read[-1]]
+            batch.append(item)
+            size += len(item.definition if isinstance(item, Tool) else item.text)
+        if batch:
+            self._batches.append(read_items(batch, self._several))
+
+    def part(self, pool: Pool) -> Part:
+        """Return what is read by now, with the vectors that the part before or the source has of it."""
+        source, before = self._source, self._before
+        old = [] if before is None else [(before.reading, before.counts)]
+        first = 0 if before is None else len(before.reading.items)
+        places = self._known | {position: first + at for at, position in enumerate(self._read)}
+        taken = np.array([places[position] for position in sorted(places)], np.int64)
+        reading = Reading.joined([one for one, _ in (*old, *self._batches)])
+        counts = join_counts([one for _, one in (*old, *self._batches)])
+        if not np.array_equal(taken, np.arange(len(reading.items))):
+            reading, counts = reading.take(taken), counts.take(taken)
+        known: dict[str, int] = {}
+        if before is not None:
+            texts = zip(chain.from_iterable(before.reading.chunks), before.rows.tolist(), strict=True)
+            known = {text: row for text, row in texts if row != NOWHERE}
+        kept: dict[str, Vector] = {}
+        for item, own_texts in zip(reading.items, reading.chunks, strict=True):
+            own = source.embeddings.get(item.name, ())
+            if own_texts[0] not in known and own_texts == tuple(chunk.text for chunk in own):
+                kept |= {chunk.text: chunk.embedding for chunk in own}
+        if kept:
+            rows = pool.add(np.array(list(kept.values()), np.float32))
+            known |= zip(kept, rows.tolist(), strict=True)
+        part = Part(
+            source=source,
+            several_servers=self._several,
+            suspicion=reading.evidence.suspicion(),
+            reading=reading,
+            counts=counts,
+            rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
+            ready=np.zeros(len(reading.items), bool),
+            unread=len(self.left),
+        )
+        return _with_rows(part, known)
 
 
 def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:
@@ -183,6 +226,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
         names=np.array(names, np.int64).reshape(-1, 2),
         labels=np.fromiter(chain.from_iterable(labels), np.int64),
         label_counts=np.array([len(own) for own in labels], np.int64),
+        evidence=Evidence.of(items),
     )
     return reading, count_terms(fields for fields, _ in texts)
 
@@ -204,10 +248,7 @@ def embedded(
     Raises:
         EmbeddingCancelledError: ``cancelled()`` returned true.
     """
-    waiting = [part for part in index.parts.values() if not part.complete]
-    waiting.sort(key=lambda part: -calls(part.source.key))
-    texts_of_items = (part.reading.chunks[item] for part in waiting for item in np.flatnonzero(~part.ready))
-    missing = list(dict.fromkeys(chain.from_iterable(texts_of_items)))
+    missing = _missing_texts([part for part in index.parts.values() if not part.complete], calls)
     if len(missing) > TEXTS_TO_TRIM_FOR:
         trim_now()
     start = 0
@@ -252,6 +293,16 @@ def embedded(
     yield with_vectors(index, parts, pool, complete=True)
 
 
+def _missing_texts(parts: Iterable[Part], calls: Calls) -> list[str]:
+    """Return the texts without a vector, in the order of embedding."""
+    waiting = [(part.reading.chunks, np.flatnonzero(~part.ready), calls(part.source.key)) for part in parts]
+    by_use = sorted(waiting, key=lambda one: -one[2])
+    by_size = sorted(by_use, key=lambda one: one[1].size)
+    first = (chunks[item] for chunks, items, _ in by_use for item in items[:FIRST_ITEMS])
+    rest = (chunks[item] for chunks, items, _ in by_size for item in items[FIRST_ITEMS:])
+    return list(dict.fromkeys(chain.from_iterable(chain(first, rest))))
+
+
 def _all_with_rows(parts: Mapping[Identity, Part], known: Mapping[str, int]) -> dict[Identity, Part]:
     return {identity: part if part.complete else _with_rows(part, known) for identity, part in parts.items()}
 
@@ -265,7 +316,7 @@ def _with_rows(part: Part, known: Mapping[str, int]) -> Part:
         if all(text in known for text in texts):
             rows[start : start + len(texts)] = [known[text] for text in texts]
             ready[item] = True
-    return replace(part, rows=rows, ready=ready, complete=bool(ready.all()))
+    return replace(part, rows=rows, ready=ready, complete=bool(ready.all()) and not part.unread)
 
 
 def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identity, Part], Pool]:

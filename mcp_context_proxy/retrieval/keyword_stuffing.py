@@ -10,9 +10,13 @@ third person, or in other languages under names that are made to go with them, a
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT
@@ -42,6 +46,9 @@ SHORTEST_WORD = 3
 BEGINNING = 6
 """First letters of a word that are compared: a translator translates, and a calculator calculates."""
 
+WORDS_KEPT = 4_096
+"""Words of names whose beginning is cached: most names are made of the same ones."""
+
 ENGLISH_SHARE = 1 / 80
 """Share of descriptions, by letters, that are words of `_ENGLISH`, from which on they count as English: names
 are English nearly always, and can only be looked for in English. Honest descriptions in English have 1/60 and
@@ -56,7 +63,8 @@ _COMMON = (
 )
 _ENGLISH = frozenset(_COMMON.split())
 """Words that nearly every English description has, and no other language."""
-_SENTENCE = re.compile(r"(?<=[.!?…])[\"')\]]*\s+|\n\s*|;\s+")
+_SENTENCE = re.compile(r"[.!?…;\n](?:(?<=\n)\s*|(?<=[.!?…])[\"')\]]*\s+|(?<=;)\s+)")
+"""The end of a sentence. The pattern begins with its characters, which is four times as fast."""
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _ASKING = (re.compile(r"I(?=[ '’][a-z])(?<=\bI)"), re.compile(r"me\b(?<=[\s\"'(“‘]me)(?![-/])"))
@@ -67,16 +75,103 @@ _QUOTED = re.compile(r"(?<=[\s(])(?:\"[^\"]*+\"|“[^“”]*+”|'[^']*+'(?!\w)
 begin one: a heap of marks that are never closed is then read once, and not again from each of them."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """Counts in the descriptions and names of some items, in their order; a list may be read in parts."""
+
+    sentences: NDArray[np.int32]
+    """[items, 2]: number of sentences of each description, and how many of them are requests."""
+    is_described: NDArray[np.bool_]
+    """True for each item whose description has a letter."""
+    letters: NDArray[np.int32]
+    """[items, 2]: number of letters of each description, and how many of its words are `_ENGLISH`; zeros
+    where a word of the name is found in it."""
+    names: NDArray[np.int64]
+    """Hashes of the beginnings of the words in the names, item by item."""
+    name_counts: NDArray[np.int64]
+    """Number of these of each item."""
+    is_found: NDArray[np.bool_]
+    """True for each of ``names`` that the description has, too."""
+
+    @classmethod
+    def of(cls, items: Sequence[Item]) -> Evidence:
+        """Read tools; other items have no evidence."""
+        sentences, letters = list[tuple[int, int]](), list[tuple[int, int]]()
+        names, counts, found = list[int](), list[int](), list[bool]()
+        is_described = list[bool]()
+        for item in items:
+            text = item.description[:DESCRIPTION_LIMIT] if isinstance(item, Tool) else ""
+            parts = _sentences(text)
+            sentences.append((len(parts), sum(map(_requests, parts)) if _asks(text) else 0))
+            is_described.append(bool(parts))
+            lower, own = text.lower(), _beginnings(item.name) if parts else set()
+            own_found = [_has_word(lower, word) for word in own]
+            names += map(hash, own)
+            counts.append(len(own))
+            found += own_found
+            words = [] if any(own_found) else _WORD.findall(lower)
+            letters.append((sum(map(len, words)), sum(map(_ENGLISH.__contains__, words))))
+        return cls(
+            np.array(sentences, np.int32).reshape(-1, 2),
+            np.array(is_described, np.bool_),
+            np.array(letters, np.int32).reshape(-1, 2),
+            np.array(names, np.int64),
+            np.array(counts, np.int64),
+            np.array(found, np.bool_),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Evidence]) -> Evidence:
+        """Join several."""
+        return cls(
+            np.concatenate([np.zeros((0, 2), np.int32), *(one.sentences for one in parts)]),
+            np.concatenate([np.zeros(0, np.bool_), *(one.is_described for one in parts)]),
+            np.concatenate([np.zeros((0, 2), np.int32), *(one.letters for one in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(one.names for one in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(one.name_counts for one in parts)]),
+            np.concatenate([np.zeros(0, np.bool_), *(one.is_found for one in parts)]),
+        )
+
+    def take(self, places: NDArray[np.int64]) -> Evidence:
+        """Return the same of some of the items, in this order."""
+        counts, ends = self.name_counts[places], np.cumsum(self.name_counts)
+        shift = np.repeat(ends[places] - np.cumsum(counts), counts)
+        at = np.arange(counts.sum()) + shift
+        return Evidence(
+            self.sentences[places],
+            self.is_described[places],
+            self.letters[places],
+            self.names[at],
+            counts,
+            self.is_found[at],
+        )
+
+    def suspicion(self) -> Suspicion | None:
+        """Return why these descriptions are suspected; None where they are not."""
+        sentences, requests = self.sentences.sum(axis=0, dtype=np.int64).tolist()
+        if requests >= FEWEST_ASKING and requests >= ASKING_SHARE * sentences:
+            return "requests"
+        return None if self._names_match() else "names"
+
+    def _names_match(self) -> bool:
+        """Return whether names and descriptions have words in common, as far as can be told."""
+        number = int(self.is_described.sum())
+        if number < FEWEST_TOOLS:
+            return True
+        tools = np.repeat(np.arange(self.is_described.size), self.name_counts)
+        _, which, occurrences = np.unique(self.names, return_inverse=True, return_counts=True)
+        # A word that most names of a server have in common says nothing of any of its tools.
+        is_distinctive = 2 * occurrences[which] <= number
+        if np.unique(tools[self.is_found & is_distinctive]).size >= NAMED_SHARE * number:
+            return True
+        # Names can only be looked for in descriptions that are in English.
+        letters, english = self.letters.sum(axis=0, dtype=np.int64).tolist()
+        return bool(LETTERS_A_WORD * english < ENGLISH_SHARE * letters)
+
+
 def suspicion(items: Sequence[Item]) -> Suspicion | None:
     """Return why the descriptions of the tools of a server are suspected; None where they are not."""
-    tools = [item for item in items if isinstance(item, Tool)]
-    texts = [tool.description[:DESCRIPTION_LIMIT] for tool in tools]
-    asking = [sentence for text in texts if _asks(text) for sentence in _sentences(text) if _asks(sentence)]
-    requests = sum(_asks(_QUOTED.sub("", sentence)) for sentence in asking)
-    if requests >= FEWEST_ASKING and requests >= ASKING_SHARE * sum(len(_sentences(text)) for text in texts):
-        return "requests"
-    described = [(tool.name, text) for tool, text in zip(tools, texts, strict=True) if _LETTER.search(text)]
-    return None if _names_match(described) else "names"
+    return Evidence.of(items).suspicion()
 
 
 def suspected(servers: Mapping[str, Suspicion | None]) -> dict[str, Suspicion]:
@@ -89,41 +184,29 @@ def _asks(text: str) -> bool:
     return any(words.search(text) for words in _ASKING)
 
 
+def _requests(sentence: str) -> bool:
+    return _asks(sentence) and _asks(_QUOTED.sub("", sentence))
+
+
 def _sentences(text: str) -> list[str]:
     return [sentence for sentence in _SENTENCE.split(text) if _LETTER.search(sentence)]
 
 
-def _names_match(described: Sequence[tuple[str, str]]) -> bool:
-    """Return whether names and descriptions, given in pairs, have words in common, as far as can be told."""
-    if len(described) < FEWEST_TOOLS:
-        return True
-    names = [_beginnings(name) for name, _ in described]
-    occurrences = Counter(word for own in names for word in own)
-    enough = NAMED_SHARE * len(described)
-    found = 0
-    for own, (_, text) in zip(names, described, strict=True):
-        # A word that most names of a server have in common says nothing of any of its tools.
-        distinctive = [word for word in own if 2 * occurrences[word] <= len(described)]
-        found += _has_word(text.lower(), distinctive)
-        if found >= enough:
-            return True
-    # Names can only be looked for in descriptions that are in English.
-    words = Counter(word for _, text in described for word in _WORD.findall(text.lower()))
-    letters = sum(len(word) * number for word, number in words.items())
-    return LETTERS_A_WORD * sum(words[word] for word in _ENGLISH) < ENGLISH_SHARE * letters
-
-
 def _beginnings(name: str) -> set[str]:
-    words = (word for word in identifier_words(name[:NAME_LIMIT]).split() if word.isalpha())
-    return {stem(word)[:BEGINNING] for word in words if len(word) >= SHORTEST_WORD and word not in STOP_WORDS}
+    """Return the beginnings of the words of a name."""
+    return {_beginning(word) for word in identifier_words(name[:NAME_LIMIT]).split()} - {""}
 
 
-def _has_word(text: str, beginnings: Sequence[str]) -> bool:
-    """Return whether any word of a text begins with one of some beginnings."""
-    for beginning in beginnings:
-        at = text.find(beginning)
-        while at > 0 and text[at - 1].isalpha():
-            at = text.find(beginning, at + 1)
-        if at >= 0:
-            return True
-    return False
+@lru_cache(maxsize=WORDS_KEPT)
+def _beginning(word: str) -> str:
+    """Return the beginning of a word of a name; nothing of one that does not count."""
+    counts = word.isalpha() and len(word) >= SHORTEST_WORD and word not in STOP_WORDS
+    return stem(word)[:BEGINNING] if counts else ""
+
+
+def _has_word(text: str, beginning: str) -> bool:
+    """Return whether any word of a text begins with some letters."""
+    at = text.find(beginning)
+    while at > 0 and text[at - 1].isalpha():
+        at = text.find(beginning, at + 1)
+    return at >= 0

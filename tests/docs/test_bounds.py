@@ -32,6 +32,7 @@ MODULES = [
         "server.sdk",
         "server.skills",
         "catalog.skills",
+        "retrieval.indexing",
         "front.conversation",
     )
 ]

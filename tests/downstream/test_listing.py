@@ -1,5 +1,7 @@
 """A list that changed is listed anew, at a rate that a flapping server cannot set."""
 
+import json
+
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, inside
@@ -99,3 +101,27 @@ async def test_the_tools_of_a_new_server_are_not_listed_before_they_can_be_calle
         called = await client.call("slow__go")
 
     assert "isError" not in called
+
+
+NESTED = '"properties":{"a":{'
+
+UNREADABLE = {
+    "a number beyond all bounds": f'{{"x-mcp-header":{"9" * 5_000}}}',
+    "nested properties": f'{{"x-mcp-header":1,{NESTED * 300}{"}}" * 300}}}',
+    "nested arrays": f'{{"properties":{{"x-mcp-header":{"[" * 800}{"]" * 800}}}}}',
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+async def test_a_header_of_a_tool_that_cannot_be_read_costs_only_that_tool(
+    workshop: Workshop, name: str
+) -> None:
+    entries = f'{{"name":"bad","inputSchema":{UNREADABLE[name]}}},{json.dumps(tool("good"))}'
+    rest = '"resultType":"complete","ttlMs":0,"cacheScope":"private"'
+    steps = [{"raw_result": f'{{"tools":[{entries}],{rest}}}'}]
+    workshop.http_server("odd", era="modern", tools=[tool("good")], on={"tools/list": steps})
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        called = await Host(proxy, "modern").call("odd__good")
+
+        assert "isError" not in called
+        assert "odd__bad" not in await Host(proxy, "modern").names()

@@ -117,6 +117,8 @@ def test_what_cannot_be_read_is_refused_in_words(
         ("ab", None, "aab*"),
         ("\n", None, "x"),
         ("a\n", None, "a*a"),
+        ("a\n", None, "a*b"),
+        ("ab\n\n", None, "b*a"),
         ("İ", None, "i"),
         ("[", "[0][0]", None),
         ('{"a":', "a.a.a", None),
@@ -139,3 +141,40 @@ def test_hostile_text_is_read_in_time_in_proportion_to_its_length(
     large = min(seconds(800_000) for _ in range(3))
     # Sixteen times the text; with its square it would be 256 times as much.
     assert large < 80 * max(small, 0.001)
+
+
+def test_a_pattern_that_millions_of_short_lines_begin_to_match_is_searched_at_once() -> None:
+    began = time.thread_time()
+    with pytest.raises(ReadError, match="nothing matches"):
+        read(b"ab\n" * 2_000_000, 1, None, "a*a")
+
+    assert time.thread_time() - began < 2
+
+
+def test_a_match_after_lines_without_one_keeps_its_number_whatever_stands_between() -> None:
+    long = b"a " * 300_000
+    text = b"a\n" * 200_000 + long + b"\n" + b"\n" * 5 + b"x\na then b\n" + b"a\n" * 200_000 + b"a b"
+    found = read(text, 1, None, "a*b")
+
+    assert b"200008: a then b" in found.text
+    assert b"400009: a b" in found.text
+    assert "2 places match" in found.note
+
+
+def test_a_field_that_a_path_names_often_is_taken_once() -> None:
+    text = b"[" + b",".join([b'{"a":1,"b":2}'] * 50_000) + b"]"
+    began = time.thread_time()
+    often = read(text, 1, "[*][" + ",".join(["b", "a"] * 200) + "]", None)
+
+    assert time.thread_time() - began < 2
+    assert often.text == read(text, 1, "[*][b,a]", None).text
+
+
+def test_a_path_whose_steps_go_through_a_large_result_over_and_over_is_refused() -> None:
+    text = b"[" * 100 + b"[0]," * 1_500_000 + b"0" + b"]" * 100
+    began = time.thread_time()
+    with pytest.raises(ReadError, match="too many steps for a result of this size"):
+        read(text, 1, "[0]" * 32, None)
+
+    assert time.thread_time() - began < 4
+    assert read(b"[" * 33 + b"]" * 33, 1, "[0]" * 32, None).text == b"[]"

@@ -11,7 +11,14 @@ import pytest
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.indexing import TEXTS_A_STEP, embedded, read
+from mcp_context_proxy.retrieval.indexing import (
+    BATCH_BYTES,
+    BATCH_ITEMS,
+    FIRST_ITEMS,
+    TEXTS_A_STEP,
+    embedded,
+    read,
+)
 
 PATIENCE = 10.0
 
@@ -199,6 +206,103 @@ def test_sources_that_were_not_read_in_time_are_read_next(
     assert unread == [2, 1, 0]
     assert index is not None
     assert [item.server for item in index.items] == ["server0", "server1", "server2"]
+
+
+def test_a_large_list_is_read_in_batches_after_the_small_ones(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    large = [tool(f"tool_{n:04}", f"Does thing {n}.", server="evil") for n in range(5 * BATCH_ITEMS)]
+    small = [tool(f"note_{n:04}", f"Notes {n}.", server="good") for n in range(BATCH_ITEMS + 1)]
+    catalog = snapshot(*large, *small)
+    index, read_of = None, []
+    while index is None or index.unread:
+        index = read(catalog, True, index, seconds=0.0, calls=lambda key: int(key == "evil"))
+        names = [item.server for item in index.items if isinstance(item, Tool)]
+        read_of.append((names.count("evil"), names.count("good")))
+        assert index.unread == len(large) + len(small) - len(names)
+
+    assert read_of == [
+        (BATCH_ITEMS, 0),
+        (BATCH_ITEMS, BATCH_ITEMS),
+        (BATCH_ITEMS, len(small)),
+        *((batches * BATCH_ITEMS, len(small)) for batches in range(2, 6)),
+    ]
+
+
+def test_long_definitions_are_read_a_few_at_a_time(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(*(tool(f"tool_{n}", "word " * (BATCH_BYTES // 10)) for n in range(6)))
+    index, sizes = None, []
+    while index is None or index.unread:
+        index = read(catalog, True, index, seconds=0.0)
+        sizes.append(len(index.items))
+
+    assert sizes == [2, 4, 6]
+
+
+def test_an_index_of_many_batches_is_that_of_one(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    tools = [tool(f"tool_{n % 97}_{n}", f"Does thing {n % 7} of {n % 5}.") for n in range(3 * BATCH_ITEMS)]
+    catalog = snapshot(*tools)
+    index, whole = None, read(catalog, True, None, seconds=60.0)
+    while index is None or index.unread:
+        index = read(catalog, True, index, seconds=0.0)
+
+    assert not whole.unread
+    assert list(index.items) == list(whole.items)
+    assert list(index.chunks) == list(whole.chunks)
+    for terms in (["thing"], ["3", "doe"], ["tool"]):
+        assert np.array_equal(index.lexical.score(terms).scores, whole.lexical.score(terms).scores)
+
+
+def test_a_list_that_changes_while_it_is_read_keeps_what_was_read(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    tools = [tool(f"tool_{n:04}", f"Does thing {n}.") for n in range(4 * BATCH_ITEMS)]
+    begun = read(snapshot(*tools), True, None, seconds=0.0)
+    after = snapshot(tool("added", "Adds."), *tools[1:], generation=2)
+    index = read(after, True, begun, seconds=0.0)
+
+    names = [item.name for item in index.items]
+    assert "tool_0000" not in names
+    assert names == sorted(names)
+    assert len(names) == 2 * BATCH_ITEMS - 1
+    while index.unread:
+        index = read(after, True, index, seconds=0.0)
+    whole = read(after, True, None, seconds=60.0)
+    assert list(index.items) == list(whole.items)
+    assert np.array_equal(index.lexical.score(["add"]).scores, whole.lexical.score(["add"]).scores)
+
+
+def test_stuffing_is_noticed_before_a_list_is_read_to_its_end(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    stuffed = [
+        tool(f"do_{n:04}", "I need a flight to Rome. Show me a hotel.", server="evil")
+        for n in range(3 * BATCH_ITEMS)
+    ]
+    catalog = snapshot(*stuffed, tool("find_flight", "Finds a flight.", server="good"))
+    index = read(catalog, True, None, seconds=0.0)
+    index = read(catalog, True, index, seconds=0.0)
+
+    assert index.unread
+    assert index.suspected == {"evil": "requests"}
+
+
+def test_a_large_server_is_embedded_after_the_first_tools_of_every_other(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    large = [tool(f"tool_{n:04}", f"Does thing {n}.", server="evil") for n in range(5 * FIRST_ITEMS)]
+    small = [tool(f"note_{n:04}", f"Notes {n}.", server="good") for n in range(FIRST_ITEMS)]
+    catalog = snapshot(*large, *small)
+    begun = read(catalog, True, None, seconds=60.0)
+    vectors = word_vectors()
+    list(embedded(begun, vectors, True, None, lambda: False, calls=lambda key: int(key == "evil")))
+
+    embedded_first = vectors.texts[: 2 * FIRST_ITEMS]
+    assert sum("Notes" in text for text in embedded_first) == FIRST_ITEMS
 
 
 def test_an_empty_catalog_is_indexed_at_once(
