@@ -143,6 +143,7 @@ def seconds(function: Callable[[str], object], written: str) -> float:
     return best
 
 
+@pytest.mark.no_cover  # the time of the code itself counts, and other tests cover it
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str) -> None:
     function = FUNCTIONS[name]

@@ -16,7 +16,9 @@ PHASES = [
     ("fuzzing,stateful", 20),
     pytest.param("coverage,fuzzing,stateful", 40, marks=pytest.mark.full_cross),
 ]
-"""Kinds of requests, and the number of random ones for each operation: `coverage` has those of every bound."""
+"""Kinds of requests, and the random ones for each operation. `coverage` has the bounds of every parameter."""
+
+OPTIONS = ["--seed", "1", "--generation-database", "none", "--no-color"]
 
 
 @pytest.mark.slow
@@ -26,17 +28,7 @@ def test_every_answer_matches_the_openapi_document(
 ) -> None:
     """Valid, invalid and hostile requests, alone and one after the other."""
     url = f"{proxy.base}/api/v1/openapi.json"
-    options = [
-        "--phases",
-        phases,
-        "--max-examples",
-        str(cases),
-        "--seed",
-        "1",
-        "--generation-database",
-        "none",
-        "--no-color",
-    ]
+    options = ["--phases", phases, "--max-examples", str(cases), *OPTIONS]
     token = ["--header", f"Authorization: {AUTHORIZED['authorization']}"]
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", url, *token, *options]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
