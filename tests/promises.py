@@ -33,6 +33,7 @@ QUESTIONS = "server/test_questions.py::"
 MARKERS = "server/test_markers.py::"
 CONSENT = "server/test_consent.py::"
 SKILLS = "server/test_skills.py::"
+OWN_SKILLS = "server/test_own_skills.py::"
 ADVERSARIAL = "trust/test_adversarial_text.py::"
 EVENT_LOOP = "trust/test_event_loop.py::"
 STANDING = "server/test_standing_list.py::"
@@ -535,7 +536,7 @@ SECURITY = (
             SKILLS + "test_a_file_that_is_not_what_its_manifest_says_is_refused_with_a_finding",
             SKILLS + "test_a_file_that_the_manifest_does_not_list_never_reaches_the_server",
             SKILLS + "test_skills_of_a_server_of_either_era_are_listed_under_its_name",
-            SKILLS + "test_nothing_outside_of_a_skill_is_read_from_the_disk",
+            OWN_SKILLS + "test_nothing_outside_of_a_skill_is_read_from_the_disk",
         ),
     ),
 )
@@ -559,7 +560,7 @@ README = (
     Promise(
         "Hosts that know skills get those of folders and of servers whole.",
         (
-            SKILLS + "test_skills_of_the_users_folders_are_served_with_all_their_files",
+            OWN_SKILLS + "test_skills_of_the_users_folders_are_served_with_all_their_files",
             SKILLS + "test_a_file_that_is_what_its_manifest_says_is_passed_on_unchanged",
         ),
     ),
