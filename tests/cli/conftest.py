@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 from support.commands import PATIENCE, forked_command
 
-__all__ = ["PATIENCE", "Run"]
+__all__ = ["PATIENCE", "Run", "environment_of", "run_in"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment_of(home: str) -> dict[str, str]:
     """An environment in which nothing of the user's is found or changed."""
-    home = str(tmp_path / "home")
     own = {"HOME": home, "USERPROFILE": home, "LOCALAPPDATA": home, "XDG_CONFIG_HOME": home}
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("MCP_", "PYTHON", "XDG_"))
@@ -27,8 +25,12 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(environment: dict[str, str]) -> Run:
-    """Run ``mcp-context-proxy`` with some arguments to its end."""
+def environment(tmp_path: Path) -> dict[str, str]:
+    return environment_of(str(tmp_path / "home"))
+
+
+def run_in(environment: dict[str, str]) -> Run:
+    """A way to run ``mcp-context-proxy`` with some arguments to its end."""
 
     def run(*args: str | Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -42,3 +44,8 @@ def run(environment: dict[str, str]) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    return run_in(environment)

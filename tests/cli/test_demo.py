@@ -7,21 +7,38 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import forked_command
 
-from .conftest import PATIENCE, Run
+from .conftest import PATIENCE, environment_of, run_in
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_demo_shows_servers_lists_searches_and_calls(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    program = bin_folder / "mcp-context-proxy"
-    program.touch(mode=0o755)
-    done = run("demo", TMPDIR=str(folder), PATH=f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
 
+
+@pytest.fixture(scope="module")
+def program(folder: Path) -> Path:
+    """The command, as it is found on the PATH."""
+    found = folder / "bin" / "mcp-context-proxy"
+    found.parent.mkdir()
+    found.touch(mode=0o755)
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path, program: Path) -> subprocess.CompletedProcess[str]:
+    """The demo, run to its end."""
+    (folder / "tmp").mkdir()
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    return run_in(environment_of(str(folder)))("demo", TMPDIR=str(folder / "tmp"), PATH=path)
+
+
+def test_the_demo_shows_servers_lists_searches_and_calls(
+    done: subprocess.CompletedProcess[str], folder: Path, program: Path
+) -> None:
     out = done.stdout
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -36,14 +53,16 @@ def test_the_demo_shows_servers_lists_searches_and_calls(run: Run, tmp_path: Pat
     assert re.search(r"call_tool \{.*?\n     -> \{", out, re.DOTALL)
     assert re.search(r"calculator__loan_payment \{.*?\n     -> \{", out, re.DOTALL)
     assert "mcp-context-proxy check" in out
-    assert list(folder.glob("mcp-*")) == []
+    assert list((folder / "tmp").glob("mcp-*")) == []
 
 
-def test_without_a_terminal_the_output_is_plain_text_of_80_columns(run: Run) -> None:
-    out = run("demo").stdout
+def test_without_a_terminal_the_output_is_plain_text_of_80_columns(
+    done: subprocess.CompletedProcess[str], program: Path
+) -> None:
+    lines = done.stdout.splitlines()
 
-    assert "\x1b" not in out
-    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in done.stdout
+    assert max(len(line) for line in lines if str(program.parent) not in line) <= 80
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
@@ -54,7 +73,7 @@ def test_ctrl_c_or_a_closed_terminal_ends_it_quietly_and_leaves_nothing_behind(
     folder = tmp_path / "tmp"
     folder.mkdir()
     with subprocess.Popen(
-        [sys.executable, "-m", "mcp_context_proxy", "demo"],
+        forked_command("demo"),
         env={**environment, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -51,8 +51,8 @@ NO_MESSAGES = {"large-id", "stray"}
 GROWTH = 40 << 20
 """Bytes by which the memory of the proxy may grow: as by any one fault."""
 
-SECONDS = 0.4
-"""Length of a flood: some thousand messages, ten times what any bound lets pass."""
+SECONDS = 0.2
+"""Length of a flood: a thousand messages, several times what any bound lets pass."""
 
 ANSWERS = {
     "sampling/createMessage": lambda params: {

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 LARGE_BYTES = 15 << 20
 """Just below what a message may have by default."""
 
-ROUNDS = 3
+ROUNDS = 2
 """Beside one of them a new proxy may read what it needs but once, such as a vocabulary to count tokens."""
 
 
@@ -67,6 +67,7 @@ def peak(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("server", ["pipe", "url"])
 async def test_a_result_of_the_largest_size_is_held_in_memory_three_times_at_most(
     client: RawClient, pid: int, server: str
@@ -95,7 +96,7 @@ async def test_the_largest_result_is_shortened_with_a_few_times_its_size_in_memo
             async with http(proxy.base) as client:
                 await client.until_listed("odd__tool_000")
                 grown = []
-                for _ in range(2 * ROUNDS):
+                for _ in range(3 * ROUNDS):
                     before = rss(proxy.process.pid)
                     forget_peak(proxy.process.pid)
                     result = await client.call("odd__tool_000", {"nonce": nonce()})

@@ -15,7 +15,7 @@ import anyio
 import pytest
 from faults.harness import SAFE, Ledger, children, faulty, nonce, runs
 from support.ledger import PATIENCE, until
-from support.proxies import http_proxy, real_command
+from support.proxies import command, http_proxy, real_command
 from support.raw_client import HANDSHAKE, RawClient, RpcError
 from support.servers import Workshop, tool
 from support.wires import http, stdio
@@ -37,11 +37,11 @@ class Setup:
         """A client, and the process id of its proxy."""
         config = self.workshop.config(limits={"stop_seconds": 0.5} | limits)
         if front == "stdio":
-            async with stdio(real_command(config)) as client:
+            async with stdio(command(config)) as client:
                 assert client.process is not None
                 yield client, client.process.pid
         else:
-            with http_proxy(config, real=True) as proxy:
+            with http_proxy(config) as proxy:
                 async with http(proxy.base, "modern") as client:
                     yield client, proxy.process.pid
                 assert proxy.process.wait(PATIENCE) == 0
@@ -328,7 +328,7 @@ async def test_calls_of_a_host_that_disconnects_are_cancelled(setup: Setup) -> N
 async def test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind(setup: Setup) -> None:
     setup.server("huge-result", size=1 << 20)
     config = setup.workshop.config(limits={"stalled_seconds": 1.0, "stop_seconds": 0.5})
-    async with await anyio.open_process(real_command(config), stderr=None) as deaf:
+    async with await anyio.open_process(command(config), stderr=None) as deaf:
         assert deaf.stdin is not None
         await deaf.stdin.send(spoken(200, "huge-result__tool_000"))
         with anyio.fail_after(PATIENCE):

@@ -19,7 +19,7 @@ import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty
 from support.ledger import until
-from support.proxies import http_proxy, real_command
+from support.proxies import command, http_proxy, real_command
 from support.raw_client import PATIENCE, RawClient
 from support.servers import Workshop
 from support.wires import http, stdio
@@ -136,8 +136,8 @@ async def test_two_proxies_on_one_store_do_not_block_each_other(workshop: Worksh
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
         async with (
-            stdio(real_command(config), stderr=stderr) as one,
-            stdio(real_command(config), stderr=stderr) as two,
+            stdio(command(config), stderr=stderr) as one,
+            stdio(command(config), stderr=stderr) as two,
             anyio.create_task_group() as group,
         ):
             for client in (one, two) * 5:
@@ -166,7 +166,7 @@ async def test_without_a_usable_model_search_is_lexical(
     config = workshop.config(embedding={"model": str(model)}, expose={"mode": "search"})
     log = tmp_path / "log"
     with log.open("w", encoding="utf-8") as stderr:
-        async with stdio(real_command(config), stderr=stderr) as client:
+        async with stdio(command(config), stderr=stderr) as client:
             assert "goes by words alone" in client.introduction["instructions"]
             for _ in range(3):
                 found = await client.data("search_available_tools", {"query": "says safe"})

@@ -71,6 +71,7 @@ def ranking(engine: Engine, snapshot: Snapshot, query: str) -> list[tuple[str, s
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_ten_thousand_uses_for_all_sorts_of_queries_bring_a_tool_into_no_unrelated_top_five(
     snapshot: Snapshot,
 ) -> None:

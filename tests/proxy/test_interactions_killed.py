@@ -48,7 +48,7 @@ def test_acknowledged_interactions_survive_kills_at_random_moments(
     config = workshop.config(store={"path": str(store)}, interactions={"enabled": True})
     acknowledged: dict[int, str] = {}
     for kill in range(KILLS):
-        with http_proxy(config, real=True) as running:
+        with http_proxy(config) as running:
             begun = threading.Event()
             clients = [
                 threading.Thread(

@@ -152,6 +152,7 @@ def test_unused_vectors_are_dropped(
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_an_incrementally_updated_large_index_equals_a_new_one(
     tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:

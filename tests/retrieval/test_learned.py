@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.evaluation.data import read_corpus, read_queries
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.learning.pairs import Signal, Use
-from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.retrieval.scoring import MOST_ADDED
-from mcp_context_proxy.store import open_store
-
-VICTIM = ("filesystem", "move_file")
-GOLDEN = Path(__file__).parent / "data" / "mcpproxy_golden"
 
 
 class Says:
@@ -121,35 +111,3 @@ def test_without_pairs_scores_are_the_same_as_without_learning(word_vectors, cat
 
         assert learned.results == static.results
         assert learned.near_misses == static.near_misses
-
-
-@pytest.mark.slow
-def test_ten_thousand_fake_uses_do_not_bring_a_tool_into_the_first_five_of_unrelated_queries():
-    """With the real model, for the very words of the queries, in ten thousand sessions."""
-    catalog = read_corpus(GOLDEN / "corpus.jsonl")
-    queries = [query.text for query in read_queries(GOLDEN / "queries.jsonl")]
-    model = LazyModel()
-    with open_store("memory") as store:
-        embedder, vectors = CachedEmbedder(model, store.vectors), QueryEmbedder(model)
-        tier = LearnedTier(vectors, store.learned)
-        engine = Engine(embedder, vectors, learned=tier)
-
-        def first(count: int) -> dict[str, list[str]]:
-            options = SearchOptions(top_n=count, include_score=9)
-            return {query: names(engine.search(query, catalog, options=options)) for query in queries}
-
-        before, related = first(5), first(15)
-        for number in range(10_000):
-            tier.learn(Use(queries[number % len(queries)], VICTIM, Signal.FOUND, f"session {number}"))
-        poisoned = first(5)
-        tier.forget(lambda _pair: True)
-        after = first(5)
-
-    unrelated = [query for query in queries if VICTIM[1] not in related[query]]
-    assert len(unrelated) > len(queries) / 2
-    assert [query for query in unrelated if VICTIM[1] in poisoned[query]] == []
-    assert after == before, "without what was learned the order is what it was"
-
-
-def names(ranking: Ranking) -> list[str]:
-    return [result.item.name for result in (*ranking.results, *ranking.near_misses)]

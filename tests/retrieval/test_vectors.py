@@ -19,7 +19,7 @@ from mcp_context_proxy.retrieval.vectors import (
 
 DIMENSIONS = 384
 KINDS_OF_TOOL = 600
-QUERIES = 60
+QUERIES = 20
 PER_ITEM = np.array([1, 1, 1, 2])
 
 

@@ -14,7 +14,7 @@ from mcp_context_proxy.store import open_store
 
 pytestmark = pytest.mark.slow
 
-FLIPS = 2_000
+FLIPS = [400, pytest.param(2_000, marks=pytest.mark.full_cross)]
 PAGE = 4096
 SOME = (1, 7, 11)
 STORE, LOG = "store.sqlite3", "store.sqlite3-wal"
@@ -90,16 +90,17 @@ def flipped(content: bytes, at: int, bit: int) -> bytes:
     return content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
 
 
-def test_with_any_of_2000_bits_flipped_the_store_works(folder: Path, sound: Files) -> None:
+@pytest.mark.parametrize("flips", FLIPS)
+def test_with_any_of_many_bits_flipped_the_store_works(folder: Path, sound: Files, flips: int) -> None:
     chance = random.Random(1)
     aside = 0
-    for flip in range(FLIPS):
+    for flip in range(flips):
         files = checkpointed(sound) if flip % 3 == 0 else sound
         name = LOG if flip % 3 == 1 else STORE
         bit = chance.randrange(len(files[name])), chance.randrange(8)
         aside += survive(folder, damaged(files, name, flipped(files[name], *bit)))
 
-    assert 0 < aside < FLIPS / 2
+    assert 0 < aside < flips / 2
 
 
 @pytest.mark.parametrize("name", [STORE, LOG])

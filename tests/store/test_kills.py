@@ -18,19 +18,20 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs processes that fork"),
 ]
 
-KILLS = 500
+KILLS = [100, pytest.param(500, marks=pytest.mark.full_cross)]
 LONGEST_SECONDS = 0.01
 """Time that a writer goes on after the next one has begun: some tens of transactions."""
 
 
-def test_500_kills_while_another_writes_leave_a_sound_store_with_all_that_was_acknowledged() -> None:
+@pytest.mark.parametrize("kills", KILLS)
+def test_kills_while_another_writes_leave_a_sound_store_with_all_that_was_acknowledged(kills: int) -> None:
     moments = random.Random(20_261_122)
     with quick_folder() as folder:
         path = folder / "store.sqlite3"
         open_store(path).close()
         with writers(path) as started, closing(sqlite3.connect(path)) as connection:
             started.start("writer-0")
-            for kill in range(KILLS):
+            for kill in range(kills):
                 started.start(f"writer-{kill + 1}")
                 # The moment itself is what is tried, so it is no wait for anything.
                 threading.Event().wait(moments.uniform(0, LONGEST_SECONDS))

@@ -1,10 +1,15 @@
-"""Skills as servers list them and as they lie in folders."""
+"""Skills as servers list them, as they lie in folders, and as clients get them."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from support.proxies import Host
+from support.raw_client import RpcError
 
 EXTENSION = "io.modelcontextprotocol/skills"
 
@@ -37,3 +42,21 @@ def write(folder: Path, files: dict[str, str | bytes]) -> None:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+async def listed(host: Host) -> dict[str, dict[str, Any]]:
+    """The entries that a client is told, by their URIs."""
+    return {one["uri"]: one for one in (await host.request("skills/list"))["skills"]}
+
+
+async def read(host: Host, uri: str) -> dict[str, Any]:
+    """The one content of a resource."""
+    (content,) = (await host.request("resources/read", {"uri": uri}))["contents"]
+    return dict(content)
+
+
+async def refusal(host: Host, method: str, uri: str) -> RpcError:
+    """The error that a client is answered with."""
+    with pytest.raises(RpcError) as refused:
+        await host.request(method, {"uri": uri})
+    return refused.value

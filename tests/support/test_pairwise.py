@@ -1,5 +1,6 @@
 """The choice of rows in which every two values meet."""
 
+import os
 import subprocess
 import sys
 from itertools import combinations, product
@@ -9,7 +10,7 @@ import pytest
 
 from support.pairwise import pairwise
 
-ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 
 CROSSES = [
     pytest.param([("a", "b"), (1, 2)], 4, id="two columns are a cross product already"),
@@ -49,16 +50,38 @@ def test_every_value_of_a_single_column_is_chosen_once() -> None:
     assert pairwise([("a",), ("b",), ("a",)]) == {0, 1}
 
 
-def collected(*options: str) -> list[str]:
-    """The tests of a module marked `pairwise` that pytest would run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", *options]
-    file = "tests/every_front/test_invalid_requests.py"
-    done = subprocess.run([*command, file], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if "::" in line]
+MODULE = """
+import pytest
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("a", "xyz")
+@pytest.mark.parametrize("b", "xyz")
+@pytest.mark.parametrize("c", "xy")
+def test_cross(a, b, c):
+    pass
+
+@pytest.mark.parametrize("size", [1, pytest.param(9, marks=pytest.mark.full_cross)])
+def test_size(size):
+    pass
+"""
 
 
-def test_the_other_combinations_run_only_if_they_are_asked_for() -> None:
-    usual, others = collected("-m", "not slow"), collected("-m", "full_cross")
+def collected(folder: Path, *options: str) -> list[str]:
+    """The tests of a module that pytest would run."""
+    (folder / "test_some.py").write_text(MODULE)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  pairwise\n  full_cross\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "support.pairwise", "--collect-only", *options]
+    # Other plugins take seconds to import.
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
-    assert len(usual) == len(set(usual) - set(others)) == 3 * 18 + 4 * 6
-    assert len(others) == 3 * 18
+
+def test_the_other_combinations_run_only_if_they_are_asked_for(tmp_path: Path) -> None:
+    usual, others = collected(tmp_path), collected(tmp_path, "-m", "full_cross")
+
+    assert not set(usual) & set(others)
+    assert len(usual) == 3 * 3 + 1
+    assert len(others) == 3 * 3 + 1
+    assert ("test_size[1]" in usual, "test_size[9]" in others) == (True, True)

@@ -215,56 +215,85 @@ LARGEST = ("arguments", "arguments for call_tool", "_meta as members", "answers"
 """Places that are tried with the largest message; all others with one that needs no worker thread."""
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_no_message_of_a_client_delays_the_others(workshop: Workshop, shape: str) -> None:
-    value = SHAPES[shape](LARGE_MESSAGE_BYTES - 1_000)
+@pytest.fixture(scope="module")
+async def calm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    workshop = Workshop(tmp_path_factory.mktemp("calm"))
     workshop.server("calm", tools=[tool("add", "Adds two numbers")])
     async with watched(workshop, expose={"mode": "all"}) as proxy:
         await proxy.client.until_listed("calm__add")
-        for method, params in REQUESTS.values():
-            await proxy.ask(method, params % value)
-        for place in LARGEST:
-            method, params = REQUESTS[place]
-            await proxy.ask(method, params % SHAPES[shape](SIZE))
-        for method in ("cancelled", "progress", "roots/list_changed"):
-            await proxy.notify(f"notifications/{method}", f'{{"requestId":1,"a":{value}}}')
-        result = await proxy.client.call("calm__add", {})
+        yield proxy
         proxy.client.null_errors.clear()
 
-    assert result["content"]
-    assert not proxy.slow_steps, proxy.slow_steps
 
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_no_message_of_a_client_delays_the_others(calm: Watched, shape: str) -> None:
+    value = SHAPES[shape](LARGE_MESSAGE_BYTES - 1_000)
+    calm.since = time.monotonic()
+    for method, params in REQUESTS.values():
+        await calm.ask(method, params % value)
+    for place in LARGEST:
+        method, params = REQUESTS[place]
+        await calm.ask(method, params % SHAPES[shape](SIZE))
+    for method in ("cancelled", "progress", "roots/list_changed"):
+        await calm.notify(f"notifications/{method}", f'{{"requestId":1,"a":{value}}}')
+    result = await calm.client.call("calm__add", {})
+
+    assert result["content"]
+    assert not calm.slow_steps, calm.slow_steps
+
+
+MEMBERS = {
+    "_meta": '{"_meta":%s}',
+    "data": '{"content":[],"structuredContent":{"a":%s}}',
+    "input": '{"resultType":"input_required","inputRequests":%s}',
+    "blocks": '{"content":%s}',
+    "failure": '{"isError":true,"content":%s}',
+}
+"""Results by the member that a value is."""
 
 LARGEST_RESULTS = ("data", "input")
 """Members of a result that are tried with the largest message; all others with one of 2 MiB."""
 
 
-@pytest.mark.parametrize("era", ["handshake", "modern"])
-async def test_no_message_of_a_server_delays_the_others(workshop: Workshop, era: str) -> None:
-    shapes = {name.replace(" ", "_"): make for name, make in SHAPES.items()}
-    members = {"_meta": '{"_meta":%s}', "data": '{"content":[],"structuredContent":{"a":%s}}'}
-    members |= {"input": '{"resultType":"input_required","inputRequests":%s}', "blocks": '{"content":%s}'}
-    members["failure"] = '{"isError":true,"content":%s}'
-    steps = {
-        f"{name}_{member}": [{"raw_result": template % make(SIZE if member in LARGEST_RESULTS else 2 << 20)}]
-        for name, make in shapes.items()
-        for member, template in members.items()
-    }
-    workshop.server("evil", era=era, tools=[tool(name) for name in steps], calls=steps)
+@dataclass
+class Evil:
+    """A server that answers with whatever is in a file."""
+
+    proxy: Watched
+    answer: Path
+
+
+@pytest.fixture(scope="module", params=["handshake", "modern"])
+async def evil(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Evil]:
+    """The server in one era, and a client in the other."""
+    workshop, era = Workshop(tmp_path_factory.mktemp("evil")), request.param
+    answer = workshop.flag("answer")
+    workshop.server("evil", era=era, tools=[tool("x")], calls={"x": [{"raw_result_in": str(answer)}]})
     workshop.server("calm", tools=[tool("add", "Adds two numbers")])
     other = "modern" if era == "handshake" else "handshake"
     async with watched(workshop, other, expose={"mode": "all"}) as proxy:
-        await proxy.client.until_listed("calm__add", *(f"evil__{name}" for name in steps))
-        for name in steps:
-            await proxy.ask("tools/call", json.dumps(proxy.client._with_meta({"name": f"evil__{name}"}, {})))
-        result = await proxy.client.call("calm__add", {})
+        await proxy.client.until_listed("calm__add", "evil__x")
+        yield Evil(proxy, answer)
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("member", MEMBERS)
+async def test_no_message_of_a_server_delays_the_others(evil: Evil, shape: str, member: str) -> None:
+    proxy, size = evil.proxy, SIZE if member in LARGEST_RESULTS else 2 << 20
+    evil.answer.write_text(MEMBERS[member] % SHAPES[shape](size), encoding="utf-8")
+    proxy.since = time.monotonic()
+    await proxy.ask("tools/call", json.dumps(proxy.client._with_meta({"name": "evil__x"}, {})))
+    result = await proxy.client.call("calm__add", {})
 
     assert result["content"]
     assert not proxy.slow_steps, proxy.slow_steps
 
 
 async def test_no_flood_of_a_server_delays_the_others(workshop: Workshop) -> None:
-    workshop.server("odd").settings = faulty("flood", workshop.folder / "flooded", delay=0.3)
+    workshop.server("odd").settings = faulty("flood", workshop.folder / "flooded", delay=0.15)
     workshop.server("calm", tools=[tool("add", "Adds two numbers")])
     capabilities = {"sampling": {}, "elicitation": {}, "roots": {"listChanged": True}}
     async with watched(workshop, expose={"mode": "all"}, capabilities=capabilities, answers=ANSWERS) as proxy:

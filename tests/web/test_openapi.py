@@ -12,15 +12,23 @@ from support.shop import TOKEN
 
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 
-CASES = "20"
-"""Random requests for each operation and phase, beside those that the description itself gives."""
+PHASES = [
+    ("fuzzing,stateful", 20),
+    pytest.param("coverage,fuzzing,stateful", 40, marks=pytest.mark.full_cross),
+]
+"""Kinds of requests, and the random ones for each operation. `coverage` has the bounds of every parameter."""
+
+OPTIONS = ["--seed", "1", "--generation-database", "none", "--no-color"]
 
 
 @pytest.mark.slow
-def test_every_answer_matches_the_openapi_document(proxy: HttpProxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("phases", "cases"), PHASES)
+def test_every_answer_matches_the_openapi_document(
+    proxy: HttpProxy, tmp_path: Path, phases: str, cases: int
+) -> None:
     """Valid, invalid and hostile requests, alone and one after the other."""
     url = f"{proxy.base}/api/v1/openapi.json"
-    options = ["--max-examples", CASES, "--seed", "1", "--generation-database", "none", "--no-color"]
+    options = ["--phases", phases, "--max-examples", str(cases), *OPTIONS]
     token = ["--header", f"Authorization: {AUTHORIZED['authorization']}"]
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", url, *token, *options]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

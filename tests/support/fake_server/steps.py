@@ -19,6 +19,12 @@ def step_raw_result(request, value):
     raise NoResponse
 
 
+def step_raw_result_in(request, value):
+    """Write a result, which a file has as JSON text, as it is."""
+    with open(value, encoding="utf-8") as file:
+        step_raw_result(request, file.read())
+
+
 def step_raw(request, value):
     """Write a line as it is, with ID replaced by the id of the request, and go on."""
     request.channel.line(value.replace("ID", json.dumps(request.id)).encode())

@@ -1,0 +1,149 @@
+"""Skills of the user's own folders, for clients of both eras."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+from support.skills import digest, listed, manifest_file, read, refusal, write
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "skills"
+
+
+def own(workshop: Workshop, *folders: Path) -> Path:
+    workshop.server("other", tools=[tool("one")])
+    return workshop.config(documents=[{"path": str(each)} for each in folders])
+
+
+OWN = "skill://own.folders/review"
+REVIEW = manifest_file("review", "Reviews a change", more="license: MIT\nversion: 2\n")
+
+
+async def test_skills_of_the_users_folders_are_served_with_all_their_files(
+    workshop: Workshop, folder: Path, era: str
+) -> None:
+    files: dict[str, str | bytes] = {
+        "SKILL.md": REVIEW,
+        "scripts/run me.sh": "echo\r\n",
+        "logo.png": b"\x89PNG\x00\xff",
+    }
+    write(folder / "review", {**files, ".secret": "no"})
+    write(folder, {"note.md": "A plain reference."})
+    async with inside(own(workshop, folder)) as proxy:
+        host = Host(proxy, era)
+        (skill,) = (await listed(host)).values()
+        got = (await host.request("skills/get", {"uri": f"{OWN}/SKILL.md"}))["skill"]
+        contents = {path: await read(host, f"{OWN}/{path.replace(' ', '%20')}") for path in files}
+        inner = (await host.request("resources/directory/read", {"uri": OWN}))["resources"]
+
+    assert skill == got
+    assert skill["frontmatter"] == {
+        "name": "review",
+        "description": "Reviews a change",
+        "license": "MIT",
+        "version": 2,
+    }
+    assert {file["uri"]: (file["digest"], file["size"]) for file in skill["resources"]} == {
+        f"{OWN}/{path.replace(' ', '%20')}": (
+            digest(content),
+            len(content.encode() if isinstance(content, str) else content),
+        )
+        for path, content in files.items()
+    }
+    assert contents["SKILL.md"]["text"] == REVIEW
+    assert contents["SKILL.md"]["mimeType"] == "text/markdown"
+    assert contents["scripts/run me.sh"]["text"] == "echo\r\n"
+    assert contents["logo.png"]["blob"] == "iVBORwD/"
+    assert [(one["name"], one["mimeType"]) for one in inner] == [
+        ("review", "text/markdown"),
+        ("logo.png", "image/png"),
+        ("scripts", "inode/directory"),
+    ]
+
+
+async def test_nothing_outside_of_a_skill_is_read_from_the_disk(
+    workshop: Workshop, folder: Path, tmp_path: Path, era: str
+) -> None:
+    write(tmp_path, {"outside.txt": "outside"})
+    write(folder / "review", {"SKILL.md": REVIEW, ".env": "TOKEN"})
+    (folder / "review" / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (folder / "review" / "up").symlink_to(tmp_path)
+    os.mkfifo(folder / "review" / "pipe")
+    async with inside(own(workshop, folder)) as proxy:
+        host = Host(proxy, era)
+        (skill,) = (await listed(host)).values()
+        assert [file["uri"] for file in skill["resources"]] == [f"{OWN}/SKILL.md"]
+        paths = (
+            "../../outside.txt",
+            "%2e%2e/%2e%2e/outside.txt",
+            "link.txt",
+            "up/outside.txt",
+            ".env",
+            "pipe",
+        )
+        for path in (*paths, "..%2f..%2foutside.txt", "", "none", "//outside.txt", "a%00b", "./SKILL.md"):
+            error = await refusal(host, "resources/read", f"{OWN}/{path}")
+            assert error.code == (-32602 if era == "modern" else -32002)
+
+
+async def test_own_skills_with_one_path_in_two_folders_are_both_served(
+    workshop: Workshop, folder: Path, tmp_path: Path
+) -> None:
+    write(folder / "review", {"SKILL.md": REVIEW})
+    write(tmp_path / "team" / "review", {"SKILL.md": REVIEW})
+    async with inside(own(workshop, folder, tmp_path / "team")) as proxy:
+        skills = await listed(Host(proxy, "modern"))
+
+    assert set(skills) == {f"{OWN}/SKILL.md", "skill://own.folders/team/review/SKILL.md"}
+
+
+async def test_a_nested_skill_has_its_own_entry_and_is_content_of_the_outer_one(
+    workshop: Workshop, folder: Path
+) -> None:
+    write(
+        folder / "review",
+        {"SKILL.md": REVIEW, "deep/SKILL.md": manifest_file("deep", "Looks deeper")},
+    )
+    async with inside(own(workshop, folder)) as proxy:
+        skills = await listed(Host(proxy, "modern"))
+
+    assert set(skills) == {f"{OWN}/SKILL.md", f"{OWN}/deep/SKILL.md"}
+    assert f"{OWN}/deep/SKILL.md" in [file["uri"] for file in skills[f"{OWN}/SKILL.md"]["resources"]]
+
+
+async def test_an_own_skill_that_breaks_the_rules_stays_a_reference_with_a_finding(
+    workshop: Workshop, folder: Path
+) -> None:
+    write(folder / "wrong", {"SKILL.md": manifest_file("Not Right", "x")})
+    async with inside(own(workshop, folder)) as proxy:
+        assert await listed(Host(proxy, "modern")) == {}
+        (found,) = map(str, proxy.library.loaded.findings)
+        assert [one.name for one in proxy.catalog.snapshot.documents.values()] == ["Not Right"]
+
+    assert "not as a skill: its front matter needs a 'name' of up to 64 small letters" in found
+
+
+async def test_an_own_skill_is_found_by_its_name_whatever_its_folder_is_called(
+    workshop: Workshop, folder: Path
+) -> None:
+    write(folder / "wrong", {"SKILL.md": REVIEW, "a.md": "more"})
+    async with inside(own(workshop, folder)) as proxy:
+        host = Host(proxy, "modern")
+        assert set(await listed(host)) == {f"{OWN}/SKILL.md"}
+        assert (await read(host, f"{OWN}/a.md"))["text"] == "more"
+
+
+async def test_an_own_skill_over_the_bounds_is_left_out(workshop: Workshop, folder: Path) -> None:
+    write(folder / "review", {"SKILL.md": REVIEW, **{f"{i}.txt": "" for i in range(512)}})
+    async with inside(own(workshop, folder)) as proxy:
+        host = Host(proxy, "modern")
+        assert await listed(host) == {}
+        assert "more than 512 files" in (await refusal(host, "skills/get", f"{OWN}/SKILL.md")).message
