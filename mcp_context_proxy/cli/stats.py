@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli.options import (
+    WholeNumber,
+    configured,
+    echo_json,
+    json_option,
+    open_configured_store,
+    shown,
+)
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
@@ -33,7 +40,7 @@ FAILING: Final = 0.1
 @click.command("stats")
 @configured
 @click.option("--period", default="30d", show_default=True, help="Hours or days, such as 24h or 7d.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Tools to list.")
+@click.option("--limit", type=WholeNumber(1), default=20, show_default=True, help="Tools to list.")
 @json_option
 def stats_command(config: Config, period: str, limit: int, as_json: bool) -> None:
     """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""

@@ -26,6 +26,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.validation import in_words
 
 SYSTEM: Final = (
     "You put tools in the order of how well they serve a request. "
@@ -177,7 +178,8 @@ class SamplingRerankerModel:
         except RequestError as error:
             raise RerankError(self.name, f"it refuses: {error.message}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise RerankError(self.name, f"its answer is no sampling result ({error})") from error
+            why = in_words(error, _Sampled)
+            raise RerankError(self.name, f"its answer is no sampling result ({why})") from error
         blocks = sampled.content if isinstance(sampled.content, list) else [sampled.content]
         return question.order("\n".join(block.text for block in blocks), self.name)
 

@@ -26,6 +26,7 @@ from mcp_context_proxy.items import Kind, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.validation import in_words
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
@@ -341,7 +342,7 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
             raw = envelope.raw(given)
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
-        raise _UnusableArgumentsError(f"these arguments cannot be used: {error}") from None
+        raise _UnusableArgumentsError(in_words(error, kind, "the arguments")) from None
 
 
 def _without_nulls(raw: Raw) -> Members:

@@ -1,6 +1,6 @@
 """Runs the official conformance suite and the Inspector against the proxy.
 
-``python tests/conformance/run.py FOLDER [gates] [skills] [clients] [inspector]``; FOLDER keeps what is installed.
+``python tests/conformance/run.py FOLDER [gates] [skills] [clients] [inspector]``; FOLDER keeps the installs.
 Where the machine cannot run the suite it says so, and that nothing was proved.
 """
 
@@ -21,8 +21,8 @@ from install import NotPossibleError, Tools, install
 from processes import everything_server, proxy, write_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.servers import Workshop, tool  # noqa: E402 - found only now
-from support.skills import entry, manifest_file, write  # noqa: E402
+from support.servers import Workshop, tool
+from support.skills import entry, manifest_file, write
 
 HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
 SCENARIO_MS = "20000"
