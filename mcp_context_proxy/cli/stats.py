@@ -23,8 +23,7 @@ from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.statistics.report import SearchFigures, ToolStatistics
-    from mcp_context_proxy.store import DefinitionRow
+    from mcp_context_proxy.statistics.report import NeverCalled, SearchFigures, ToolStatistics
 
 
 WIDE: Final = 100
@@ -55,9 +54,9 @@ def stats_command(config: Config, period: str, limit: int, as_json: bool) -> Non
     with open_configured_store(config) as store:
         reports = Reports(store.statistics)
         tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
-        unused = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)))
+        never = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)), now)
     if as_json:
-        echo_json(_data(config, period, tools, searches, unused))
+        echo_json(_data(config, period, tools, searches, never))
         return
     console = results()
     if not config.statistics.enabled:
@@ -67,7 +66,7 @@ def stats_command(config: Config, period: str, limit: int, as_json: bool) -> Non
     else:
         _show_searches(console, searches, period)
         _show_tools(console, tools, limit, now)
-    _show_unused(console, unused, now)
+    _show_unused(console, never, now)
 
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
@@ -136,7 +135,16 @@ def _name(server: str, tool: str, room: int) -> Text:
     return Text(name, style="cyan")
 
 
-def _show_unused(console: Terminal, unused: Sequence[DefinitionRow], now: float) -> None:
+def _show_unused(console: Terminal, never: NeverCalled, now: float) -> None:
+    from mcp_context_proxy.statistics.report import UNUSED_AFTER_DAYS
+
+    unused = never.tools
+    if never.newer:
+        console.section("Not called yet")
+        known = "is" if never.newer == 1 else "are"
+        console.prose(
+            f"{counted(never.newer, 'tool')} that {known} known for less than {UNUSED_AFTER_DAYS} days."
+        )
     if not unused:
         return
     tokens = sum(one.tokens for one in unused)
@@ -162,7 +170,7 @@ def _data(
     period: str,
     tools: Sequence[ToolStatistics],
     searches: SearchFigures,
-    unused: Sequence[DefinitionRow],
+    never: NeverCalled,
 ) -> dict[str, Any]:
     return {
         "enabled": config.statistics.enabled,
@@ -199,8 +207,9 @@ def _data(
         ],
         "unused": [
             {"server": one.server, "tool": one.tool, "tokens": one.tokens, "first_seen": one.first}
-            for one in unused
+            for one in never.tools
         ],
+        "unused_newer": never.newer,
     }
 
 
