@@ -179,8 +179,8 @@ class SdkServer(Server[Any]):
 
     def session_after(self, instructions: object) -> Session:
         """Return a new session, which knows the rules in the instructions that its client was sent."""
-        introduction = self.introduction
-        return Session(delivered=dict(introduction.given if instructions == introduction.text else {}))
+        known = self.introduction if instructions == self.introduction.text else Introduction()
+        return Session(delivered=dict(known.given), introduced=set(known.servers))
 
     async def _initialize(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Begin a handshake-era session with the instructions of this moment, and remember their rules."""
@@ -271,9 +271,10 @@ class SdkServer(Server[Any]):
         connection = ctx.session._connection
         session = connection.state.get(SESSION_KEY)
         if not isinstance(session, Session):
-            introduction = connection.state.get(INTRODUCTION_KEY)
-            given = introduction.given if isinstance(introduction, Introduction) else {}
-            session = connection.state[SESSION_KEY] = Session(delivered=dict(given))
+            known = connection.state.get(INTRODUCTION_KEY)
+            known = known if isinstance(known, Introduction) else Introduction()
+            session = Session(delivered=dict(known.given), introduced=set(known.servers))
+            connection.state[SESSION_KEY] = session
             self.gateway.open_session(
                 session, lambda method, params: connection.notify(method, _plain(params))
             )
