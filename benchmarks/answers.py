@@ -26,6 +26,7 @@ from figures import percentile
 
 from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
@@ -87,8 +88,8 @@ class Lists:
             expander=ContextExpander(Expander(self._engine.index_of, queries), {}),
         )
 
-    async def _nothing_starts(self, seconds: float) -> None:
-        del seconds
+    async def _nothing_starts(self, seconds: float, on_wait: OnWait | None = None) -> None:
+        del seconds, on_wait
 
     async def answer(self, request: str) -> Measured:
         """Search as the proxy's own tool does."""

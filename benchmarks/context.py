@@ -20,6 +20,7 @@ import definitions
 from figures import Figure, percentile, table
 
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides, configured
 from mcp_context_proxy.context.records import RequestRecords
@@ -77,8 +78,8 @@ class Subject:
             expander=ContextExpander(Expander(self.engine.index_of, self.queries), {}),
         )
 
-    async def _nothing_starts(self, seconds: float) -> None:
-        del seconds
+    async def _nothing_starts(self, seconds: float, on_wait: OnWait | None = None) -> None:
+        del seconds, on_wait
 
     async def milliseconds(self, query: str, session: Session, overrides: Overrides) -> float:
         """To build one context, once its query is embedded."""

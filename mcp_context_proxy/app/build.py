@@ -171,6 +171,7 @@ def build(config: Config, store: Store) -> Proxy:
             asks_clients=search.reranker.asks_clients,
             manage=lambda: proxy.setup.manage,
             document_bytes=lambda: proxy.config.limits.document_bytes,
+            redact=redact,
             recorder=recall_recorder,
             log=log,
         ),

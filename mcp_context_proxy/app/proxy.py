@@ -33,7 +33,6 @@ from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.protocol.strangers import said
 from mcp_context_proxy.results import LargeResults
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -356,16 +355,11 @@ class Proxy:
         )
         rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()))
         room = meta_definitions.INSTRUCTIONS_BYTES - len(rules.text.encode())
-        return replace(rules, text=instructions(said=self.said_by_servers(), most=room) + rules.text)
-
-    def said_by_servers(self) -> dict[str, str]:
-        """Return the instructions of each server that gave some when it was last connected."""
-        introduced = ((client.name, client.introduction) for client in self.fleet.serving())
-        return {
-            name: said(introduction.instructions, self.redact, meta_definitions.SERVER_LINE_CHARACTERS)
-            for name, introduction in introduced
-            if introduction is not None and introduction.instructions
-        }
+        said = meta_definitions.said_by(self.fleet.serving(), self.redact)
+        text = instructions(said=said, most=room)
+        lines = {name: meta_definitions.server_line(name, words) for name, words in said.items()}
+        servers = frozenset(name for name, line in lines.items() if line in text)
+        return replace(rules, text=text + rules.text, servers=servers)
 
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""

@@ -16,6 +16,7 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli.options import (
+    WholeNumber,
     configured,
     echo_json,
     expect_words,
@@ -48,7 +49,7 @@ GIVEN: Final[Mapping[str, str]] = {
 @click.command("context")
 @configured
 @click.argument("query")
-@click.option("--max-tokens", type=click.IntRange(1), help="Budget for all of it.  [default: as configured]")
+@click.option("--max-tokens", type=WholeNumber(1), help="Budget for all of it.  [default: as configured]")
 @json_option
 def context_command(config: Config, query: str, max_tokens: int | None, as_json: bool) -> None:
     """Print the rules, references and tools for QUERY.
@@ -94,7 +95,7 @@ async def _build(config: Config, query: str, max_tokens: int | None) -> tuple[Re
 @click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--session", help="Only those of this session.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of latest requests."
+    "--limit", type=WholeNumber(1), default=20, show_default=True, help="Number of latest requests."
 )
 @json_option
 def requests_command(

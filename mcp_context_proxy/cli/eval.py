@@ -11,7 +11,14 @@ import anyio.to_thread
 import click
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import config_option, echo_json, json_option, load_config, run
+from mcp_context_proxy.cli.options import (
+    WholeNumber,
+    config_option,
+    echo_json,
+    json_option,
+    load_config,
+    run,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, open_started_proxy, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.options import DomainOptions
@@ -53,7 +60,7 @@ LABELS: Final = {
 @click.option("--compare", is_flag=True, help="Compare two runs: A.run B.run [QUERIES].")
 @click.option("--learning", is_flag=True, help="Replay QUERIES as a log, and measure learning.")
 @click.option("--shuffle", is_flag=True, help="With --learning: replay in a fixed random order.")
-@click.option("--top-k", default=10, show_default=True, type=click.IntRange(1), help="Results to rank.")
+@click.option("--top-k", default=10, show_default=True, type=WholeNumber(1), help="Results to rank.")
 @click.option(
     "--method", default="hybrid", show_default=True, type=click.Choice(METHODS), help="Scoring method."
 )

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.cli.options import (
+    Number,
+    WholeNumber,
     config_option,
     configured,
     echo_json,
@@ -78,10 +80,8 @@ def stats(config: Config, as_json: bool) -> None:
 @configured
 @click.option("--agent", help="Forget those of this agent.")
 @click.option("--type", "kind", help="Forget those of this type: search, call, message.")
-@click.option(
-    "--older-than", "days", metavar="DAYS", type=click.FloatRange(0), help="Forget those older than this."
-)
-@click.option("--id", "interaction", type=click.IntRange(1), help="Forget this single interaction.")
+@click.option("--older-than", "days", metavar="DAYS", type=Number(0), help="Forget those older than this.")
+@click.option("--id", "interaction", type=WholeNumber(1), help="Forget this single interaction.")
 @click.option("--all", "everything", is_flag=True, help="Forget all interactions.")
 def forget(
     config: Config,
@@ -116,10 +116,10 @@ def _note_if_off(console: Terminal, config: Config) -> None:
 @query_argument
 @click.option("--agent", help="Only interactions of this agent.  [default: all agents]")
 @click.option("--type", "kind", help="Only interactions of this type: search, call, message, ...")
-@click.option("--top-k", type=click.IntRange(1, MOST), default=10, show_default=True, help="Results.")
+@click.option("--top-k", type=WholeNumber(1, MOST), default=10, show_default=True, help="Results.")
 @click.option(
     "--decay",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(most=1, above=0),
     default=0.95,
     show_default=True,
     help="Factor of a score for each day of age.",
@@ -158,7 +158,7 @@ def recall_command(
 @configured
 @click.option(
     "--batch-size",
-    type=click.IntRange(1, 1000),
+    type=WholeNumber(1, 1000),
     default=50,
     show_default=True,
     help="Interactions per request.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -37,6 +38,53 @@ config_option = click.option(
     help="A config.toml, or a host's JSON file with mcpServers.",
 )
 """Accepted after a command, too, where it overrides the one before the command."""
+
+
+class Number(click.ParamType[float]):
+    """A number on the command line; the error about another value says in words which ones are allowed."""
+
+    name = "number"
+    kind = "a number"
+
+    def __init__(
+        self, least: float | None = None, most: float | None = None, *, above: float | None = None
+    ) -> None:
+        """Allow numbers from `least`, or only those over `above`, to `most`; None for no bound."""
+        self._least, self._most, self._above = least, most, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; fail with a sentence if it is none, or not within the bounds."""
+        try:
+            number = self._read(value)
+        except ValueError:
+            number = math.nan
+        low = -math.inf if self._least is None else self._least
+        high = math.inf if self._most is None else self._most
+        if not low <= number <= high or (self._above is not None and number <= self._above):
+            self.fail(f"{value} is not {self.kind}{self._bounds()}", param, ctx)
+        return number
+
+    def _read(self, value: Any) -> float:
+        return float(value)
+
+    def _bounds(self) -> str:
+        if self._above is not None:
+            return f" above {self._above:g}" + ("" if self._most is None else f", up to {self._most:.10g}")
+        if self._least is None:
+            return ""
+        if self._most is None:
+            return f" of at least {self._least:g}"
+        return f" from {self._least:g} to {self._most:.10g}"
+
+
+class WholeNumber(Number):
+    """A whole number on the command line."""
+
+    kind = "a whole number"
+
+    def _read(self, value: Any) -> int:
+        return int(value)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 

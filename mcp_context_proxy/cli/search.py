@@ -11,6 +11,8 @@ from msgspec import inspect
 from rich.text import Text
 
 from mcp_context_proxy.cli.options import (
+    Number,
+    WholeNumber,
     configured,
     echo_json,
     json_option,
@@ -59,13 +61,11 @@ def _option(name: str, of: inspect.Metadata, default: object) -> Callable[[Comma
         case inspect.BoolType():
             return click.option(option, is_flag=True, help=text)
         case inspect.FloatType(gt=above, ge=least, le=most):
-            lower = least if above is None else above
-            limits = click.FloatRange(lower, most, min_open=above is not None)
-            return click.option(option, type=limits, help=text)
+            return click.option(option, type=Number(least, most, above=above), help=text)
         case inspect.IntType(ge=least):
             shown = default is not None
             return click.option(
-                option, type=click.IntRange(least), default=default, show_default=shown, help=text
+                option, type=WholeNumber(least), default=default, show_default=shown, help=text
             )
     return click.option(option, help=text)
 
@@ -88,7 +88,7 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
 @click.command("search")
 @configured
 @query_argument
-@click.option("--top", type=click.IntRange(1), help="Number of results.  [default: as configured]")
+@click.option("--top", type=WholeNumber(1), help="Number of results.  [default: as configured]")
 @click.option(
     "--kind",
     "kinds",

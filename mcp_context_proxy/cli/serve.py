@@ -11,7 +11,7 @@ from urllib.parse import quote
 import anyio
 import click
 
-from mcp_context_proxy.cli.options import config_option, innermost, load_config
+from mcp_context_proxy.cli.options import WholeNumber, config_option, innermost, load_config
 from mcp_context_proxy.config import load
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -25,13 +25,11 @@ PROBE_SECONDS = 2.0
 @config_option
 @click.option("--http", is_flag=True, help="Serve over HTTP instead of stdio.")
 @click.option("--host", default=None, help="Address to listen on.  [default: 127.0.0.1]")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=None, help="Port to listen on.  [default: 8765]"
-)
+@click.option("--port", type=WholeNumber(0, 65535), default=None, help="Port to listen on.  [default: 8765]")
 @click.option("--no-auth", is_flag=True, help="Require no token; allowed on a loopback address only.")
 @click.option(
     "--api-port",
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     default=None,
     help="With stdio: a port of this machine for the API and the page. With --http they share its port.",
 )
@@ -62,8 +60,10 @@ def serve_command(
     config = load_config(ctx, config_path, overrides, complain=False)
     # The first reading of the file gave its warnings.
     load_again = partial(load, config.path, overrides=overrides, warn=lambda _message: None)
-    if not http and sys.stdin.isatty():
-        click.echo("Serving over stdio. Normally a host starts this command; Ctrl-C ends it.", err=True)
+    if sys.stdin.isatty():
+        # Beside it, a host or a service manager would only have a line more in its log.
+        how = "HTTP" if http else "stdio; normally a host starts this command"
+        click.echo(f"Serving over {how}. Ctrl-C stops it.", err=True)
     try:
         anyio.run(app.serve, config, app.http_front if http else app.stdio_front, load_again)
     except BaseExceptionGroup as group:
@@ -76,7 +76,7 @@ def serve_command(
 
 @click.command("ui")
 @config_option
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the proxy.  [default: as configured]")
+@click.option("--port", type=WholeNumber(1, 65535), help="Port of the proxy.  [default: as configured]")
 @click.pass_context
 def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -> None:
     """Print the address of the page that shows requests and usage.

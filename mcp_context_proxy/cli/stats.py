@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli.options import (
+    WholeNumber,
+    configured,
+    echo_json,
+    json_option,
+    open_configured_store,
+    shown,
+)
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.statistics.report import SearchFigures, ToolStatistics
-    from mcp_context_proxy.store import DefinitionRow
+    from mcp_context_proxy.statistics.report import NeverCalled, SearchFigures, ToolStatistics
 
 
 WIDE: Final = 100
@@ -33,7 +39,7 @@ FAILING: Final = 0.1
 @click.command("stats")
 @configured
 @click.option("--period", default="30d", show_default=True, help="Hours or days, such as 24h or 7d.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Tools to list.")
+@click.option("--limit", type=WholeNumber(1), default=20, show_default=True, help="Tools to list.")
 @json_option
 def stats_command(config: Config, period: str, limit: int, as_json: bool) -> None:
     """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""
@@ -48,9 +54,9 @@ def stats_command(config: Config, period: str, limit: int, as_json: bool) -> Non
     with open_configured_store(config) as store:
         reports = Reports(store.statistics)
         tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
-        unused = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)))
+        never = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)), now)
     if as_json:
-        echo_json(_data(config, period, tools, searches, unused))
+        echo_json(_data(config, period, tools, searches, never))
         return
     console = results()
     if not config.statistics.enabled:
@@ -60,7 +66,7 @@ def stats_command(config: Config, period: str, limit: int, as_json: bool) -> Non
     else:
         _show_searches(console, searches, period)
         _show_tools(console, tools, limit, now)
-    _show_unused(console, unused, now)
+    _show_unused(console, never, now)
 
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
@@ -129,7 +135,16 @@ def _name(server: str, tool: str, room: int) -> Text:
     return Text(name, style="cyan")
 
 
-def _show_unused(console: Terminal, unused: Sequence[DefinitionRow], now: float) -> None:
+def _show_unused(console: Terminal, never: NeverCalled, now: float) -> None:
+    from mcp_context_proxy.statistics.report import UNUSED_AFTER_DAYS
+
+    unused = never.tools
+    if never.newer:
+        console.section("Not called yet")
+        known = "is" if never.newer == 1 else "are"
+        console.prose(
+            f"{counted(never.newer, 'tool')} that {known} known for less than {UNUSED_AFTER_DAYS} days."
+        )
     if not unused:
         return
     tokens = sum(one.tokens for one in unused)
@@ -155,7 +170,7 @@ def _data(
     period: str,
     tools: Sequence[ToolStatistics],
     searches: SearchFigures,
-    unused: Sequence[DefinitionRow],
+    never: NeverCalled,
 ) -> dict[str, Any]:
     return {
         "enabled": config.statistics.enabled,
@@ -192,8 +207,9 @@ def _data(
         ],
         "unused": [
             {"server": one.server, "tool": one.tool, "tokens": one.tokens, "first_seen": one.first}
-            for one in unused
+            for one in never.tools
         ],
+        "unused_newer": never.newer,
     }
 
 

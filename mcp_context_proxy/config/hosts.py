@@ -82,7 +82,7 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
         raise ConfigError([source.problem(Mistake((), message))])
     entries = _at(source.tables, place)
     names = names_for(entries)
-    mistakes = _given_twice(source, place, names)
+    mistakes = [*_given_twice(source, place, names), *_unreadable_lists(source.tables)]
     servers: dict[str, Any] = {}
     for written, entry in entries.items():
         path = (*place, written)
@@ -196,12 +196,26 @@ def _tool_lists(
 def _switched_off(tables: Mapping[str, Any], name: str) -> KeyPath | None:
     """Return the list beside the entries that switches a server off; None if none does."""
     for place in _EXCLUDED_SERVERS:
-        if isinstance(names := _at(tables, place), list) and name in names:
+        if name in (names := _names_at(tables, place) or []):
             return (*place, names.index(name))
     for place in _ALLOWED_SERVERS:
-        if isinstance(names := _at(tables, place), list) and name not in names:
+        if (allowed := _names_at(tables, place)) is not None and name not in allowed:
             return place
     return None
+
+
+def _names_at(tables: Mapping[str, Any], place: KeyPath) -> list[str] | None:
+    """Return a list of names; None if there is none, or if it is something else."""
+    names = _at(tables, place)
+    readable = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if readable else None
+
+
+def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield a mistake for each list of servers that cannot be read: what it switches off is on."""
+    for place in (*_ALLOWED_SERVERS, *_EXCLUDED_SERVERS):
+        if _at(tables, place) is not None and _names_at(tables, place) is None:
+            yield Mistake(place, "must be a list of names of servers")
 
 
 def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:

@@ -177,11 +177,13 @@ def _indented(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """The rules in the instructions with which sessions begin."""
+    """The instructions with which sessions begin, and what is in them."""
 
     text: str = ""
     given: Mapping[ItemKey, Delivered] = field(default_factory=dict)
     """The rules that it has whole."""
+    servers: frozenset[str] = frozenset()
+    """Servers whose own instructions it has."""
 
 
 RULES_INTRODUCED: Final = "Rules in force, written by the user:"

@@ -297,7 +297,7 @@ class Searcher:
         explore: bool = False,
     ) -> Found:
         documents = DOCUMENT_KINDS & (filters.kinds or DOCUMENT_KINDS)
-        with_documents = bool(snapshot.documents) and bool(documents) and filters.servers is None
+        with_documents = bool(snapshot.documents) and bool(documents) and _may_have(snapshot, filters)
         tools = TOOL_ONLY & (filters.kinds or TOOL_ONLY)
 
         def ranked(kinds: frozenset[Kind], options: SearchOptions) -> Ranking:
@@ -347,3 +347,9 @@ def _document_search(options: DomainOptions) -> SearchOptions:
     # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
     wanted = tool_search(replace(options, by_fit=False))
     return replace(wanted, share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
+
+
+def _may_have(snapshot: Snapshot, filters: Filters) -> bool:
+    """Return whether documents may meet a filter by server: only the skills of that server do."""
+    servers = filters.servers
+    return servers is None or any(skill.owner in servers for skill in snapshot.skills.values())

@@ -215,6 +215,8 @@ class Session(SessionContext):
     """Identity of the client at the downstream connections."""
     log_level: str | None = None
     """Least severe log level that the client asked for; None until it does."""
+    introduced: set[str] = field(default_factory=set)
+    """Servers of whose instructions the client was told."""
     subscriptions: set[str] = field(default_factory=set)
     """URIs of resources whose updates the client asked for."""
 

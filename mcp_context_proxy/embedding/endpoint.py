@@ -24,6 +24,7 @@ from mcp_context_proxy.config import EmbeddingConfig, Limits, RerankConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
+from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import one_line
 
 T = TypeVar("T")
@@ -266,4 +267,4 @@ class OpenAIService:
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise self.misfit(f"its answer does not follow the API ({error})") from error
+            raise self.misfit(f"its answer does not follow the API ({in_words(error, kind)})") from error

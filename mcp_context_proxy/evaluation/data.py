@@ -20,6 +20,7 @@ from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
+from mcp_context_proxy.protocol.mistakes import in_words
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ def read_corpus(path: Path) -> Snapshot:
                 path, number, f"tool {line.name!r} of {line.server!r} is on line {first} already"
             )
         if not bytes(line.input_schema).startswith((b"{", b"null")):
-            raise DataFileError(path, number, "Expected `object | null` - at `$.input_schema`")
+            raise DataFileError(path, number, "input_schema must be an object or null")
         by_server.setdefault(line.server, []).append(_tool(line))
     if not lines:
         raise DataFileError(path, None, "it has no tools")
@@ -115,7 +116,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
                 if line.strip():
                     yield number, decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise DataFileError(path, number, str(e)) from None
+        raise DataFileError(path, number, in_words(e, kind, "the line")) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as e:
         raise DataFileError(path, None, f"it is damaged: not a complete gzip file ({e})") from None
     except OSError as e:

@@ -24,6 +24,7 @@ from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
+from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.protocol.text import clean
 
@@ -177,7 +178,8 @@ class SamplingRerankerModel:
         except RequestError as error:
             raise RerankError(self.name, f"it refuses: {error.message}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise RerankError(self.name, f"its answer is no sampling result ({error})") from error
+            why = in_words(error, _Sampled)
+            raise RerankError(self.name, f"its answer is no sampling result ({why})") from error
         blocks = sampled.content if isinstance(sampled.content, list) else [sampled.content]
         return question.order("\n".join(block.text for block in blocks), self.name)
 

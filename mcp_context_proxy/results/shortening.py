@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import ResultsConfig, ServerConfig
+from mcp_context_proxy.config.host_profiles import HostProfile, host_named
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
@@ -54,6 +55,9 @@ OWN_LIMIT_KEY: Final = "anthropic/maxResultSizeChars"
 MOST_OWN_LIMIT: Final = 500_000
 """The ``_meta`` key with which a tool states how many characters of its results a model should get, and the
 most that counts."""
+
+HOST_PERCENT: Final = 90
+"""Part of the length that a host keeps which is filled, at most."""
 
 SHARE: Final = 10
 """A shortened text has one part in so many of the whole."""
@@ -92,34 +96,22 @@ _blocks = msgspec.json.Decoder(list[Raw]).decode
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTraits:
-    """Habits of a client that matter for results."""
-
-    max_tokens: int | None = None
-    """Tokens of a result that reach the model; None if not known."""
-    forwards_both: bool = False
-    """True if the model gets both the content and the structured content."""
-
-
-def traits_of(client_info: Raw | None) -> ClientTraits:
-    """Return the habits of a client, by the name with which it introduces itself."""
+def host_of(client_info: Raw | None) -> HostProfile | None:
+    """Return the host that a client says it is; None if it is not known."""
     try:
         members = envelope.members(client_info) if client_info is not None else {}
     except msgspec.DecodeError:
-        return ClientTraits()
-    name = (envelope.text(members.get("name")) or "").lower()
-    return next((traits for prefix, traits in _TRAITS if name.startswith(prefix)), ClientTraits())
+        return None
+    return host_named(envelope.text(members.get("name")) or "")
 
 
-_TRAITS: Final = (
-    ("claude-code", ClientTraits(max_tokens=25_000)),
-    ("gemini-cli", ClientTraits(max_tokens=10_000)),
-    ("copilot-cli", ClientTraits(forwards_both=True)),
-    ("github-copilot", ClientTraits(forwards_both=True)),
-    ("jetbrains", ClientTraits(forwards_both=True)),
-)
-"""Clients by how their names begin."""
+def bytes_kept_by(host: HostProfile | None) -> int | None:
+    """Return how many bytes of our result a host gives to its model; None if no limit is known.
+
+    Some of what it counts is not ours: marks of untrusted texts, and JSON around the texts.
+    """
+    limit = None if host is None else host.results.value
+    return None if limit is None else limit.characters * HOST_PERCENT // 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +141,10 @@ class LargeResults:
 
         `mark` marks the texts of a server as untrusted; the note is added after it.
         """
-        traits, wanted = traits_of(call.client_info), self.config.duplicates
-        most = self._most_bytes(call, traits, len(result))
-        drops = wanted == "drop" or (wanted == "auto" and traits.forwards_both)
+        host, wanted = host_of(call.client_info), self.config.duplicates
+        most = self._most_bytes(call, host, len(result))
+        shows_both = host is not None and host.result.value == "both"
+        drops = wanted == "drop" or (wanted == "auto" and shows_both)
         drops = drops and b'"structuredContent"' in result
         if (most is None or len(result) <= most) and not drops:
             return result if mark is None else mark(result)
@@ -168,10 +161,10 @@ class LargeResults:
 
     def page_bytes(self, client_info: Raw | None) -> int:
         """Return the size of a page for a client: no more than a result may have."""
-        limits = [self.config.max_tokens, traits_of(client_info).max_tokens]
-        return max(SMALL_BYTES, min([PAGE_BYTES, *(tokens * BYTES_PER_TOKEN for tokens in limits if tokens)]))
+        limits = [self.config.max_tokens * BYTES_PER_TOKEN, bytes_kept_by(host_of(client_info))]
+        return max(SMALL_BYTES, min([PAGE_BYTES, *filter(None, limits)]))
 
-    def _most_bytes(self, call: Call, traits: ClientTraits, size: int) -> int | None:
+    def _most_bytes(self, call: Call, host: HostProfile | None, size: int) -> int | None:
         """Return the size from which a result of this size is shortened; None for never."""
         own = call.server.results.max_tokens
         tokens = self.config.max_tokens if own is None else own
@@ -179,7 +172,8 @@ class LargeResults:
             return None
         most = _own_limit(call.tool)
         if most is None:
-            most = min(tokens, traits.max_tokens or tokens) * BYTES_PER_TOKEN
+            most = tokens * BYTES_PER_TOKEN
+            most = min(most, bytes_kept_by(host) or most)
         if size > most and bytes(eras.meta_of(call.params).get(WHOLE_KEY, b"")) == b"true":
             return None
         return max(most, SMALL_BYTES)
@@ -278,12 +272,14 @@ def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
     if same and schema is None:
         large, structured = True, None
         del parts["structuredContent"]
+    # Of two that are different a host may show both.
+    most //= 1 + (large and large_structured and not same)
     kept: list[tuple[str, bytes]] = []
     notes: list[str] = []
     if large:
         whole = _joined(given)
         kept.append((new_id(), whole))
-        shown = _shown(texts, _room(len(whole)))
+        shown = _shown(texts, _room(len(whole), most))
         left_out = sum(block is not None and not len(block) for block in shown)
         first = f"these are the first {len(given) - left_out:,} of {len(given):,} texts of"
         notes.append(_note(kept[-1][0], whole, first if left_out else "this is a part of"))
@@ -293,10 +289,10 @@ def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
         if not (same and kept):
             kept.append((new_id(), bytes(structured)))
             notes.append(_note(*kept[-1], "this is a part of the structured content of"))
-        fitting = None if schema is None else _fitting(structured, schema, notes[-1])
+        fitting = None if schema is None else _fitting(structured, schema, notes[-1], most)
         if schema is None:
             del parts["structuredContent"]
-            excerpted = _excerpt(bytes(structured), _room(len(structured)))
+            excerpted = _excerpt(bytes(structured), _room(len(structured), most))
             blocks.append(envelope.raw({"type": "text", "text": excerpted.decode()}))
         elif fitting is not None:
             parts["structuredContent"] = fitting
@@ -306,9 +302,9 @@ def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
     return Shortened(envelope.encode(parts), "\n".join(notes), tuple(kept))
 
 
-def _room(size: int) -> int:
-    """Return the size of the excerpt of a text."""
-    return min(MOST_EXCERPT_BYTES, max(LEAST_EXCERPT_BYTES, size // SHARE)) - NOTE_BYTES
+def _room(size: int, most: int) -> int:
+    """Return the size of the excerpt of a text, where it may have `most` bytes with its note."""
+    return min(MOST_EXCERPT_BYTES, most, max(LEAST_EXCERPT_BYTES, size // SHARE)) - NOTE_BYTES
 
 
 def _joined(texts: list[_Text]) -> bytes:
@@ -365,12 +361,12 @@ def _note(result_id: str, whole: bytes, shown: str) -> str:
     )
 
 
-def _fitting(structured: Raw, schema: Raw, note: str) -> Raw | None:
+def _fitting(structured: Raw, schema: Raw, note: str, most: int) -> Raw | None:
     """Return a smaller copy of structured content, with the note, that fits its schema, if there is one."""
     if not envelope.starts_with(structured, b"{") or _DEMANDING.search(bytes(schema)):
         return None
     try:
-        copied = json_values.smaller(structured, _room(len(structured)), same_types=True)
+        copied = json_values.smaller(structured, _room(len(structured), most), same_types=True)
     except NoSmallerCopyError:
         return None
     members = envelope.members(copied)

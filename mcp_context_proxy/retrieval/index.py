@@ -59,7 +59,7 @@ class Filters:
     def allow(self, item: Item) -> bool:
         """Return whether one item meets them."""
         tool = item if isinstance(item, Tool) else None
-        source = tool.server if tool else f"{item.kind}s"
+        source = item.server or f"{item.kind}s"
         if self.servers is not None and source not in self.servers:
             return False
         if (self.kinds is not None and item.kind not in self.kinds) or item_key(item) in self.without:

@@ -6,18 +6,22 @@ process, so that the prompt cache of a host stays valid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.search_filters import NO_FILTERS, SearchFilters
-from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.downstream.client import DownstreamClient
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
@@ -46,6 +50,9 @@ INSTRUCTIONS_BYTES = 2000
 
 INSTRUCTIONS_NAMES_BYTES = 600
 """Bytes for the names of servers in the instructions, which are sent once."""
+
+SAID_LATER_BYTES = 500
+"""Bytes for the instructions of servers in the answer to a search."""
 
 SERVER_LINE_CHARACTERS = 200
 """Characters of a server's own instructions that are passed on: its first sentences."""
@@ -252,6 +259,34 @@ def instructions(
                 break
             lines.append(line)
     return "\n".join([text, *lines])
+
+
+def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
+    """Return the instructions of each server that gave some when it was last connected, by its name."""
+    return {
+        client.name: strangers.said(client.introduction.instructions, redact, SERVER_LINE_CHARACTERS)
+        for client in clients
+        if client.introduction is not None and client.introduction.instructions
+    }
+
+
+def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
+    """Return a line for each server that connected after a session had begun, once in the session.
+
+    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
+
+    Args:
+        said: The instructions of these servers, by name, the best first.
+        introduced: Servers of which the session was told before; those that are told now are added.
+    """
+    left, told = SAID_LATER_BYTES, []
+    for server, words in said.items():
+        line = "" if server in introduced else server_line(server, words)
+        left -= len(line.encode())
+        if line and left >= 0:
+            introduced.add(server)
+            told.append(line)
+    return told
 
 
 def server_line(server: str, words: str) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.background_indexing import OnProgress
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
@@ -22,10 +23,11 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Kind, ToolClass
+from mcp_context_proxy.items import Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.server.after_call import InteractionLog, agent_of
@@ -50,6 +52,8 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
+    said_by,
+    said_later,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
@@ -87,6 +91,8 @@ class MetaTools:
     """Returns whether models may change contexts by hand."""
     document_bytes: Callable[[], int]
     """Returns the largest size of a skill's file that is read."""
+    redact: Redactor
+    """Removes secrets from what servers say about themselves."""
     recorder: InteractionRecorder | None = None
     """Interactions that models may recall; None if they may not."""
     log: InteractionLog | None = None
@@ -182,6 +188,11 @@ class MetaTools:
             caller.session.query = answer.context.query
             self.changes.show(caller.session, sorted(answer.tool_names))
         notes, context_id = search_notes(answer, self.fleet), None
+        if caller.session is not None:
+            tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
+            shown = dict.fromkeys(tool.server for tool in tools)
+            clients = filter(None, map(self.fleet.clients.get, shown))
+            notes += said_later(said_by(clients, self.redact), caller.session.introduced)
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
@@ -341,7 +352,7 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
             raw = envelope.raw(given)
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
-        raise _UnusableArgumentsError(f"these arguments cannot be used: {error}") from None
+        raise _UnusableArgumentsError(in_words(error, kind, "the arguments")) from None
 
 
 def _without_nulls(raw: Raw) -> Members:

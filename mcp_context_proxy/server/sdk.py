@@ -175,8 +175,8 @@ class SdkServer(Server[Any]):
 
     def session_after(self, instructions: object) -> Session:
         """Return a new session, which knows the rules in the instructions that its client was sent."""
-        introduction = self._introduced
-        return Session(delivered=dict(introduction.given if instructions == introduction.text else {}))
+        known = self._introduced if instructions == self._introduced.text else Introduction()
+        return Session(delivered=dict(known.given), introduced=set(known.servers))
 
     async def _introduce(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Describe the proxy with the instructions of this moment; a session remembers the rules in them."""
@@ -269,9 +269,10 @@ class SdkServer(Server[Any]):
         connection = ctx.session._connection
         session = connection.state.get(SESSION_KEY)
         if not isinstance(session, Session):
-            introduction = connection.state.get(INTRODUCTION_KEY)
-            given = introduction.given if isinstance(introduction, Introduction) else {}
-            session = connection.state[SESSION_KEY] = Session(delivered=dict(given))
+            known = connection.state.get(INTRODUCTION_KEY)
+            known = known if isinstance(known, Introduction) else Introduction()
+            session = Session(delivered=dict(known.given), introduced=set(known.servers))
+            connection.state[SESSION_KEY] = session
             self.gateway.open_session(
                 session, lambda method, params: connection.notify(method, _plain(params))
             )

@@ -22,6 +22,20 @@ HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are reported by the day: a person can see some fifty points."""
 
 
+UNUSED_AFTER_DAYS: Final = 30
+UNUSED_AFTER: Final = UNUSED_AFTER_DAYS * DAY
+"""Time for which a tool has to be known before it counts as never called: nobody may have needed it yet."""
+
+
+class NeverCalled(Struct, frozen=True):
+    """Tools of which no call is on record."""
+
+    tools: list[DefinitionRow]
+    """Those that are known for long enough."""
+    newer: int
+    """Number of those that are not."""
+
+
 class Latency(Struct, frozen=True):
     """In milliseconds; null where there was nothing to time."""
 
@@ -219,8 +233,10 @@ class Reports:
         """Return the tools of the last count for which `offered(server, tool)` is true."""
         return [row for row in self._store.definitions() if offered(row.server, row.tool)]
 
-    def unused(self, known: Iterable[DefinitionRow]) -> list[DefinitionRow]:
+    def unused(self, known: Iterable[DefinitionRow], now: float) -> NeverCalled:
         """Return the tools without a call in the store, those with most tokens first."""
         used = {one.key for one in self._store.tools()}
-        found = (row for row in known if row.key not in used)
-        return sorted(found, key=lambda row: (-row.tokens, row.server, row.tool))
+        found = [row for row in known if row.key not in used]
+        old = [row for row in found if row.first <= now - UNUSED_AFTER]
+        by_cost = sorted(old, key=lambda row: (-row.tokens, row.server, row.tool))
+        return NeverCalled(by_cost, len(found) - len(old))

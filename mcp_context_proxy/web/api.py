@@ -27,6 +27,7 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.http_requests import JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
+from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.protocol.validation import holds_more
 
@@ -195,14 +196,16 @@ async def _decoded(operation: Operation, request: Request) -> Given:
             raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         given[name] = [word.strip() for word in given[name].split(",") if word.strip()]
     agent = request.headers.get(AGENT_HEADER)
+    form = operation.query
     try:
-        query = msgspec.convert(given, operation.query, strict=False)
+        query = msgspec.convert(given, form, strict=False)
         if operation.body is None:
             return Given(dict(request.path_params), query, None, agent)
-        decoded = msgspec.json.decode(await _body(request))
-        body = msgspec.convert(_with_integers(decoded), operation.body)
+        decoded, form = msgspec.json.decode(await _body(request)), operation.body
+        body = msgspec.convert(_with_integers(decoded), form)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}.") from None
+        detail = in_words(error, form, "The body")
+        raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{detail}.") from None
     except msgspec.DecodeError as error:
         raise BadRequestError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from None
     return Given(dict(request.path_params), query, body, agent)

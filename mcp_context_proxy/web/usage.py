@@ -16,6 +16,7 @@ from mcp_context_proxy.statistics import figures
 from mcp_context_proxy.statistics.figures import seconds_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import (
+    UNUSED_AFTER_DAYS,
     Reports,
     SearchCounted,
     SearchFigures,
@@ -58,7 +59,10 @@ class Unused(Struct, frozen=True):
     known: int
     """Number of tools whose cost is known, used or not."""
     count: int
-    """Number of tools that were never called."""
+    """Number of tools that were never called, and are known for at least ``days``."""
+    newer: int
+    """Number of tools that were not called yet, but are not known for so long."""
+    days: int
     tokens: int
     """Tokens of these together."""
     since: float | None
@@ -189,7 +193,8 @@ class UsageApi(Api):
             tool.key: name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
         }
         known = self._reports.known(lambda server, tool: (server, tool) in tools)
-        unused = self._reports.unused(known)
+        never = self._reports.unused(known, self._clock())
+        unused = never.tools
         shown = [
             UnusedTool(one.tool, one.server, tools[one.key], one.tokens, one.first)
             for one in unused[:UNUSED_SHOWN]
@@ -197,6 +202,8 @@ class UsageApi(Api):
         return Unused(
             known=len(known),
             count=len(unused),
+            newer=never.newer,
+            days=UNUSED_AFTER_DAYS,
             tokens=sum(one.tokens for one in unused),
             since=max((one.first for one in unused), default=None),
             listed=self._listed_whole(snapshot),

@@ -75,7 +75,7 @@ def test_a_bad_line_is_reported_with_file_and_line(run, tmp_path):
     done = run("eval", CORPUS, bad)
 
     assert done.returncode == 1
-    assert f"{bad}:2: Expected `str`, got `int`" in done.stderr
+    assert f"{bad}:2: query must be text, not a whole number" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -132,7 +132,7 @@ def test_forget_needs_exactly_one_choice(run: Run, config: Path) -> None:
     ("line", "told"),
     [
         ("{", "pairs.jsonl:1: "),
-        ('{"server": "s"}', "missing required field `tool`"),
+        ('{"server": "s"}', "pairs.jsonl:1: tool is missing"),
         (
             '{"server":"s","tool":"t","confidence":1,"uses":1,"first":0,"last":0,"key":"zz","vector":"A",'
             '"model":"MODEL"}',

@@ -66,7 +66,15 @@ def test_an_unknown_command_gets_a_suggestion(run: Run, given: str, told: str) -
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("serve", "--port", "none"), "Invalid value for '--port'"),
+        (
+            ("serve", "--port", "70000"),
+            "Invalid value for '--port': 70000 is not a whole number from 0 to 65535\n",
+        ),
+        (
+            ("recall", "x", "--decay", "0"),
+            "Invalid value for '--decay': 0 is not a number above 0, up to 1\n",
+        ),
+        (("stats", "--limit", "x"), "Invalid value for '--limit': x is not a whole number of at least 1\n"),
         (("search", ""), "QUERY is empty"),
         (("serve", "--host", "h"), "--host and --port need --http"),
     ],

@@ -127,7 +127,7 @@ def test_json_names_the_applied_filters_and_the_source_of_category_and_tags(run:
         (("--tag", "papier"), "--tag: there is no tag 'papier'. Did you mean 'paper'"),
         (("--any-tag", "creat"), "--any-tag: there is no tag 'creat'. Did you mean 'create'"),
         (("--language", "cobol"), "--language: there is no language 'cobol'. There is none"),
-        (("--min-success-rate", "90"), "not in the range"),
+        (("--min-success-rate", "90"), "90 is not a number from 0 to 1"),
     ],
 )
 def test_an_unknown_value_is_answered_with_the_nearest(

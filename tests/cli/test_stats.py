@@ -33,7 +33,8 @@ def config(workshop: Workshop) -> Path:
             ("desk", ["post", LONG, "never", "hidden", "off", "denied"]),
             ("gone", ["other"]),
         ):
-            rows = [DefinitionRow(server, name, name, 321, now - 3 * DAY) for name in names]
+            rows = [DefinitionRow(server, name, name, 321, now - 40 * DAY) for name in names]
+            rows.append(DefinitionRow(server, "new", "new", 321, now - 3 * DAY))
             store.statistics.put_definitions(server, rows)
     settings = {"tools": {"hidden": {"include": "manual"}, "off": {"enabled": False}}, "deny": ["deni*"]}
     gone = {"command": "no-such-program", "args": []}
@@ -58,10 +59,12 @@ def test_tools_and_searches_are_shown_as_tables(run: Run, config: Path) -> None:
 
 
 def test_tools_that_were_never_called_are_listed_with_their_cost(run: Run, config: Path) -> None:
-    """Not those that are hidden or turned off already, nor those of servers that are not configured."""
-    never = run("stats", "--config", config).stdout.split("Never called\n")[1]
+    """Not those that are new, hidden or turned off already, nor those of servers that are not configured."""
+    before, never = run("stats", "--config", config).stdout.split("Never called\n")
 
-    assert "1 tool, the oldest known for 3 days. Without them, the catalog has about 321 tokens" in " ".join(
+    assert "1 tool that is known for less than 30 days." in before
+
+    assert "1 tool, the oldest known for 40 days. Without them, the catalog has about 321 tokens" in " ".join(
         never.split()
     )
     assert "enabled = false turns off a tool under [servers.NAME.tools.TOOL]" in " ".join(never.split())
@@ -96,6 +99,7 @@ def test_json_has_all_figures(run: Run, config: Path) -> None:
     assert data["tools"][1]["p50_ms"] == pytest.approx(12.0, rel=0.02)
     assert (data["searches"]["acceptance_rate"], data["searches"]["tokens_behind"]) == (0.7, 50_000)
     assert [(one["tool"], one["tokens"]) for one in data["unused"]] == [("never", 321)]
+    assert data["unused_newer"] == 1
 
 
 def test_an_invalid_period_is_refused(run: Run, config: Path) -> None:

@@ -274,6 +274,19 @@ def test_each_carried_over_setting_keeps_its_place_in_the_file_of_the_host(load_
     assert [name for name, server in servers.items() if server.enabled] == ["git", "notes"]
 
 
+@pytest.mark.parametrize("key", ["allowed", "excluded"])
+@pytest.mark.parametrize("given", ['"notes"', '["notes", 1]', '{"notes": true}'])
+def test_a_list_of_servers_that_cannot_be_read_is_a_mistake_and_switches_none_off(load_text, key, given):
+    config = load_text(
+        f'{{"mcp": {{\n"{key}": {given}}}, "mcpServers": {{"x": {{"command": "x"}}}}}}', "mcp.json"
+    )
+
+    (mistake,) = config.mistakes
+    assert (mistake.line, mistake.key) == (2, f"mcp.{key}")
+    assert mistake.message == "must be a list of names of servers"
+    assert config.servers["x"].enabled
+
+
 def test_a_server_that_the_host_has_disabled_stays_so_with_its_place(load_text):
     server = load_text('{"mcpServers": {\n "x": {"command": "x", "disabled": true}}}', "mcp.json").servers[
         "x"

@@ -37,11 +37,16 @@ def everything_server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def proxy(servers: dict[str, dict[str, Any]], expose: dict[str, Any] | None = None) -> Iterator[str]:
-    """A proxy over HTTP in front of servers, once all are connected; its URL."""
+def proxy(
+    servers: dict[str, dict[str, Any]],
+    expose: dict[str, Any] | None = None,
+    documents: Path | None = None,
+) -> Iterator[str]:
+    """A proxy over HTTP in front of servers and of a folder, once all servers are connected; its URL."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.toml"
-        config.write_text(_toml(servers, expose), encoding="utf-8")
+        own = "" if documents is None else f"\n[[documents]]\npath = {json.dumps(str(documents))}\n"
+        config.write_text(_toml(servers, expose) + own, encoding="utf-8")
         command = [sys.executable, "-m", "mcp_context_proxy", "--config", str(config)]
         with _running([*command, "serve", "--http", "--port", "0", "--no-auth"]) as (process, log):
             while not (found := SERVING.search(log.read_text(encoding="utf-8"))):

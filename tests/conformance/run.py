@@ -1,6 +1,6 @@
 """Runs the official conformance suite and the Inspector against the proxy.
 
-``python tests/conformance/run.py FOLDER [gates] [clients] [inspector]``; FOLDER keeps the installed tools.
+``python tests/conformance/run.py FOLDER [gates] [skills] [clients] [inspector]``; FOLDER keeps the installs.
 Where the machine cannot run the suite it says so, and that nothing was proved.
 """
 
@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from typing import Any
 
 from install import NotPossibleError, Tools, install
 from processes import everything_server, proxy, write_config
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.servers import Workshop, tool
+from support.skills import entry, manifest_file, write
 
 HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
 SCENARIO_MS = "20000"
@@ -97,6 +102,9 @@ CLIENT_SCENARIOS = {
 }
 """All that are required but ``auth/*``: those are about signing in, which is not the proxy's on this side."""
 
+SKILL_SCENARIOS = ("sep-2640-skills-enumeration", "sep-2640-skills-manifest", "sep-2640-skills-directory")
+"""Scenarios of the extension ``io.modelcontextprotocol/skills``, which no revision requires."""
+
 EXAMPLES = {
     name: {"command": sys.executable, "args": ["-m", f"mcp_context_proxy.examples.{name}"]}
     for name in ("clock", "notes", "calculator")
@@ -122,6 +130,29 @@ def gates(tools: Tools) -> Iterator[str]:
         if not good:
             other = ", ".join(sorted(failing ^ set(gate.failing)))
             yield f"{gate.name}: other than expected: {other}\n{done.stdout[-6000:]}"
+
+
+def skills(tools: Tools) -> Iterator[str]:
+    """Run the scenarios of skills, which look at whatever is served: a server's skill and the user's own."""
+    root, files = "skill://acme/refunds", {"SKILL.md": manifest_file("refunds", "Teaches refunds")}
+    files |= {"references/guide.md": "Refund within 30 days.\n", "scripts/check.py": "print(1)\n"}
+    for downstream in ("handshake", "modern"):
+        with tempfile.TemporaryDirectory() as folder:
+            workshop = Workshop(Path(folder))
+            served = {f"{root}/{path}": text for path, text in files.items()}
+            listed = [entry(root, files)]
+            workshop.server("shop", era=downstream, tools=[tool("buy")], skills=listed, files=served)
+            write(Path(folder) / "own/deploy", {**files, "SKILL.md": manifest_file("deploy", "Deploys it")})
+            settings = workshop.servers["shop"].settings
+            with proxy({"shop": settings}, documents=Path(folder) / "own") as url:
+                for scenario in SKILL_SCENARIOS:
+                    done = _suite(tools, ["server", "--url", url, "--scenario", scenario])
+                    passed = "".join(_PASSED.findall(done.stdout + done.stderr))
+                    good = done.returncode == 0
+                    name = f"{scenario}, a {downstream} server behind"
+                    print(f"{'ok' if good else 'FAILED'}  {name}: {passed}")
+                    if not good:
+                        yield f"{name}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
 
 
 def clients(tools: Tools) -> Iterator[str]:
@@ -204,7 +235,7 @@ def _inspect(tools: Tools, arguments: list[str]) -> dict[str, Any]:
     return result if isinstance(result, dict) else {"isError": True, "found": found}
 
 
-PARTS = {"gates": gates, "clients": clients, "inspector": inspector}
+PARTS = {"gates": gates, "skills": skills, "clients": clients, "inspector": inspector}
 
 
 def main() -> int:

@@ -51,11 +51,13 @@ def test_a_gzipped_file_is_read_whatever_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        pytest.param([MAIL, "{"], r":2: Input data was truncated", id="half a line"),
-        pytest.param([MAIL, "", "[]"], r":3: Expected `object`, got `array`", id="no object"),
-        pytest.param([{"name": "x"}], r":1: Object missing required field `server`", id="no server"),
-        pytest.param([MAIL | {"name": ""}], r":1: .*length >= 1 - at `\$.name`", id="empty name"),
-        pytest.param([MAIL | {"input_schema": []}], r":1: Expected `object.*`\$.input_schema`", id="schema"),
+        pytest.param([MAIL, "{"], r":2: the line: not valid JSON", id="half a line"),
+        pytest.param([MAIL, "", "[]"], r":3: the line must be an object, not a list", id="no object"),
+        pytest.param([{"name": "x"}], r":1: server is missing", id="no server"),
+        pytest.param([MAIL | {"name": ""}], r":1: name must not be empty", id="empty name"),
+        pytest.param(
+            [MAIL | {"input_schema": []}], r":1: input_schema must be an object or null", id="schema"
+        ),
         pytest.param([MAIL, MAIL], r":2: tool 'send' of 'mail' is on line 1 already", id="twice"),
         pytest.param([""], r"file.jsonl: it has no tools", id="empty"),
     ],
@@ -88,9 +90,9 @@ def test_a_query_needs_every_relevant_tool_and_one_of_each_group(written):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        pytest.param({"query": "q"}, r":1: Object missing required field `relevant`", id="no needs"),
-        pytest.param({"query": "", "relevant": []}, r":1: .*length >= 1 - at `\$.query`", id="empty query"),
-        pytest.param({"query": "q", "relevant": [["a"]]}, r":1: .*`\$.relevant\[0\]`", id="no pair"),
+        pytest.param({"query": "q"}, r":1: relevant is missing", id="no needs"),
+        pytest.param({"query": "", "relevant": []}, r":1: query must not be empty", id="empty query"),
+        pytest.param({"query": "q", "relevant": [["a"]]}, r":1: relevant\[0\]", id="no pair"),
         pytest.param({"query": "q", "relevant": [], "any_of": [[]]}, r":1: .*any_of", id="empty group"),
     ],
 )

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, inside
-from support.raw_client import AS_DATA, data_of
+from support.raw_client import AS_DATA, RawClient, data_of
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
@@ -221,3 +221,40 @@ async def test_a_tool_that_a_server_no_longer_has_goes_when_it_is_connected(work
 
         assert "late__brew" in names
         assert "late__old" not in names
+
+
+GRIND = "[server 'late' says] Grind the beans first."
+
+
+async def answers_to(client: RawClient, *queries: str) -> list[str]:
+    """The texts of searches, each for the best tool alone."""
+    arguments = [{"query": query, "top_n": 1} for query in queries]
+    found = [await client.call("search_available_tools", each) for each in arguments]
+    return [one["content"][0]["text"] for one in found]
+
+
+async def test_a_server_that_connects_after_its_host_is_introduced_once_by_a_search(
+    workshop: Workshop,
+) -> None:
+    slow = {"initialize": [{"wait": str(workshop.flag("ready"))}], "server/discover": [{"silent": True}]}
+    workshop.server("late", tools=[BREW], on=slow, instructions="Grind the beans\nfirst.\u202e")
+    workshop.server("lawn", tools=[tool("mow", "Mow the lawn")])
+    config = stored(workshop, limits={"start_wait_seconds": 60.0}, expose={"mode": "search"})
+    async with stdio(command(config)) as client:
+        workshop.flag("ready").touch()
+        answers = await answers_to(client, "mow the lawn", "brew coffee", "brew a cup of coffee")
+
+    assert GRIND not in client.introduction["instructions"]
+    assert [answer.count(GRIND) for answer in answers] == [0, 1, 0]
+
+
+async def test_a_server_that_the_instructions_introduce_is_not_introduced_again(workshop: Workshop) -> None:
+    late(workshop, instructions="Grind the beans first.")
+    workshop.flag("ready").touch()
+    config = await remembered(workshop, expose={"mode": "search"})
+    async with stdio(command(config)) as client:
+        answers = await answers_to(client, "brew coffee")
+
+    assert GRIND in client.introduction["instructions"]
+    assert "late__brew" in answers[0]
+    assert GRIND not in answers[0]

@@ -235,7 +235,7 @@ async def test_a_tool_that_was_removed_by_hand_is_not_found_nor_listed_again(pro
         ({"action": "add"}, "type and name"),
         ({"action": "add", "type": "rule", "name": "tome"}, "did you mean tone"),
         ({"action": "add", "type": "tool", "name": "comit"}, "did you mean work__commit"),
-        ({"action": "drop", "type": "rule", "name": "tone"}, "cannot be used"),
+        ({"action": "drop", "type": "rule", "name": "tone"}, "action must be one of add, list, remove"),
         ({"action": "list", "context_id": "nonsense"}, "set_context"),
     ],
 )

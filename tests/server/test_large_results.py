@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.host_models import model_sees
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.results import KeptResults
 from mcp_context_proxy.results.kept import RESULTS_KEPT_PER_SESSION, KeptText
@@ -198,13 +200,35 @@ async def test_a_tool_may_state_a_smaller_limit_than_the_general_one(workshop: W
         assert await whole(host, id_in(await host.call("work__log"))) == said
 
 
-async def test_a_client_with_a_smaller_limit_of_its_own_gets_no_more(workshop: Workshop) -> None:
-    results(workshop, log={"content": [text(LOG[:50_000])]})
+LIMITED = [host for host in HOSTS.values() if host.results.value and host.clients.value]
+
+
+@pytest.mark.parametrize("host", LIMITED, ids=lambda host: host.name)
+@pytest.mark.parametrize("spotlight", [False, True], ids=["plain", "spotlight"])
+async def test_no_result_or_page_is_longer_than_what_the_host_gives_to_its_model(
+    workshop: Workshop, host: HostProfile, spotlight: bool
+) -> None:
+    limit = host.results.value
+    assert limit is not None
+    long = LOG * (limit.characters // len(LOG) + 1)
+    data = {"items": ISSUES * (limit.characters // len(json.dumps(ISSUES)) + 1)}
+    results(
+        workshop,
+        {"spotlight": spotlight},
+        log={"content": [text(long)]},
+        both={"content": [text(long)], "structuredContent": data},
+        fits={"content": [text(LOG[: min(60_000, limit.characters * 8 // 10)])]},
+    )
     async with inside(workshop.config()) as proxy:
-        plain, cutting = Host(proxy, "handshake"), Host(proxy, "handshake")
-        cutting.client_info = envelope.raw({"name": "gemini-cli-mcp-client", "version": "1"})
-        assert (await plain.call("work__log"))["content"] == [text(LOG[:50_000])]
-        assert "Nothing is lost" in note(await cutting.call("work__log"))
+        client = Host(proxy, "handshake")
+        client.client_info = envelope.raw({"name": host.clients.value[0], "version": "1"})
+        shown = {name: await client.call(f"work__{name}") for name in ("log", "both", "fits")}
+        page = await client.call("read_result", {"id": id_in(shown["log"])})
+
+    for result in (shown["log"], shown["both"]):
+        assert "Nothing is lost" in model_sees(host, result)
+    assert "The next is page=2" in model_sees(host, page)
+    assert "read_result" not in json.dumps(shown["fits"])
 
 
 async def test_results_are_shortened_and_read_through_call_tool_as_well(workshop: Workshop, era: str) -> None:

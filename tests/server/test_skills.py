@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import Host, command, http_proxy, inside
 from support.raw_client import LOOK_SECONDS, PATIENCE, RpcError
 from support.servers import Workshop, tool
-from support.skills import EXTENSION, digest, entry, listed, manifest_file, read, refusal
+from support.skills import EXTENSION, digest, entry, listed, manifest_file, read, refusal, write
 from support.wires import http, stdio
 
 from mcp_context_proxy.app import Proxy
@@ -281,6 +282,45 @@ async def test_search_finds_a_skill_beside_tools_and_says_how_to_read_it(
     assert f"read the resource {SERVED}/SKILL.md" in text
     assert "[server 'shop' says]" in text
     assert not server.ledger.messages("resources/read")
+
+
+async def test_a_search_in_one_server_finds_its_skills_and_those_of_no_other(
+    workshop: Workshop, era: str
+) -> None:
+    shop(workshop, skills=[entry(REFUNDS, FILES, description="Pay money back to customers")])
+    bank = "skill://acme/chargebacks"
+    files = {"SKILL.md": manifest_file("chargebacks", "Pay money back after a dispute")}
+    listed = [entry(bank, files, description="Pay money back after a dispute")]
+    workshop.server("bank", tools=[tool("transfer")], skills=listed, files=texts(bank, files))
+    mine = manifest_file("returns", "Pay money back for returns")
+    write(workshop.folder / "own/returns", {"SKILL.md": mine})
+    own = [{"path": str(workshop.folder / "own")}]
+    async with inside(workshop.config(documents=own)) as proxy:
+        host = Host(proxy, era)
+        query = "pay money back"
+        everywhere = await host.data("search_available_tools", {"query": query, "top_n": 9})
+        in_shop = await host.data(
+            "search_available_tools", {"query": query, "top_n": 9, "filters": {"server": "shop"}}
+        )
+
+    def skills_in(found: dict[str, Any]) -> set[str]:
+        return {one["uri"].rsplit("/", 2)[-2] for one in found["results"] if one["type"] == "reference"}
+
+    assert everywhere["results"][0]["uri"] == "reference://returns"
+    assert skills_in(everywhere) >= {"refunds", "chargebacks"}
+    assert skills_in(in_shop) == {"refunds"}
+
+
+async def test_a_program_finds_the_skills_of_servers_over_rest(workshop: Workshop) -> None:
+    shop(workshop, skills=[entry(REFUNDS, FILES, description="Pay money back to customers")])
+    with http_proxy(workshop.config()) as running:
+        async with httpx2.AsyncClient(base_url=f"{running.base}/api/v1") as api:
+            body = {"query": "pay money back to customers"}
+            found: list[str] = []
+            with anyio.fail_after(PATIENCE):
+                while f"{SERVED}/SKILL.md" not in found:
+                    answer = (await api.post("/context", json=body)).json()
+                    found = [one["name"] for one in answer["items"] if one["type"] == "reference"]
 
 
 async def test_a_model_gets_the_text_of_a_skill_clean_and_named(workshop: Workshop, era: str) -> None:

@@ -94,14 +94,16 @@ def test_the_timeline_has_every_interval_from_the_first_use_to_now(store: Store)
 
 def test_unused_tools_are_listed_by_cost(store: Store) -> None:
     rows = [DefinitionRow("s", name, name, tokens, NOON) for name, tokens in (("a", 1), ("b", 5), ("c", 9))]
+    rows.append(DefinitionRow("s", "new", "new", 7, NOON + DAY))
     store.statistics.put_definitions("s", [*rows, DefinitionRow("s", "hidden", "hidden", 99, NOON)])
     store.statistics.add([(UsageSlot.of(NOON), usage("c", 1))], {}, [])
     reports = Reports(store.statistics)
     known = reports.known(lambda server, tool: (server, tool) != ("s", "hidden"))
-    unused = reports.unused(known)
+    never = [reports.unused(known, NOON + days * DAY) for days in (29.9, 30, 31)]
 
-    assert sorted(row.tool for row in known) == ["a", "b", "c"]
-    assert [row.tool for row in unused] == ["b", "a"]
+    assert sorted(row.tool for row in known) == ["a", "b", "c", "new"]
+    assert [[row.tool for row in each.tools] for each in never] == [[], ["b", "a"], ["new", "b", "a"]]
+    assert [each.newer for each in never] == [3, 1, 0]
 
 
 def test_retention_merges_old_hours_into_days_and_deletes_older_days(store: Store) -> None:

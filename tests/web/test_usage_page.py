@@ -14,7 +14,15 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
 from mcp_context_proxy.statistics.figures import count_call
-from mcp_context_proxy.store import DAY, SearchRow, SearchUsage, ToolUsage, UsageSlot, open_store
+from mcp_context_proxy.store import (
+    DAY,
+    DefinitionRow,
+    SearchRow,
+    SearchUsage,
+    ToolUsage,
+    UsageSlot,
+    open_store,
+)
 
 pytestmark = [
     pytest.mark.anyio,
@@ -27,9 +35,11 @@ CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text(encoding="utf-8")
 
 
 def counted(path: Path) -> None:
-    """Fifteen days in which a fast, a slow and a failing tool were called."""
+    """Fifteen days in which a fast, a slow and a failing tool were called; others are known for longer."""
     now = time.time()
     with open_store(path) as store:
+        known = [DefinitionRow("desk", name, "", 1, now - 40 * DAY) for name in ("never", "nor_this")]
+        store.statistics.put_definitions("desk", known)
         for day in range(15):
             at = now - day * DAY
             for name, ms, failed in (("fast", 2.0, 0), (LONG, 3000.0, 0), ("failing", 50.0, 2)):
@@ -47,7 +57,7 @@ def counted(path: Path) -> None:
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     workshop = Workshop(tmp_path_factory.mktemp("usage"))
-    names = ["fast", LONG, "failing", "never", "nor_this"]
+    names = ["fast", LONG, "failing", "never", "nor_this", "newest"]
     workshop.server("desk", tools=[tool(name, f"Does {name}") for name in names])
     path = workshop.folder / "store.sqlite3"
     counted(path)
@@ -143,6 +153,7 @@ async def test_unused_tools_are_named_with_their_cost(page: Page, proxy: HttpPro
 
     assert f"2 tools were never called. Turn these off and save about {told['tokens']} tokens" in text
     assert "enabled = false turns off a tool under [servers.NAME.tools.TOOL]" in " ".join(text.split())
+    assert "A further 1 not called yet, but known for less than 30 days." in text
     assert "manual" not in text
     assert sorted(names(page, "unused")) == ["desk never", "desk nor_this"]
 

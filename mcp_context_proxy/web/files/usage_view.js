@@ -39,7 +39,7 @@ export function usageView(tools, searches, timeline, latest) {
       "div",
       { class: "charts" },
       section("slow", "Slowest", toolTable(slowest(tools.tools), SLOW, "No call has been timed yet.")),
-      section("failing", "Failing most", toolTable(failing(tools.tools), FAILED, "No tool fails that was called three times.")),
+      section("failing", "Failing most", toolTable(failing(tools.tools), FAILED, "No failing tools (from 3 calls on).")),
     ),
     neverCalled(tools.unused),
     section("tools", "Most called", toolTable(tools.tools, ALL, "No tool was called.")),
@@ -117,8 +117,11 @@ function shape(tag, attributes, ...children) {
 }
 
 function neverCalled(unused) {
-  if (!unused.known) return section("unused", "Never called", none("What there is will be counted in a moment."));
-  if (!unused.count) return section("unused", "Never called", none("Every tool was called at least once."));
+  if (!unused.known) return section("unused", "Never called", none("Counting tools \u2026"));
+  const newer = `${number(unused.newer)} not called yet, but known for less than ${unused.days} days.`;
+  if (!unused.count) {
+    return section("unused", "Never called", none(unused.newer ? newer : "Every tool was called at least once."));
+  }
   const tools = `${number(unused.count)} ${unused.count === 1 ? "tool was" : "tools were"} never called.`;
   const saved = `Turn these off and save about ${number(unused.tokens)} tokens`;
   const where = unused.listed ? "of every request." : "of what is behind the proxy.";
@@ -138,6 +141,7 @@ function neverCalled(unused) {
       element("code", {}, "[servers.NAME]"),
       ".",
     ),
+    unused.newer ? element("p", { class: "facts" }, `A further ${newer}`) : null,
     details("unused", "Show them", table(["Tool", "Tokens", "Known since"], rows)),
     more > 0 ? element("p", { class: "facts" }, `The dearest ${number(unused.tools.length)} are listed.`) : null,
   );
