@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from mcp_context_proxy.app.catalog_refresh import CatalogRefresh
 
+from mcp_context_proxy.app.proxy import CatalogRefresh
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
