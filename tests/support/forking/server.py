@@ -136,7 +136,9 @@ def import_everything() -> None:
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{name}.{module.name}")
-    importlib.import_module("mcp_context_proxy.app")
+    # The backend is imported when a loop first runs. onnxruntime must wait: importing it starts a thread.
+    for name in ("mcp_context_proxy.app", "anyio._backends._asyncio"):
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":
