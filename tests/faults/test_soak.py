@@ -1,4 +1,4 @@
-"""A quarter of a minute of everything at once; the seed that is printed repeats it."""
+"""Half a minute of everything at once; the seed that is printed repeats it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faults.soak import soak
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-SECONDS = 15.0
+SECONDS = 30.0
 
 
 async def test_nothing_is_lost_doubled_repeated_or_left_behind(tmp_path: Path) -> None:
@@ -22,6 +22,5 @@ async def test_nothing_is_lost_doubled_repeated_or_left_behind(tmp_path: Path) -
     assert (figures.lost, figures.doubled, figures.wrong) == (0, 0, 0), figures
     assert (figures.repeated, figures.orphans, figures.bystander_errors) == (0, 0, 0), figures
     assert figures.exit_code == 0, figures
-    # On a busy machine there are few, but never none.
-    assert figures.calls > 10, figures
-    assert figures.bystander_calls > 5, figures
+    assert figures.calls > 100, figures
+    assert figures.bystander_calls > 100, figures
