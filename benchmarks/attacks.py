@@ -489,9 +489,10 @@ sys.stdin.read()
 @attack("A server reads `/proc/<parent>/environ`, with the secrets of all other servers in it.")
 async def environment(at: Attacked) -> str:
     found = at.folder / "found"
-    # Root may read everything, unless it lets go of that right.
-    program = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-I", "-S", "-c", SPY, str(found)]
-    at.workshop.server("spy").settings = {"command": program[0], "args": program[1:]}
+    # Root may read everything, unless it lets go of its rights.
+    without_rights = ["--bounding-set=-all", "--inh-caps=-all"]
+    args = [*without_rights, sys.executable, "-I", "-S", "-c", SPY, str(found)]
+    at.workshop.server("spy").settings = {"command": "setpriv", "args": args}
     at.environment["TOKEN_OF_ANOTHER"] = "tell-nobody"
     async with at.client():
         for _ in range(100):
