@@ -14,7 +14,6 @@ import gzip
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -56,6 +55,8 @@ class Attacked:
     def __init__(self, python: str, folder: Path) -> None:
         self.python, self.folder = python, folder
         self.workshop = Workshop(folder)
+        self.before: list[str] = []
+        """Begins the command line of the proxy that a client starts."""
         self.environment = {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder / "data")}
 
     def command(self, config: Path, *more: str) -> list[str]:
@@ -66,7 +67,7 @@ class Attacked:
         """Start the proxy as a host does; `tables` are of its configuration."""
         answers = tables.pop("answers", None)
         capabilities = tables.pop("capabilities", None)
-        command = self.command(self.workshop.config(**tables), "--log-level", "error")
+        command = [*self.before, *self.command(self.workshop.config(**tables), "--log-level", "error")]
         return stdio(command, era, capabilities=capabilities, answers=answers, env=self.environment)
 
     def run(self, *arguments: str, config: Path | None = None) -> str:
@@ -489,9 +490,11 @@ sys.stdin.read()
 @attack("A server reads `/proc/<parent>/environ`, with the secrets of all other servers in it.")
 async def environment(at: Attacked) -> str:
     found = at.folder / "found"
-    # Root may read everything, unless it lets go of that right.
-    program = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-I", "-S", "-c", SPY, str(found)]
-    at.workshop.server("spy").settings = {"command": program[0], "args": program[1:]}
+    if os.geteuid() == 0:
+        # Root may read everything, unless it lets go of its rights.
+        at.before = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    args = ["-I", "-S", "-c", SPY, str(found)]
+    at.workshop.server("spy").settings = {"command": sys.executable, "args": args}
     at.environment["TOKEN_OF_ANOTHER"] = "tell-nobody"
     async with at.client():
         for _ in range(100):
@@ -657,27 +660,6 @@ async def quotes(at: Attacked) -> str:
 async def words(at: Attacked) -> str:
     many = (" ".join(f"w{number}x{each}" for each in range(120)) for number in range(10_000))
     return await first_search(at, [tool(f"t{number}", text) for number, text in enumerate(many)])
-
-
-@attack("A server renames its tools every day for a week: do they keep the addition of new tools?")
-async def renaming(at: Attacked) -> str:
-    store = at.folder / "store.sqlite3"
-    for day in range(8):
-        at.workshop.server(
-            "evil", tools=[tool(f"{name}_{day}", "Count the apples in the basket") for name in ("one", "two")]
-        )
-        at.workshop.server("good", tools=[tool("apples", "Count the apples in the basket")])
-        async with at.client(store={"path": str(store)}) as client:
-            await client.until_listed(f"evil__one_{day}", "good__apples")
-            await client.call("search_available_tools", {"query": "count the apples in the basket"})
-            await anyio.sleep(3)
-        with sqlite3.connect(store) as opened:
-            opened.execute("UPDATE definitions SET first = first - 86400")
-    query, config = "count the apples in the basket", at.workshop.config(store={"path": str(store)})
-    said = await anyio.to_thread.run_sync(lambda: at.run("search", query, "--explain", config=config))
-    if "apples" not in said:
-        said = await anyio.to_thread.run_sync(lambda: at.run("search", query, config=config))
-    return "they do" if "new here" in said else "they do not"
 
 
 class Packed(BaseHTTPRequestHandler):

@@ -38,6 +38,8 @@ ADVERSARIAL = "trust/test_adversarial_text.py::"
 EVENT_LOOP = "trust/test_event_loop.py::"
 STANDING = "server/test_standing_list.py::"
 ANSWERS = "server/test_answers.py::"
+READING = "results/test_reading.py::"
+UNFINISHED = "retrieval/test_unfinished.py::"
 LARGE = "server/test_large_results.py::"
 TURNED_OFF = "server/test_turned_off.py::"
 HOST_FILES = "config/test_hosts.py::"
@@ -70,6 +72,9 @@ SECURITY = (
             "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls",
             ADVERSARIAL + "test_time_grows_with_the_length_of_a_text_and_not_with_its_square",
             EVENT_LOOP + "test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search",
+            EVENT_LOOP + "test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_search",
+            UNFINISHED + "test_a_large_list_is_read_in_batches_after_the_small_ones",
+            UNFINISHED + "test_a_large_server_is_embedded_after_the_first_tools_of_every_other",
             EVENT_LOOP + "test_no_message_of_a_client_delays_the_others",
             EVENT_LOOP + "test_no_message_of_a_server_delays_the_others",
             EVENT_LOOP + "test_no_flood_of_a_server_delays_the_others",
@@ -136,6 +141,7 @@ SECURITY = (
         (
             DEFINITIONS + "test_invalid_entries_do_not_affect_valid_tools",
             DEFINITIONS + "test_a_schema_that_is_too_deep_withholds_its_own_tool_only",
+            "downstream/test_listing.py::test_a_header_of_a_tool_that_cannot_be_read_costs_only_that_tool",
         ),
     ),
     Promise(
@@ -232,6 +238,7 @@ SECURITY = (
             "downstream/test_processes.py::"
             "test_children_are_gone_when_the_proxy_stops_even_those_that_ignore_the_end_of_input",
             STOPPING + "test_a_second_stop_signal_ends_everything_at_once",
+            "proxy/test_refreshing.py::test_a_stop_does_not_wait_for_a_large_list",
         ),
     ),
     Promise(
@@ -492,7 +499,12 @@ SECURITY = (
     ),
     Promise(
         "Nothing in a result and no path or pattern makes reading a shortened result slow.",
-        ("results/test_reading.py::test_hostile_text_is_read_in_time_in_proportion_to_its_length",),
+        (
+            READING + "test_hostile_text_is_read_in_time_in_proportion_to_its_length",
+            READING + "test_a_pattern_that_millions_of_short_lines_begin_to_match_is_searched_at_once",
+            READING + "test_a_field_that_a_path_names_often_is_taken_once",
+            READING + "test_a_path_whose_steps_go_through_a_large_result_over_and_over_is_refused",
+        ),
     ),
     Promise(
         "A tool that `allow`, `deny` or `enabled = false` turns off is not listed, not found and not called, "

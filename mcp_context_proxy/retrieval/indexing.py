@@ -111,7 +111,8 @@ def read(
         if known is not None and known.source is source and known.several_servers == several:
             found[identity] = known
     until, began, opened = time.perf_counter() + seconds, False, dict[Identity, _Opened]()
-    for identity in sorted(sources.keys() - found.keys(), key=lambda one: (-calls(one[0]), one)):
+    fresh = [(-calls(one[0]), len(sources[one].items), one) for one in sources.keys() - found.keys()]
+    for _, _, identity in sorted(fresh):
         if began and time.perf_counter() >= until:
             break
         opened[identity] = one = _Opened(sources[identity], several, before.get(identity))

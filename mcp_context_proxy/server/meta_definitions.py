@@ -229,8 +229,8 @@ def instructions(
 ) -> str:
     """Return the server instructions for the host's model.
 
-    The proxy's own part comes first, then one line for each server that gives instructions itself, as many
-    as there is room for.
+    The proxy's own part comes first, then one line for each server that gives instructions itself; where
+    room is short, the longest are left out.
 
     Args:
         setup: The facts of the configuration.
@@ -251,14 +251,14 @@ def instructions(
     names = f"These tools are those of {_names(setup, INSTRUCTIONS_NAMES_BYTES)}."
     text = names if whole else f"{search} {names}"
     left = most - len(text.encode())
-    lines = []
-    for server, words in said.items():
-        if line := server_line(server, words):
-            left -= len(line.encode()) + 1
-            if left < 0:
-                break
-            lines.append(line)
-    return "\n".join([text, *lines])
+    lines = {server: line for server, words in said.items() if (line := server_line(server, words))}
+    sizes = {server: len(line.encode()) + 1 for server, line in lines.items()}
+    # The shortest first: whoever says much leaves out nobody who says less.
+    for server in sorted(lines, key=sizes.__getitem__):
+        left -= sizes[server]
+        if left < 0:
+            del lines[server]
+    return "\n".join([text, *lines.values()])
 
 
 def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:

@@ -141,7 +141,7 @@ def test_unused_vectors_are_dropped(
     for generation in range(8):
         changing = [tool(f"tool_{n}", f"Step {generation}.") for n in range(1_000)]
         catalog = snapshot(*tools, *changing, generation=generation)
-        begun = read(catalog, True, index)
+        begun = read(catalog, True, index, seconds=60.0)
         (index,) = embedded(begun, word_vectors(), True, None, lambda: False, pace=1e9)
         sizes.append(index.pool.vectors.size)
 
@@ -192,6 +192,8 @@ def test_thousands_of_servers_share_a_few_arrays(
 ) -> None:
     servers = 300 if several else 1
     catalog = snapshot(*(tool(f"tool_{n}", "Does it.", server=f"s{n % servers}") for n in range(300)))
-    (index,) = embedded(read(catalog, True, None), word_vectors(), True, None, lambda: False, pace=1e9)
+    (index,) = embedded(
+        read(catalog, True, None, seconds=60.0), word_vectors(), True, None, lambda: False, pace=1e9
+    )
 
     assert (len(index.pool.vectors.slabs), len(index.lexical.groups)) == (1, 1)

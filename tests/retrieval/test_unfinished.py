@@ -154,7 +154,9 @@ def test_vectors_can_be_searched_while_more_are_made(
     catalog = snapshot(*tools)
     steps = [
         (index.complete, int(index.ready.sum()))
-        for index in embedded(read(catalog, True, None), word_vectors(), True, None, lambda: False, pace=0.0)
+        for index in embedded(
+            read(catalog, True, None, seconds=60.0), word_vectors(), True, None, lambda: False, pace=0.0
+        )
     ]
 
     assert steps[-1] == (True, 600)
@@ -174,7 +176,7 @@ def test_the_most_used_servers_are_indexed_first(
     )
     calls = {"server2": 3, "server1": 7}
     vectors, steps = word_vectors(), []
-    begun = read(catalog, True, None, calls=lambda key: calls.get(key, 0))
+    begun = read(catalog, True, None, seconds=60.0, calls=lambda key: calls.get(key, 0))
     for index in embedded(
         begun, vectors, True, None, lambda: False, pace=0.0, calls=lambda key: calls.get(key, 0)
     ):

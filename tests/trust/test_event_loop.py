@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
-from faults.harness import faulty
+from faults.harness import faulty, rss
 from faults.test_floods import ANSWERS, KINDS
 from support.raw_client import Answer, RawClient
 from support.servers import Workshop, tool
@@ -40,6 +40,12 @@ MARGIN_SECONDS = 15.0
 
 PATIENCE = 240.0
 """Seconds for ten thousand hostile definitions of each kind to be listed on such a machine."""
+
+MOST_MEGABYTES = 1_500
+"""Memory of a proxy with three lists of the largest size, 72 MB of hostile definitions, in its index."""
+
+SEARCHES = 3
+"""Searches after which the tool of a small server is found beside lists that take minutes."""
 
 QUERY_CHARACTERS = 60_000
 """Length of a query: as much as the arguments of a search may have."""
@@ -121,6 +127,13 @@ def hostile_tools(number: int, size: int) -> list[dict[str, Any]]:
     return found
 
 
+def with_header(definition: dict[str, Any]) -> dict[str, Any]:
+    """The same tool with an argument that a server at a URL wants in a header, too."""
+    schema = definition["inputSchema"]
+    argument = {"type": "string", "x-mcp-header": "Place"}
+    return definition | {"inputSchema": schema | {"properties": {"place": argument} | schema["properties"]}}
+
+
 async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search(
     workshop: Workshop,
 ) -> None:
@@ -172,6 +185,40 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
     assert result["content"]
     assert not proxy.slow_steps, proxy.slow_steps
     assert max(waits.values()) < longest
+
+
+async def test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_search(
+    workshop: Workshop,
+) -> None:
+    number, servers = LIMITS.tools_per_server, ("one", "two")
+    tools = hostile_tools(number, LIMITS.listing_bytes // number * 3 // 4)
+    for name in servers:
+        workshop.server(name, page_size=2_500, tools=tools)
+    workshop.http_server("far", era="modern", page_size=2_500, tools=[with_header(one) for one in tools])
+    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
+    last, waits = f"{'t' * 50}_{number - 1}", list[float]()
+    async with watched(workshop, expose={"mode": "all"}) as proxy:
+        client = proxy.client
+        with anyio.fail_after(2 * PATIENCE):
+            for name in (*servers, "far"):
+                # Not by its list: reading that over and over is what would take the time of this test.
+                while (await client.call(f"{name}__{last}")).get("isError"):  # noqa: ASYNC110
+                    await anyio.sleep(0.2)
+        found: Any = {}
+        # The lists that were called come first, a batch of each.
+        while "calm__add" not in json.dumps(found) and len(waits) < SEARCHES:
+            began = time.monotonic()
+            found = await client.call(SEARCH, {"query": f"add two numbers, {len(waits)}"})
+            waits.append(time.monotonic() - began)
+        assert "calm__add" in json.dumps(found)
+        result = await client.call("calm__add", {})
+        assert client.process is not None
+        megabytes = rss(client.process.pid) >> 20
+
+    assert result["content"]
+    assert not proxy.slow_steps, proxy.slow_steps
+    assert max(waits) < LIMITS.indexing_wait_seconds + MARGIN_SECONDS
+    assert megabytes < MOST_MEGABYTES
 
 
 SIZE = LIMITS.message_bytes - 10_000
