@@ -294,6 +294,8 @@ class MessageReader(PipeReader):
                 else:
                     self._receive(frame)
                 self._held.popleft()
+                # The next one may come much later, and this one has megabytes.
+                del frame
             if self._closed:
                 self.ended.set()
             else:

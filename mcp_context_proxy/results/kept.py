@@ -233,7 +233,8 @@ def read(whole: bytes, number: int, path: str | None, pattern: str | None, most:
             )
             raise ReadError(text)
         found = result.shown
-        said = f"{'over ' if result.more else ''}{result.places:,} places match; "
+        places = "1 place matches" if result.places == 1 else f"{result.places:,} places match"
+        said = f"{'over ' if result.more else ''}{places}; "
     one = page(found, number, most - NOTE_BYTES)
     if one is None:
         last = page(found, 1, most - NOTE_BYTES)

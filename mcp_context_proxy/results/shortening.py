@@ -401,13 +401,14 @@ def without_duplicate(result: bytes, declared: bool) -> bytes:
 
 
 def _is_same(texts: list[_Text], structured: Raw) -> bool:
-    """Return whether the only text says the same as the structured content, alone or as its ``result``."""
+    """Return whether the only text says the same as the structured content, or as its only member."""
     if len(texts) != 1 or "resource" in texts[0].block:
         return False
     text, forms = texts[0].text, [structured]
     members = json_values.members_of(structured)
-    if members is not None and members.keys() == {"result"}:
-        forms.append(members["result"])
+    if members is not None and len(members) == 1:
+        # SDKs wrap what is no object, under a name such as ``result`` or ``content``.
+        forms += members.values()
     return any(
         (envelope.text(form) or "").encode() == text
         if envelope.starts_with(form, b'"')

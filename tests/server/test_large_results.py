@@ -136,7 +136,7 @@ async def test_lines_that_match_a_pattern_are_found_with_numbers_and_what_surrou
     lines = LOG.split("\n")
     expected = [f"{at + 1}{':' if at == 4321 else '-'} {lines[at]}" for at in range(4319, 4324)]
     assert found.split("\n") == expected
-    assert "1 places match" in under
+    assert "1 place matches" in under
     assert none["isError"]
 
 
@@ -420,6 +420,24 @@ async def test_both_forms_of_a_small_result_are_sent_once_to_a_client_that_passe
     assert once["content"] == same["content"]
     assert "structuredContent" not in once
     assert whole_["structuredContent"] == different["structuredContent"] == data
+
+
+async def test_a_text_that_is_the_only_member_of_the_structured_content_is_sent_once(
+    workshop: Workshop,
+) -> None:
+    results(
+        workshop,
+        file={"content": [text("short")], "structuredContent": {"content": "short"}},
+        other={"content": [text("short")], "structuredContent": {"content": "short", "lines": 1}},
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        host.client_info = envelope.raw({"name": "copilot-cli", "version": "1"})
+        file, other = await host.call("work__file"), await host.call("work__other")
+
+    assert file["content"] == [text("short")]
+    assert "structuredContent" not in file
+    assert other["structuredContent"] == {"content": "short", "lines": 1}
 
 
 @pytest.mark.parametrize(("wanted", "once"), [("drop", True), ("keep", False)])
