@@ -35,7 +35,8 @@ class _Attention(nn.Module):
             for name in ("query", "key", "value")
         )
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.output(attended.transpose(1, 2).reshape(texts, tokens, WIDTH), x)
+        output: Tensor = self.output(attended.transpose(1, 2).reshape(texts, tokens, WIDTH), x)
+        return output
 
 
 class _Residual(nn.Module):
@@ -96,7 +97,8 @@ class MiniLM(nn.Module):
         mask = None if bool(real.all()) else real[:, None, None]
         for layer in layers:
             x = layer(x, mask)
-        return (x * real[..., None]).sum(1) / lengths[:, None]
+        mean: Tensor = (x * real[..., None]).sum(1) / lengths[:, None]
+        return mean
 
     def freeze(self, layers: int) -> None:
         """Keep the embeddings and the lowest ``layers`` as they are."""

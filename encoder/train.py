@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import hashlib
 import json
 import random
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from minilm import MiniLM, Texts, load, save, vectors
+from minilm import WIDTH, Texts, load, save, vectors
 from pairs import Document, Request, of_split, read_requests, read_tools
 from torch import Tensor
 from torch.nn import functional
@@ -226,36 +225,31 @@ class Batch:
 
 
 class BaseVectors:
-    """Vectors by the base model, kept in files: they are the same in every run."""
+    """Vectors by the base model, kept in a folder: they are the same in every run."""
 
     def __init__(self, base: Path, cache: Path) -> None:
-        self._model: MiniLM | None = None
         self._base, self._cache = base, cache
         self._rows: dict[str, int] = {}
-        self._matrix = torch.empty(0, 384)
+        self._matrix = torch.empty(0, WIDTH)
 
     def add(self, name: str, texts: Sequence[str], cut: Texts) -> None:
-        """Compute the vectors of texts, or read them where they were computed before."""
-        texts = list(dict.fromkeys(texts))
-        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
-        path = self._cache / f"{name}-{digest}.npy"
-        if not path.exists():
-            print("computing the base model's vectors of", len(texts), name, flush=True)
-            self._model = self._model or load(self._base).eval()
+        """Read the vectors of texts, and compute those that were not computed before."""
+        stored = self._cache / f"{name}.json", self._cache / f"{name}.npy"
+        known: list[str] = json.loads(stored[0].read_text("utf-8")) if stored[0].exists() else []
+        parts = [torch.from_numpy(np.load(stored[1]))] if known else []
+        missing = list(dict.fromkeys(texts).keys() - set(known))
+        if missing:
+            print("computing the base model's vectors of", len(missing), name, flush=True)
+            model = load(self._base).eval()
             with torch.no_grad():
-                parts = [
-                    vectors(self._model, [cut.ids(text) for text in texts[at : at + 256]])
-                    for at in range(0, len(texts), 256)
-                ]
+                for at in range(0, len(missing), 512):
+                    parts.append(vectors(model, [cut.ids(text) for text in missing[at : at + 512]]))
+            known += missing
             self._cache.mkdir(parents=True, exist_ok=True)
-            np.save(path, torch.cat(parts).numpy())
-        for text in texts:
-            self._rows.setdefault(text, len(self._rows))
-        fresh = torch.from_numpy(np.load(path))
-        grown = torch.empty(len(self._rows), 384)
-        grown[: len(self._matrix)] = self._matrix
-        grown[[self._rows[text] for text in texts]] = fresh
-        self._matrix = grown
+            np.save(stored[1], torch.cat(parts).numpy())
+            stored[0].write_text(json.dumps(known), "utf-8")
+        self._rows |= {text: len(self._matrix) + at for at, text in enumerate(known)}
+        self._matrix = torch.cat([self._matrix, *parts])
 
     def of(self, texts: Sequence[str]) -> Tensor:
         """Vectors of texts that were added."""
