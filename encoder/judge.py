@@ -1,6 +1,7 @@
 """Sheets for a reader who did not write the requests, and the collection of what such readers agree on.
 
     python encoder/judge.py sheets WRITTEN BATCHES JUDGE     writes JUDGE/sheets/*.txt and JUDGE/key.jsonl
+    python encoder/judge.py crossed WRITTEN BATCHES JUDGE    further sheets of what may not fit
     python encoder/judge.py score JUDGE                      how often readers chose what the writer meant
     python encoder/judge.py collect WRITTEN BATCHES JUDGE    writes data/requests/*.txt
 
@@ -8,7 +9,8 @@ A sheet shows the tools of one server and requests for them in another order tha
 a few tools of other servers that search finds near. It does not show what the writer meant. A request for
 which a reader names other tools only is dropped, one for which the reader names several is served by any.
 Held-out requests are all read, those of training to a tenth. Requests that nothing fits are read with the
-ten tools of their batch that search finds nearest.
+ten tools of their batch that search finds nearest. ``crossed`` puts requests to the servers of another batch
+than they were written for; where readers find that nothing there fits, they belong to that batch, too.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import argparse
 import collections
 import hashlib
 import json
+import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ OTHERS = 3
 """Tools of other servers shown beside a request."""
 NEAREST = 10
 """Tools shown beside a request that nothing fits."""
+CROSSED = 13
+"""Requests from elsewhere that are put to the servers of a batch."""
 TRAINING_SHARE = 10
 """One request of so many is read where it is trained on."""
 HELD_OUT = "W5"
@@ -145,17 +150,44 @@ def write_sheets(written: Path, batches: Path, judge: Path) -> None:
             continue
         scope = [key for key, tool in tools.items() if tool.split != "train"] if held_out else keys
         search = Search(scope, model, judge / "vectors.db")
+        # A sheet that a reader may have is never written again: later requests get further sheets.
+        if earlier := len([*sheets.glob(f"{name}-*.txt")]):
+            name += f"-{earlier + 1}"
         lines, entries = _fitting_sheets(name, fitting, tools, search)
         for sheet, texts in lines.items():
             (sheets / f"{sheet}.txt").write_text("\n".join(texts) + "\n", "utf-8")
         more, nothing_entries = _nothing_sheet(
             name, nothing, tools, Search(keys, model, judge / "vectors.db")
         )
-        (sheets / f"{name}-nothing.txt").write_text("\n".join(more) + "\n", "utf-8")
+        if more:
+            (sheets / f"{name}-nothing.txt").write_text("\n".join(more) + "\n", "utf-8")
         with key_path.open("a", encoding="utf-8") as file:
             for entry in (*entries, *nothing_entries):
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         print(name, len(fitting), "requests,", len(nothing), "that nothing fits", flush=True)
+
+
+def write_crossed_sheets(written: Path, batches: Path, judge: Path) -> None:
+    """Write a sheet of requests from elsewhere for each batch that has none."""
+    tools, model, key_path = pairs.read_tools(), LazyModel(), judge / "key.jsonl"
+    everything = list(written_batches(written, batches))
+    singles = [one for _, requests in everything for one in requests if one.right and not one.needs_all]
+    for keys, requests in everything:
+        name = f"{requests[0].writer}-{requests[0].batch}-crossed"
+        path = judge / "sheets" / f"{name}.txt"
+        if path.exists():
+            continue
+        own = {key[0] for key in keys}
+        foreign = [one for one in singles if one.right[0][0] not in own]
+        draw = random.Random(name)
+        chosen = draw.sample(foreign, CROSSED)
+        asked = [replace(one, writer=requests[0].writer, batch=requests[0].batch, right=()) for one in chosen]
+        lines, entries = _nothing_sheet(name, asked, tools, Search(keys, model, judge / "vectors.db"))
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+        with key_path.open("a", encoding="utf-8") as file:
+            for entry in entries:
+                file.write(json.dumps(entry | {"sheet": name}, ensure_ascii=False) + "\n")
+        print(name, flush=True)
 
 
 def _fitting_sheets(
@@ -261,7 +293,9 @@ def score(judge: Path) -> None:
     for id_, judgement in judged.items():
         entry = key[id_]
         right = {tuple(entry["choices"][place]) for place in entry["right"]}
-        kind = str(entry["sheet"])[:2] + (" nothing" if str(entry["sheet"]).endswith("nothing") else "")
+        kind = str(entry["sheet"])[:2] + (
+            " nothing" if str(entry["sheet"]).endswith(("nothing", "crossed")) else ""
+        )
         if not right:
             verdict = "something fits" if judgement.chosen else "agreed"
         elif not right & set(judgement.chosen):
@@ -279,7 +313,12 @@ def score(judge: Path) -> None:
 
 def collect(written: Path, batches: Path, judge: Path, out: Path = REQUESTS) -> None:
     """Write the requests of all batches, without those that were read otherwise than meant."""
-    judged, _ = read_judgements(judge)
+    judged, entries = read_judgements(judge)
+    unfitting = collections.defaultdict(list)
+    for id_, found in judged.items():
+        sheet = str(entries[id_]["sheet"])
+        if sheet.endswith("-crossed") and not found.chosen:
+            unfitting[sheet.removesuffix("-crossed")].append(f"- {entries[id_]['text']}")
     by_writer: dict[str, list[str]] = collections.defaultdict(list)
     for keys, requests in written_batches(written, batches):
         kept: dict[ToolKey, list[str]] = {key: [] for key in keys}
@@ -296,11 +335,13 @@ def collect(written: Path, batches: Path, judge: Path, out: Path = REQUESTS) -> 
                 for key in right:
                     kept.setdefault(key, []).append(one.text)
         lines = [f"## {requests[0].batch}"] if requests else []
+        further += unfitting[f"{requests[0].writer}-{requests[0].batch}"] if requests else []
         for server in dict.fromkeys(key[0] for key in kept):
             own = [
                 (key[1], dict.fromkeys(texts)) for key, texts in kept.items() if key[0] == server and texts
             ]
-            lines += [f"# {server}", *(f"{name}: {' | '.join(texts)}" for name, texts in own)]
+            mark = "#" if any(key[0] == server for key in keys) else "#+"
+            lines += [f"{mark} {server}", *(f"{name}: {' | '.join(texts)}" for name, texts in own)]
         if requests:
             by_writer[requests[0].writer] += [*lines, *dict.fromkeys(further), ""]
     out.mkdir(parents=True, exist_ok=True)
@@ -320,7 +361,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_subparsers(dest="step", required=True)
-    for step in ("sheets", "collect"):
+    for step in ("sheets", "crossed", "collect"):
         one = steps.add_parser(step)
         for name in ("written", "batches", "judge"):
             one.add_argument(name, type=Path)
@@ -329,7 +370,7 @@ def main() -> None:
     if arguments.step == "score":
         score(arguments.judge)
     else:
-        run = write_sheets if arguments.step == "sheets" else collect
+        run = {"sheets": write_sheets, "crossed": write_crossed_sheets, "collect": collect}[arguments.step]
         run(arguments.written, arguments.batches, arguments.judge)
 
 

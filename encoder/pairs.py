@@ -7,8 +7,8 @@ held-out request among those of training.
 
 Requests stand in ``data/requests/*.txt``: ``## name`` begins a batch, ``# server`` the tools of a server in
 it, ``tool: request | request`` gives requests for a tool, ``+ server/tool, server/tool: request`` one that
-needs all of them, and ``- request`` one that no tool of the batch's servers can serve. A request that stands
-at two tools of one batch is served by either.
+needs all of them, and ``- request`` one that no tool of the batch's servers can serve. ``#+ server`` is a server
+outside of the batch that also serves one of its requests: one that stands at two tools is served by either.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _read_batch(
     several, nothing = [], []
     server = ""
     for number, line in lines:
-        if line.startswith("# "):
-            server = line[2:].strip()
+        if line.startswith(("# ", "#+ ")):
+            server = line.partition(" ")[2].strip()
             continue
         head, _, rest = line.partition(": ")
         if line.startswith("- "):
