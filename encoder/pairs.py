@@ -7,8 +7,8 @@ held-out request among those of training.
 
 Requests stand in ``data/requests/*.txt``: ``## name`` begins a batch, ``# server`` the tools of a server in
 it, ``tool: request | request`` gives requests for a tool, ``+ server/tool, server/tool: request`` one that
-needs all of them, and ``- request`` one that no tool of the batch's servers can serve. ``#+ server`` is a server
-outside of the batch that also serves one of its requests: one that stands at two tools is served by either.
+needs all of them, and ``- request`` one that no tool of the batch's servers can serve. ``#+ server`` is one
+outside of the batch that also serves some of its requests: what stands at two tools is served by either.
 """
 
 from __future__ import annotations
