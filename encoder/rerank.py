@@ -135,7 +135,7 @@ class Search:
         return [(one.item, one.score) for one in results if isinstance(one.item, Tool)]
 
 
-def mine(model: Path, out: Path) -> None:
+def mine(model: Path, out: Path, most: int) -> None:
     """Write the best tools of every training request, within the servers of its batch."""
     tools = pairs.read_tools()
     requests, _ = pairs.read_requests(tools)
@@ -149,7 +149,7 @@ def mine(model: Path, out: Path) -> None:
         for (writer, batch), own in sorted(by_batch.items()):
             servers = {key[0] for one in own for key in one.right}
             search = Search(model, pairs.catalog(key for key in tools if key[0] in servers), cache)
-            for one in own:
+            for one in own[:most]:
                 found = search.best(one.text)
                 example = _example(one, found)
                 if example is not None:
@@ -372,6 +372,7 @@ def main() -> None:
     one = steps.add_parser("mine")
     one.add_argument("model")
     one.add_argument("negatives", type=Path)
+    one.add_argument("--most", type=int, default=1_000, help="requests of a batch; for a trial")
     one = steps.add_parser("train")
     for name in ("base", "negatives", "out"):
         one.add_argument(name, type=Path)
@@ -389,7 +390,8 @@ def main() -> None:
     one.add_argument("--most", type=int, default=300, help="queries of a set")
     arguments = parser.parse_args()
     if arguments.step == "mine":
-        mine(PACKAGED_MODEL if arguments.model == "packaged" else Path(arguments.model), arguments.negatives)
+        model = PACKAGED_MODEL if arguments.model == "packaged" else Path(arguments.model)
+        mine(model, arguments.negatives, arguments.most)
     elif arguments.step == "train":
         torch.set_num_threads(1)
         lines = map(json.loads, arguments.negatives.read_text("utf-8").splitlines())
