@@ -257,14 +257,16 @@ def build_tokenizer(published: bytes) -> bytes:
     return json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def manifest(files: Mapping[str, bytes]) -> bytes:
+def manifest(
+    files: Mapping[str, bytes], name: str = MODEL_NAME, weights_sha256: str = WEIGHTS_SHA256
+) -> bytes:
     """Digests that the loader verifies, and the sources and tools of the files."""
     facts = {
-        "model": MODEL_NAME,
+        "model": name,
         "dimensions": WIDTH,
         "max_tokens": MAX_TOKENS,
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-        "source_sha256": {"model.safetensors": WEIGHTS_SHA256, "tokenizer.json": TOKENIZER_SHA256},
+        "source_sha256": {"model.safetensors": weights_sha256, "tokenizer.json": TOKENIZER_SHA256},
         "built_with": {
             "python": platform.python_version(),
             **{package: version(package) for package in ("numpy", "onnx", "protobuf", "safetensors")},
