@@ -63,8 +63,9 @@ SCORE_LEFT_OUT = 0.3
 TWIN = 0.03
 """Scores within this of the right tool's, with the same words in the name at another server: left out."""
 WEIGHTS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.06)
-CERTAIN, AHEAD = 0.9, 0.10
-"""A first tool with this score, or this lead over the third, keeps its place: nothing is read."""
+AHEAD = 0.15
+"""Lead over the second tool with which the first keeps its place and nothing is read: an exact name, or what
+was learned from use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class CrossEncoder(nn.Module):
         super().__init__()
         self.body = body
         self.head = nn.Linear(WIDTH, 1)
-        nn.init.zeros_(self.head.weight)
+        nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, ids: Tensor, lengths: Tensor, types: Tensor) -> Tensor:
@@ -339,7 +340,7 @@ def measure(folder: Path, sets: Path, only: Sequence[str], most: int) -> None:
             for query in queries[:: max(1, len(queries) // most)]:
                 found = search.best(query.text)
                 keys, scores = [tool.key for tool, _ in found], np.array([score for _, score in found])
-                doubtful = len(found) > 2 and scores[0] < CERTAIN and scores[0] - scores[2] < AHEAD
+                doubtful = len(found) > 1 and scores[0] - scores[1] < AHEAD
                 logits = np.zeros(len(found))
                 if doubtful:
                     began = time.perf_counter()
