@@ -263,6 +263,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             handles=proxy.handles,
             changes=proxy.changes,
             pending_input=proxy.pending_input,
+            redact=proxy.redact,
             asks_clients=False,
             manage=lambda: False,
             document_bytes=lambda: 1_000_000,

@@ -53,12 +53,13 @@ class Front:
 
 
 async def test_after_too_many_wrong_tokens_an_address_is_refused_with_429_and_retry_after() -> None:
-    front = Front()
+    front, began = Front(), time.monotonic()
     statuses = await front.guess(300)
+    again = (time.monotonic() - began) * auth.WRONG_PER_SECOND
     refused = await front.ask("wrong")
 
-    assert statuses.count(401) == auth.WRONG_AT_ONCE
-    assert statuses.count(429) == 300 - auth.WRONG_AT_ONCE
+    assert auth.WRONG_AT_ONCE <= statuses.count(401) <= auth.WRONG_AT_ONCE + again
+    assert statuses.count(429) == 300 - statuses.count(401)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert "wrong" not in refused.text.replace("wrong tokens", "")
 
