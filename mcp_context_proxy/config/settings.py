@@ -288,6 +288,13 @@ class SearchConfig(Table):
     documents: DomainConfig = DomainConfig()
     warm_up: Flag = False
     """Embed everything at start instead of at the first search."""
+    synonyms: dict[Tag, Tag] = Field(default={})
+    """Words of queries, such as a team's short forms, each with the words that it stands for."""
+
+    @property
+    def stands_for(self) -> dict[str, str]:
+        """Return `synonyms` with the words of queries in lower case."""
+        return {word.strip().lower(): meant for word, meant in self.synonyms.items()}
 
     @model_validator(mode="wrap")
     @classmethod

@@ -33,12 +33,6 @@ NAMES_KEPT = 8_192
 CHUNK_LIMIT = 500
 """Characters of a chunk: about 120 word pieces, well inside the 256 that the model reads."""
 
-QUERY_LIMIT = 8_192
-"""Characters of a query that are used."""
-
-QUERY_SENTENCES = 12
-"""Sentences of a query that are embedded beside the whole; each costs about 2 ms."""
-
 SYNONYM_SHARE = 0.2
 """Weight of a synonym relative to the word itself: enough to decide between items that are otherwise equal,
 too little to replace a word. On six public sets synonyms gain 0.3 points of recall@5 and 0.5 of complete@5,
@@ -122,9 +116,7 @@ Normalization sorts the marks of a letter in time that is the square of their nu
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*")
-_NEED = re.compile(_SENTENCE.pattern + r"|;\s+|(?:,|(?<!\s)(?=\s))\s++and\s++then\s+")
-"""Separates the parts of a query that may ask for different things. A run of spaces is looked at once, from
-its beginning: from each of its spaces, it would take time in the square of its length."""
+_SENTENCE_OR_CLAUSE = re.compile(_SENTENCE.pattern + r"|;\s+")
 _BULLET = re.compile(r"^(?:[-*+•–]|\d{1,2}[.)])\s+")
 _SPACE = re.compile(r"\s+")
 _LETTER = re.compile(r"[^\W_]")
@@ -171,15 +163,6 @@ class _TermCache(dict[str, tuple[str, ...]]):
 
 
 _terms_by_run = _TermCache()
-
-
-def query_terms(query: str) -> dict[str, str]:
-    """Return each index term of a query once, in order, with the first word that gave it."""
-    found: dict[str, str] = {}
-    for word in words(query):
-        if word not in STOP_WORDS:
-            found.setdefault(stem(word), word)
-    return found
 
 
 def content_words(text: str) -> str:
@@ -258,12 +241,10 @@ def _unaccented(text: str) -> str:
     return unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed))
 
 
-def query_texts(query: str) -> list[str]:
-    """Return the texts that are embedded for a query, each once: all of it, then its sentences as chunks."""
-    query = encodable(query[:QUERY_LIMIT]).strip()
-    parts = [_BULLET.sub("", part.strip()) for part in _NEED.split(query)]
-    sentences = [chunk for part in parts if _LETTER.search(part) for chunk in chunks(part)]
-    return list(dict.fromkeys([query, *sentences[:QUERY_SENTENCES]]))
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text that say something, without bullets."""
+    parts = (_BULLET.sub("", part.strip()) for part in _SENTENCE_OR_CLAUSE.split(text))
+    return [part for part in parts if _LETTER.search(part)]
 
 
 def chunks(text: str, limit: int = CHUNK_LIMIT) -> tuple[str, ...]:
