@@ -185,7 +185,7 @@ class ContextEngine(engine.ContextEngine):
             CachedEmbedder(model, self._store.vectors),
             queries,
             calibration=calibration_for(config.embedding),
-            stands_for=config.search.stands_for,
+            stands_for=config.search.synonyms,
         )
         self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get)
         super().__init__(

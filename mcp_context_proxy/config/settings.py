@@ -31,6 +31,9 @@ Text = Annotated[str, Field(min_length=1)]
 TAG_CHARACTERS: Final = 64
 """Longest category or tag: a word or two."""
 
+MEANING_CHARACTERS: Final = 200
+"""Longest meaning of a word of queries: a short phrase, which counts as part of the query."""
+
 
 def _is_tag(text: str) -> str:
     if not 1 <= len(text) <= TAG_CHARACTERS or text != text.strip() or set(text) & {",", "\n"}:
@@ -41,6 +44,28 @@ def _is_tag(text: str) -> str:
 
 Tag = Annotated[str, AfterValidator(_is_tag)]
 """A category or tag, without commas, because commas separate several tags in a search."""
+
+
+def _is_word(text: str) -> str:
+    fits = len(text) <= TAG_CHARACTERS and text[:1].isalnum() and text[-1:].isalnum() and not text.split()[1:]
+    if not fits:
+        message = "must be one word of at most {most} characters that begins and ends with a letter or digit"
+        raise PydanticCustomError("word", message, {"most": TAG_CHARACTERS})
+    return text.lower()
+
+
+def _is_meaning(text: str) -> str:
+    if not text.strip() or len(text) > MEANING_CHARACTERS:
+        message = "must be 1 to {most} characters"
+        raise PydanticCustomError("meaning", message, {"most": MEANING_CHARACTERS})
+    return " ".join(text.split())
+
+
+QueryWord = Annotated[str, AfterValidator(_is_word)]
+"""A word of queries, in lower case."""
+
+Meaning = Annotated[str, AfterValidator(_is_meaning)]
+"""Words that a word of queries stands for."""
 
 
 class Table(BaseModel):
@@ -288,13 +313,8 @@ class SearchConfig(Table):
     documents: DomainConfig = DomainConfig()
     warm_up: Flag = False
     """Embed everything at start instead of at the first search."""
-    synonyms: dict[Tag, Tag] = Field(default={})
+    synonyms: dict[QueryWord, Meaning] = Field(default={})
     """Words of queries, such as a team's short forms, each with the words that it stands for."""
-
-    @property
-    def stands_for(self) -> dict[str, str]:
-        """Return `synonyms` with the words of queries in lower case."""
-        return {word.strip().lower(): meant for word, meant in self.synonyms.items()}
 
     @model_validator(mode="wrap")
     @classmethod

@@ -43,7 +43,7 @@ INDEXES_KEPT = 2
 Novel = Callable[[], Mapping[ToolKey, float]]
 """Returns the additions for new tools, by server and own name."""
 
-NOTHING: Mapping[str, str] = {}
+NO_SYNONYMS: Mapping[str, str] = {}
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Engine:
         calls: Calls = lambda _key: 0,
         learned: Learned | None = None,
         novel: Novel | None = None,
-        stands_for: Mapping[str, str] = NOTHING,
+        stands_for: Mapping[str, str] = NO_SYNONYMS,
     ) -> None:
         """Prepare an engine.
 
@@ -140,6 +140,7 @@ class Engine:
             seconds=time.perf_counter() - started,
             suspected=index.suspected,
             indexed=indexed,
+            read_as=understood.read_as,
         )
 
     def index(

@@ -1,8 +1,8 @@
 """Reads a query as a person wrote it: its words with their weights, its needs, and the texts to embed.
 
-Misspelled words are corrected, short forms are written out, and values (paths, links, keys, dates) are said to be
-what they are. A query of several orders is divided into them. What an order only carries, such as the text of a
-message or the subject of a report, counts less than the order itself.
+Misspelled words are corrected, short forms are written out, and values (paths, links, keys, dates) are said
+to be what they are. A query of several orders is divided into them. What an order only carries, such as the
+text of a message or the subject of a report, counts less than the order itself.
 
 Strangers write queries: every pattern here takes time in the length of the text.
 """
@@ -10,9 +10,11 @@ Strangers write queries: every pattern here takes time in the length of the text
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import inf
+from typing import Final, TypeAlias
 
 from mcp_context_proxy.retrieval.item_metadata import VERBS
 from mcp_context_proxy.retrieval.spelling import WordList, correction
@@ -22,9 +24,11 @@ from mcp_context_proxy.retrieval.text import (
     chunks,
     content_words,
     encodable,
+    is_known,
     sentences,
     stem,
     synonyms,
+    telling_places,
     terms,
     words,
 )
@@ -48,18 +52,21 @@ CARRIED_SHARE = 0.4
 """Weight of a word that an order only carries."""
 
 MOST_CORRECTED = 4
-"""Words of a query that are corrected; each takes some milliseconds."""
+"""Words of a query that are corrected; with more, it is probably in another language."""
+
+MOST_COMPARED = 8
+"""Unknown words of a query that are compared with others; each takes about a millisecond."""
 
 LEAST_TELLING = 2
-"""Telling words (no stop words) that each side of a division must have, and an order before what it carries."""
+"""Telling words (no stop words) on each side of a division, and of an order before what it carries."""
 
 _SHORT_FORMS = """
 pr=pull request; prs=pull requests; mr=merge request; mrs=merge requests; repo=repository; repos=repositories
 db=database; dbs=databases; k8s=kubernetes; env=environment; envs=environments; config=configuration
 configs=configurations; docs=documentation; dm=direct message; dms=direct messages; pic=picture; pics=pictures
 img=image; vid=video; cron=scheduled job; ci=continuous integration pipeline; cal=calendar; appt=appointment
-msg=message; msgs=messages; dir=directory; dirs=directories; app=application; apps=applications; info=information
-pw=password; vm=virtual machine; vms=virtual machines; pls=please; tmrw=tomorrow
+msg=message; msgs=messages; dir=directory; dirs=directories; app=application; apps=applications
+info=information; pw=password; vm=virtual machine; vms=virtual machines; pls=please; tmrw=tomorrow
 """
 SHORT_FORMS: Final[Mapping[str, str]] = dict(
     form.strip().split("=", 1) for form in _SHORT_FORMS.replace("\n", ";").split(";") if form.strip()
@@ -116,18 +123,21 @@ _VALUES: Final = tuple(
 """Kinds of values, each with the pattern of a whole token; the first that matches counts."""
 
 _TOKEN = re.compile(r"\S+")
+_MAY_BE_VALUE = re.compile(r"[\d./\\@:]")
+"""Characters of which every value has one."""
 _LONGEST_VALUE = 512
 _EDGES = "\"'`()[]{}<>,;:!?“”"
 _WORD = re.compile(r"[A-Za-z]+")
+_QUOTATION_MARKS = ('"', "“", "'")
 _QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
 
 _MORE_ORDERS = """
-book schedule cancel tell email message ask remind open close go navigate click take give set turn play draw plot
-compare merge commit push pull clone checkout review assign label translate summarize summarise explain answer order
-buy pay charge refund invite pin unpin mark star track log record note save store remember forget import export print
-scan deploy build test restart scale install uninstall upgrade enable disable connect disconnect subscribe unsubscribe
-follow unfollow mute block report look tag reply attach sign approve reject watch crop resize zip unzip extract sort
-filter group split join sum file reserve
+book schedule cancel tell email message ask remind open close go navigate click take give set turn play draw
+plot compare merge commit push pull clone checkout review assign label translate summarize summarise explain
+answer order buy pay charge refund invite pin unpin mark star track log record note save store remember forget
+import export print scan deploy build test restart scale install uninstall upgrade enable disable connect
+disconnect subscribe unsubscribe follow unfollow mute block report look tag reply attach sign approve reject
+watch crop resize zip unzip extract sort filter group split join sum file reserve
 """
 _ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split()})
 """Verbs with which an order begins."""
@@ -143,30 +153,12 @@ _DIVIDER = re.compile(
     r"|(?:(?:,\s*+|(?<=\s))(?P<and>and)|,)\s++(?=(?P<next>[A-Za-z]+))",
     re.IGNORECASE,
 )
-"""Places where an order may begin: after a word such as "then" always, otherwise where a verb follows, and after
-"and" also where a question word does."""
+"""Places where an order may begin: after a word such as "then" always, otherwise where a verb follows, and
+after "and" also where a question word does."""
 
 _CARRYING: Final = frozenset(
-    [
-        "file",
-        "report",
-        "log",
-        "post",
-        "send",
-        "write",
-        "tell",
-        "remind",
-        "note",
-        "email",
-        "message",
-        "mail",
-        "dm",
-        "reply",
-        "comment",
-        "announce",
-        "draft",
-        "inform",
-    ]
+    {"file", "report", "log", "post", "send", "write", "tell", "remind", "note", "email", "message", "mail"}
+    | {"dm", "reply", "comment", "announce", "draft", "inform"}
 )
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
 
@@ -174,7 +166,11 @@ _CARRIED = re.compile(
     r":\s++|\s(?:that|about|saying|says|titled|called|named)\s++(?!(?:it|this|them|these|those)\b)",
     re.IGNORECASE,
 )
-"""The beginning of what an order carries: after a colon with any verb, otherwise with those of `_CARRYING`."""
+"""Places where that begins which an order carries: after a colon with any verb, otherwise with those of
+`_CARRYING`."""
+
+_Span: TypeAlias = tuple[int, int]
+"""The places in a text where a part of it begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +180,11 @@ class ReadQuery:
     written: str
     """The query as it was written, up to `QUERY_LIMIT`."""
     texts: tuple[str, ...]
-    """The texts that are embedded, each once: all of it, then its needs as chunks. Empty for an empty query."""
+    """The texts that are embedded, each once: all of it as it was understood, then its needs as chunks. Empty
+    for an empty query."""
     beside: tuple[str, ...]
-    """Texts whose vectors are averaged with that of the whole: its telling words, and its orders without what they
-    carry."""
+    """Texts whose vectors are averaged with that of the whole: its telling words, and its orders without what
+    they carry."""
     asked: Mapping[str, str]
     """Index terms of the query, each with the word that gave it."""
     added: Mapping[str, str]
@@ -196,6 +193,11 @@ class ReadQuery:
     """The weight of each term, asked or added."""
     needs: tuple[Mapping[str, float], ...]
     """The terms of each text but the first, with their weights."""
+
+    @property
+    def read_as(self) -> str | None:
+        """The query as it was understood, for a person; None where it is as it was written."""
+        return None if not self.texts or self.texts[0] == self.written else self.texts[0]
 
 
 def read_query(
@@ -222,10 +224,12 @@ def read_query(
                 among.setdefault(term, word)
                 weights[term] = max(weight, weights.get(term, 0.0))
 
-    carried, corrected = _carried(written), 0
+    needs = _needs(written)
+    carried = _carried(written, needs)
+    compared = dict[str, str | None]()
     pieces, end = list[str](), 0
     for start, token, is_first in _tokens(written):
-        weight = CARRIED_SHARE if any(first <= start < last for first, last in carried) else 1.0
+        weight = CARRIED_SHARE if carried and _within(start, carried) else 1.0
         lower, replacement = token.lower(), token
         if (kind := value_kind(token)) is not None:
             # The ending of a file says much ("customers.csv"), the rest of a value little.
@@ -234,33 +238,39 @@ def read_query(
             count(ending, weight, asked)
             count(kind, min(weight, VALUE_SHARE), added)
             replacement = f"{token} ({ending} {kind})" if ending else f"{token} ({kind})"
-        elif (meant := stands_for.get(lower) or _written_out(lower, written[start:], is_first)) is not None:
+        elif (meant := stands_for.get(lower) or SHORT_FORMS.get(lower)) is not None or (
+            is_first and (meant := _command(lower, written[start:])) is not None
+        ):
             count(token, weight, asked)
             count(meant, weight * WRITTEN_OUT_SHARE, added)
             replacement = meant
-        else:
+        elif lower not in STOP_WORDS:
             # A capital letter within a sentence begins a name, which no list knows.
-            may_be_wrong = corrected < MOST_CORRECTED and (is_first or token[0].islower()) and token.isalpha()
-            right = correction(lower, catalog) if may_be_wrong and not has_term(stem(lower)) else None
-            if right is not None:
-                corrected += 1
-                replacement = right
-            count(replacement, weight if right is None else weight * CORRECTED_SHARE, asked)
-        if replacement != token:
+            if token.isalpha() and (token.islower() or (is_first and token.istitle())):
+                if lower not in compared and not has_term(stem(lower)) and not is_known(lower):
+                    corrected = sum(right is not None for right in compared.values())
+                    if len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED:
+                        compared[lower] = correction(lower, catalog)
+                replacement = compared.get(lower) or token
+            count(replacement, weight if replacement is token else weight * CORRECTED_SHARE, asked)
+        if replacement is not token:
             pieces += [written[end:start], replacement]
             end = start + len(token)
-    whole = "".join([*pieces, written[end:]])
-    alike = synonyms(asked)
-    added = {term: word for term, word in {**alike, **added}.items() if term not in asked}
+    whole = written
+    if pieces:
+        whole = "".join([*pieces, written[end:]])
+        needs = _needs(whole)
+        carried = _carried(whole, needs)
+    added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
     for term in added:
         weights.setdefault(term, SYNONYM_SHARE)
-    needs = [chunk for need in divided(whole) for chunk in chunks(need)]
-    texts = tuple(dict.fromkeys([whole, *needs[:QUERY_NEEDS]])) if whole else ()
-    beside = dict.fromkeys([content_words(whole), _without(whole, _carried(whole))])
+    parts = [chunk for start, end in needs for chunk in chunks(whole[start:end])]
+    texts = tuple(dict.fromkeys([whole, *parts[:QUERY_NEEDS]])) if whole else ()
+    beside = [content_words(whole), *([_without(whole, carried)] if carried else [])]
     return ReadQuery(
         written=written,
         texts=texts,
-        beside=tuple(text for text in beside if text not in ("", whole)),
+        beside=tuple(text for text in dict.fromkeys(beside) if text not in ("", whole)),
         asked=asked,
         added=added,
         weights=weights,
@@ -270,7 +280,7 @@ def read_query(
 
 def value_kind(token: str) -> str | None:
     """Return the kind of value that a token is; None for a word."""
-    if token.isalpha() or len(token) > _LONGEST_VALUE:
+    if len(token) > _LONGEST_VALUE or not _MAY_BE_VALUE.search(token):
         return None
     return next((kind for kind, pattern in _VALUES if pattern.fullmatch(token)), None)
 
@@ -278,22 +288,86 @@ def value_kind(token: str) -> str | None:
 def divided(query: str) -> list[str]:
     """Return the needs of a query in its own words: its sentences, divided where a new order begins.
 
-    Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions" stay
-    whole. Nothing is divided within a quotation.
+    Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions"
+    stay whole. Nothing is divided within a quotation.
     """
-    needs = list[str]()
+    return [query[start:end] for start, end in _needs(query)]
+
+
+def _needs(query: str) -> list[_Span]:
+    """Return where the needs of a query are, in order."""
+    needs, at = list[_Span](), 0
     for sentence in sentences(query):
-        start, quoted = 0, [match.span() for match in _QUOTED.finditer(sentence)]
+        at = query.index(sentence, at)
+        start, telling, quoted = 0, None, list[_Span]()
         for match in _DIVIDER.finditer(sentence):
             following = (match["next"] or "").lower()
-            begins = not following or following in _ORDERS or (bool(match["and"]) and following in _QUESTIONS)
-            if not begins or any(first < match.start() < last for first, last in quoted):
+            if following and following not in _ORDERS and not (match["and"] and following in _QUESTIONS):
                 continue
-            if _tells(sentence[start : match.start()]) and _tells(sentence[match.end() :]):
-                needs.append(sentence[start : match.start()].strip())
+            if telling is None:
+                telling, quoted = telling_places(sentence), _quotations(sentence)
+            before, after = bisect_left(telling, match.start()), bisect_left(telling, match.end())
+            enough_before = before - bisect_left(telling, start) >= LEAST_TELLING
+            enough_after = len(telling) - after >= LEAST_TELLING
+            if enough_before and enough_after and not _within(match.start(), quoted):
+                needs.append((at + start, at + len(sentence[: match.start()].rstrip())))
                 start = match.end()
-        needs.append(sentence[start:].strip())
+        needs.append((at + start, at + len(sentence)))
+        at += len(sentence)
     return needs
+
+
+def _carried(query: str, needs: Sequence[_Span]) -> list[_Span]:
+    """Return where a query has text that its orders only carry: disjoint spans, in order."""
+    spans = _quotations(query)
+    for start, end in needs:
+        need = query[start:end]
+        telling, first = None, ""
+        for match in _CARRIED.finditer(need):
+            if telling is None:
+                telling, first = telling_places(need), _first_word(need)
+            may_carry = match.group().startswith(":") or first in _CARRYING
+            if may_carry and bisect_left(telling, match.start()) >= LEAST_TELLING:
+                spans.append((start + match.end(), end))
+                break
+    return _joined(spans)
+
+
+def _first_word(text: str) -> str:
+    """Return the first telling word of a text, in lower case."""
+    found = (match.group().lower() for match in _WORD.finditer(text))
+    return next((word for word in found if word not in STOP_WORDS), "")
+
+
+def _quotations(text: str) -> list[_Span]:
+    if not any(mark in text for mark in _QUOTATION_MARKS):
+        return []
+    return [match.span() for match in _QUOTED.finditer(text)]
+
+
+def _joined(spans: list[_Span]) -> list[_Span]:
+    """Return spans in order, those that overlap as one."""
+    joined = list[_Span]()
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _within(place: int, spans: Sequence[_Span]) -> bool:
+    """Return whether a place is in one of several disjoint spans that are in order."""
+    before = bisect_right(spans, (place, inf))
+    return before > 0 and place < spans[before - 1][1]
+
+
+def _without(query: str, spans: Sequence[_Span]) -> str:
+    kept, at = list[str](), 0
+    for start, end in spans:
+        kept.append(query[at:start])
+        at = end
+    return " ".join("".join([*kept, query[at:]]).split())
 
 
 def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
@@ -303,43 +377,14 @@ def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
         token = match.group().rstrip(_EDGES + ".")
         bare = token.lstrip(_EDGES)
         if bare:
-            yield match.end() - len(match.group()) + len(token) - len(bare), bare, is_first
+            yield match.start() + len(token) - len(bare), bare, is_first
             is_first = False
 
 
-def _written_out(word: str, rest: str, is_first: bool) -> str | None:
-    """Return the words that a short form or, where it stands first, a command of a shell stands for."""
-    if (meant := SHORT_FORMS.get(word)) is not None or not is_first:
-        return meant
+def _command(word: str, query: str) -> str | None:
+    """Return what a command of a shell does with which a query begins."""
     if word in _PLAIN_TOO:
-        following = (rest.split(maxsplit=2)[1:2] or ["-"])[0]
+        following = (query.split(maxsplit=2)[1:2] or ["-"])[0]
         if not (following.startswith("-") or following.isdigit() or value_kind(following.strip(_EDGES))):
             return None
     return SHELL_WORDS.get(word)
-
-
-def _carried(query: str) -> list[tuple[int, int]]:
-    """Return where a query has text that its orders only carry, in order."""
-    spans = [match.span() for match in _QUOTED.finditer(query)]
-    start = 0
-    for need in divided(query):
-        at = query.find(need, start)
-        start = at + len(need)
-        first = next((word for word in _WORD.findall(need.lower()) if word not in STOP_WORDS), None)
-        for match in _CARRIED.finditer(need):
-            if (match.group().startswith(":") or first in _CARRYING) and _tells(need[: match.start()]):
-                spans.append((at + match.end(), start))
-                break
-    return sorted(spans)
-
-
-def _without(query: str, spans: list[tuple[int, int]]) -> str:
-    kept, at = list[str](), 0
-    for start, end in spans:
-        kept.append(query[at : max(at, start)])
-        at = max(at, end)
-    return " ".join("".join([*kept, query[at:]]).split())
-
-
-def _tells(text: str) -> bool:
-    return len(content_words(text).split()) >= LEAST_TELLING

@@ -1,21 +1,18 @@
 """Corrects words that are spelled wrong, by the words of the catalog and by packaged words.
 
-A word that either list knows is never changed. The distance is that of optimal string alignment: an
+Only words that nobody knows come here. The distance is that of optimal string alignment: an
 insertion, a deletion, a substitution or a swap of neighbours counts one (Damerau, "A technique for computer
 detection and correction of spelling errors", CACM 1964).
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from mcp_context_proxy.retrieval.text import STOP_WORDS, stem
 
 SHORTEST = 4
 """Letters of the shortest word that is corrected: a shorter one has too many neighbours."""
@@ -30,13 +27,13 @@ WORDS_COMPARED = 50_000
 """Words of a list that are compared: a comparison of so many takes some 5 ms. The names of 1,000 tools have
 about 900 words."""
 
+CANDIDATES = 500
+"""Words whose errors are counted for one that is misspelled, 0.05 ms each: of real lists, some 20 have nearly
+the same letters; a hostile one could have only such."""
+
 WORDS = Path(__file__).with_name("words.txt")
 """Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
 ones. ``scripts/build_words.py`` writes them."""
-
-KNOWN = Path(__file__).with_name("known_words.npy")
-"""CRC-32 of the stems of all words that are never corrected, ascending: those of large English lists and of
-tools."""
 
 
 class WordList:
@@ -56,10 +53,10 @@ class WordList:
         allowed = 2 if len(word) >= TWO_ERRORS_FROM else 1
         # An error changes the counts of letters by two at most (a substitution), so one comparison of arrays
         # leaves out most words.
-        away = np.abs(self._letters - _letter_counts([word])).sum(axis=1)
+        away = np.abs(self._letters - _letter_counts([word])).sum(axis=1, dtype=np.int16)
         near = (away <= 2 * allowed) & (np.abs(self._lengths - len(word)) <= allowed)
         found: tuple[str, int] | None = None
-        for at in np.flatnonzero(near).tolist():
+        for at in np.flatnonzero(near)[:CANDIDATES].tolist():
             candidate = self._words[at]
             # People rarely miss the first letter; a word that differs in it is mostly another word.
             if candidate[0] != word[0] and word[:2] != candidate[1::-1] and word != candidate[1:]:
@@ -76,22 +73,13 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     Words of the catalog go before others that are as near.
 
     Args:
-        word: In lower case; none that the catalog has.
+        word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
         catalog: Returns the words of its names.
     """
-    if not SHORTEST <= len(word) <= LONGEST or not (word.isascii() and word.isalpha()) or is_known(word):
+    if not SHORTEST <= len(word) <= LONGEST or not (word.isascii() and word.isalpha()):
         return None
     found = [one for one in (catalog().nearest(word), packaged().nearest(word)) if one is not None]
     return min(found, key=lambda one: one[1])[0] if found else None
-
-
-def is_known(word: str) -> bool:
-    """Return whether a word, in lower case, is in the packaged lists."""
-    if word in STOP_WORDS:
-        return True
-    known, own = _known(), zlib.crc32(stem(word).encode())
-    at = int(np.searchsorted(known, own))
-    return at < known.size and int(known[at]) == own
 
 
 def errors(first: str, second: str) -> int:
@@ -113,15 +101,9 @@ def packaged() -> WordList:
     return WordList(WORDS.read_text(encoding="ascii").split())
 
 
-@cache
-def _known() -> NDArray[np.uint32]:
-    known: NDArray[np.uint32] = np.load(KNOWN)
-    return known
-
-
-def _letter_counts(words: Sequence[str]) -> NDArray[np.int16]:
+def _letter_counts(words: Sequence[str]) -> NDArray[np.int8]:
     """Return [words, letters]: how often each has each letter."""
-    counts = np.zeros((len(words), 26), np.int16)
+    counts = np.zeros((len(words), 26), np.int8)
     if words:
         letters = np.frombuffer("".join(words).encode(), np.uint8) - ord("a")
         np.add.at(counts, (np.repeat(np.arange(len(words)), [len(word) for word in words]), letters), 1)

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import zlib
 from collections.abc import Collection, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 _ENGLISH = (
     "a about all also am an and any are as at be been being but by can could did do does for from had has "
@@ -77,6 +82,9 @@ SYNONYMS = (
 )
 """Words that people and tools use for one another, verbs of tools first, then their objects. The groups were
 written down before anything was measured with them."""
+
+KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
+"""CRC-32 of the stems of known words, ascending; ``scripts/build_words.py`` writes it."""
 
 
 def _letters(*categories: str) -> str:
@@ -168,6 +176,29 @@ _terms_by_run = _TermCache()
 def content_words(text: str) -> str:
     """Return a text without its stop words, otherwise as it is written."""
     return " ".join(word for word in _WRITTEN_WORD.findall(text) if word.lower() not in STOP_WORDS)
+
+
+def telling_places(text: str) -> list[int]:
+    """Return where the words of a text begin that are no stop words."""
+    return [
+        match.start() for match in _WRITTEN_WORD.finditer(text) if match.group().lower() not in STOP_WORDS
+    ]
+
+
+def is_known(word: str) -> bool:
+    """Return whether a word, in lower case, is one of large English lists or of tools (`KNOWN_WORDS`)."""
+    if word in STOP_WORDS:
+        return True
+    # A number of the same type, or the whole list would be converted each time.
+    known, own = _known_words(), np.uint32(zlib.crc32(stem(word).encode()))
+    at = int(known.searchsorted(own))
+    return at < known.size and bool(known[at] == own)
+
+
+@cache
+def _known_words() -> NDArray[np.uint32]:
+    known: NDArray[np.uint32] = np.load(KNOWN_WORDS)
+    return known
 
 
 def synonyms(terms: Collection[str]) -> dict[str, str]:
