@@ -46,14 +46,6 @@ Tag = Annotated[str, AfterValidator(_is_tag)]
 """A category or tag, without commas, because commas separate several tags in a search."""
 
 
-def _is_word(text: str) -> str:
-    fits = len(text) <= TAG_CHARACTERS and text[:1].isalnum() and text[-1:].isalnum() and not text.split()[1:]
-    if not fits:
-        message = "must be one word of at most {most} characters that begins and ends with a letter or digit"
-        raise PydanticCustomError("word", message, {"most": TAG_CHARACTERS})
-    return text.lower()
-
-
 def _is_meaning(text: str) -> str:
     if not text.strip() or len(text) > MEANING_CHARACTERS:
         message = "must be 1 to {most} characters"
@@ -61,11 +53,23 @@ def _is_meaning(text: str) -> str:
     return " ".join(text.split())
 
 
-QueryWord = Annotated[str, AfterValidator(_is_word)]
-"""A word of queries, in lower case."""
-
 Meaning = Annotated[str, AfterValidator(_is_meaning)]
 """Words that a word of queries stands for."""
+
+
+def _by_word(meanings: dict[str, str]) -> dict[str, str]:
+    for word in meanings:
+        ends = word[:1].isalnum() and word[-1:].isalnum()
+        if len(word) > TAG_CHARACTERS or not ends or len(word.split()) > 1:
+            message = "{word} must be one word that begins and ends with a letter or digit, {most} characters"
+            raise PydanticCustomError(
+                "word", message, {"word": repr(word), "most": f"at most {TAG_CHARACTERS}"}
+            )
+    return {word.lower(): meaning for word, meaning in meanings.items()}
+
+
+Synonyms = Annotated[dict[str, Meaning], AfterValidator(_by_word)]
+"""Words of queries, in lower case, each with the words that it stands for."""
 
 
 class Table(BaseModel):
@@ -313,7 +317,7 @@ class SearchConfig(Table):
     documents: DomainConfig = DomainConfig()
     warm_up: Flag = False
     """Embed everything at start instead of at the first search."""
-    synonyms: dict[QueryWord, Meaning] = Field(default={})
+    synonyms: Synonyms = Field(default={})
     """Words of queries, such as a team's short forms, each with the words that it stands for."""
 
     @model_validator(mode="wrap")

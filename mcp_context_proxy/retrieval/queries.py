@@ -51,6 +51,9 @@ VALUE_SHARE = 0.3
 CARRIED_SHARE = 0.4
 """Weight of a word that an order only carries."""
 
+REPORTED_SHARE = 0.2
+"""The same for what is reported: "that deleting fails" has the words of another order."""
+
 MOST_CORRECTED = 4
 """Words of a query that are corrected; with more, it is probably in another language."""
 
@@ -157,7 +160,21 @@ _DIVIDER = re.compile(
 after "and" also where a question word does."""
 
 _CARRYING: Final = frozenset(
-    {"file", "report", "log", "post", "send", "write", "tell", "remind", "note", "email", "message", "mail"}
+    {
+        "file",
+        "create",
+        "report",
+        "log",
+        "post",
+        "send",
+        "write",
+        "tell",
+        "remind",
+        "note",
+        "email",
+        "message",
+        "mail",
+    }
     | {"dm", "reply", "comment", "announce", "draft", "inform"}
 )
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
@@ -225,11 +242,13 @@ def read_query(
                 weights[term] = max(weight, weights.get(term, 0.0))
 
     needs = _needs(written)
-    carried = _carried(written, needs)
+    carried, reported = _carried(written, needs)
     compared = dict[str, str | None]()
     pieces, end = list[str](), 0
     for start, token, is_first in _tokens(written):
-        weight = CARRIED_SHARE if carried and _within(start, carried) else 1.0
+        weight = 1.0
+        if carried and _within(start, carried):
+            weight = REPORTED_SHARE if _within(start, reported) else CARRIED_SHARE
         lower, replacement = token.lower(), token
         if (kind := value_kind(token)) is not None:
             # The ending of a file says much ("customers.csv"), the rest of a value little.
@@ -241,7 +260,8 @@ def read_query(
         elif (meant := stands_for.get(lower) or SHORT_FORMS.get(lower)) is not None or (
             is_first and (meant := _command(lower, written[start:])) is not None
         ):
-            count(token, weight, asked)
+            # As a verb, "file" has nothing to do with files.
+            count(token, VALUE_SHARE if lower == "file" else weight, asked)
             count(meant, weight * WRITTEN_OUT_SHARE, added)
             replacement = meant
         elif lower not in STOP_WORDS:
@@ -260,13 +280,15 @@ def read_query(
     if pieces:
         whole = "".join([*pieces, written[end:]])
         needs = _needs(whole)
-        carried = _carried(whole, needs)
+        carried, reported = _carried(whole, needs)
     added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
     for term in added:
         weights.setdefault(term, SYNONYM_SHARE)
     parts = [chunk for start, end in needs for chunk in chunks(whole[start:end])]
     texts = tuple(dict.fromkeys([whole, *parts[:QUERY_NEEDS]])) if whole else ()
-    beside = [content_words(whole), *([_without(whole, carried)] if carried else [])]
+    beside = [content_words(_without(whole, reported) if reported else whole)]
+    if carried:
+        beside.append(_without(whole, carried))
     return ReadQuery(
         written=written,
         texts=texts,
@@ -317,9 +339,12 @@ def _needs(query: str) -> list[_Span]:
     return needs
 
 
-def _carried(query: str, needs: Sequence[_Span]) -> list[_Span]:
-    """Return where a query has text that its orders only carry: disjoint spans, in order."""
-    spans = _quotations(query)
+def _carried(query: str, needs: Sequence[_Span]) -> tuple[list[_Span], list[_Span]]:
+    """Return where a query has text that its orders only carry, and what of it they report.
+
+    Both are disjoint spans, in order.
+    """
+    spans, reported = _quotations(query), list[_Span]()
     for start, end in needs:
         need = query[start:end]
         telling, first = None, ""
@@ -329,8 +354,10 @@ def _carried(query: str, needs: Sequence[_Span]) -> list[_Span]:
             may_carry = match.group().startswith(":") or first in _CARRYING
             if may_carry and bisect_left(telling, match.start()) >= LEAST_TELLING:
                 spans.append((start + match.end(), end))
+                if match.group().split()[0].lower() == "that":
+                    reported.append(spans[-1])
                 break
-    return _joined(spans)
+    return _joined(spans), reported
 
 
 def _first_word(text: str) -> str:
@@ -382,7 +409,9 @@ def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _command(word: str, query: str) -> str | None:
-    """Return what a command of a shell does with which a query begins."""
+    """Return what a command of a shell does with which a query begins, and what "file" means as a verb."""
+    if word == "file":
+        return "create" if query.split(maxsplit=2)[1:2] in (["a"], ["an"], ["another"]) else None
     if word in _PLAIN_TOO:
         following = (query.split(maxsplit=2)[1:2] or ["-"])[0]
         if not (following.startswith("-") or following.isdigit() or value_kind(following.strip(_EDGES))):
