@@ -35,6 +35,7 @@ from mcp_context_proxy.library import Catalog, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.expansion import Expander
+from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Store, open_store
 
@@ -83,7 +84,8 @@ class Subject:
 
     async def milliseconds(self, query: str, session: Session, overrides: Overrides) -> float:
         """To build one context, once its query is embedded."""
-        query_vectors(query, self.queries.embed)
+        index = self.engine.index_of(self.catalog.snapshot)
+        query_vectors(read_query(query, index.lexical.has, index.words, {}), self.queries.embed)
         began = time.perf_counter()
         context = await self.contexts.build(query, session, overrides)
         elapsed = time.perf_counter() - began

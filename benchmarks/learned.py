@@ -32,6 +32,7 @@ from mcp_context_proxy.learning.pairs import MOST_PAIRS, Signal, Use, key_of
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.engine import query_vectors
+from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Pair, open_store
 
@@ -74,6 +75,7 @@ def measure(lists: Path, rounds: int, folder: Path) -> list[Figure]:
         for engine in engines:
             engine.index(catalog)
             engine.search("one that does not count", catalog)
+        index = engines[0].index_of(catalog)
         found_by_round: list[tuple[list[Spent], list[Spent], list[Spent]]] = []
         supported = []
         for _ in range(rounds + 1):
@@ -82,7 +84,8 @@ def measure(lists: Path, rounds: int, folder: Path) -> list[Figure]:
             for query in itertools.islice(asked, EACH_ROUND):
                 for engine, spent in zip(engines, searched, strict=True):
                     spent.append(timed(partial(engine.search, query, catalog)))
-                found = query_vectors(query, queries.embed)
+                understood = read_query(query, index.lexical.has, index.words, {})
+                found = query_vectors(understood, queries.embed)
                 assert found is not None
                 supported.append(len(tier.supported(found[0])))
                 tool = next(tools(catalog))

@@ -104,7 +104,7 @@ class Remembering:
 
 
 class WithoutTellingWords:
-    """The query as it is: the text embedded beside it becomes itself."""
+    """The query as it is: its telling words, embedded beside it, become itself."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -113,10 +113,8 @@ class WithoutTellingWords:
         self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
     ) -> np.ndarray:
         """One row per text."""
-        if content_words(texts[0]) in ("", texts[0]):
-            return self._embedder.embed(texts)
-        rows = self._embedder.embed(texts[:-1])
-        return np.concatenate([rows, rows[:1]])
+        telling = content_words(texts[0])
+        return self._embedder.embed([texts[0] if text == telling else text for text in texts])
 
 
 def main() -> None:

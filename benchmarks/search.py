@@ -40,8 +40,8 @@ from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
 from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
+from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, packaged_background
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, query_terms, synonyms
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import freeze_gc, limit_malloc_arenas
 
@@ -239,11 +239,11 @@ def agreed(engine: Engine, catalog: Snapshot, queries: QueryEmbedder) -> float:
 def every_score(index: Index, query: str, queries: QueryEmbedder) -> np.ndarray:
     """By brute force."""
     assert index.dense is not None
-    vectors = query_vectors(query, queries.embed)
+    understood = read_query(query, index.lexical.has, index.words, {})
+    vectors = query_vectors(understood, queries.embed)
     assert vectors is not None
     cosines = index.dense.vectors.cosines(vectors)[:, index.dense.rows]
-    asked = query_terms(query)
-    lexical = index.lexical.score(asked, synonyms(asked), SYNONYM_SHARE).scores
+    lexical = index.lexical.score(understood.weights).scores
     return np.round(index.dense.by_item(cosines).max(axis=0) + LEXICAL_FACTOR * lexical, 6)
 
 

@@ -182,7 +182,10 @@ class ContextEngine(engine.ContextEngine):
         model = LazyModel(partial(open_model, config))
         queries = QueryEmbedder(model)
         retrieval = Engine(
-            CachedEmbedder(model, self._store.vectors), queries, calibration=calibration_for(config.embedding)
+            CachedEmbedder(model, self._store.vectors),
+            queries,
+            calibration=calibration_for(config.embedding),
+            stands_for=config.search.synonyms,
         )
         self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get)
         super().__init__(

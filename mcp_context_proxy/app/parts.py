@@ -63,6 +63,7 @@ class SearchParts:
             calls=self.answered.__getitem__,
             learned=self.learned,
             novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
+            stands_for=config.search.synonyms,
         )
         self.expander = Expander(self.engine.index_of, queries)
         self.reranker = reranker_for(config)

@@ -291,6 +291,7 @@ class Proxy:
         self.redact.know(all_secrets_of(config))
         difference = self.fleet.apply(config.servers.values(), config.limits, config.off)
         self.searcher.config = config
+        self.search.engine.stands_for = config.search.synonyms
         self.results.config = config.results
         recalls = self.interactions is not None and self.interactions.recall_tool
         self.setup = tools_setup(config, recalls=recalls)

@@ -147,6 +147,8 @@ def _show_one(console: Terminal, context: RequestContext) -> None:
     if context.session is not None:
         facts.append(f"session {context.session}")
     console.say(Text(", ".join(facts), style="dim"))
+    if context.read_as is not None:
+        console.prose(Text(f"Read as: {one_line(context.read_as)}", style="dim"), hanging=9)
     if context.failure is not None:
         console.prose(Text(f"The selection failed: {context.failure}", style="yellow"))
     if context.filters:
@@ -214,6 +216,8 @@ def _show(console: Terminal, explained: Explanation) -> None:
     console.say(Text(explained.name, style="bold cyan"), f" is {chosen}: {explained.reason}")
     options = explained.options
     rows = [("mode", f"{explained.include}, as configured")]
+    if explained.read_as is not None:
+        rows.append(("query, as it was read", one_line(explained.read_as)))
     if explained.selected is not None:
         rows.append(("in the context", f"as {explained.selected}"))
     if (score := explained.score) is not None:

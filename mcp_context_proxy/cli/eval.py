@@ -171,6 +171,7 @@ def _of_corpus(
             None if words_only else CachedEmbedder(model, opened.vectors),
             QueryEmbedder(model, remembered=0),
             calibration=calibration_for(config.embedding),
+            stands_for=config.search.synonyms,
         )
         with terminal.indexing() as report:
             engine.index(snapshot, report)

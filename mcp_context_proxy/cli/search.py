@@ -130,6 +130,8 @@ def search_command(
     elif explain:
         _show(results(), answer)
     else:
+        if answer.found.read_as is not None:
+            messages().prose(Text(_read_as(answer.found.read_as), style="dim"), hanging=9)
         reranking = answer.context.rerank
         if reranking is not None and not reranking.used:
             messages().prose(Text(f"Rerank: {one_line(reranking.reason)}", style="dim"), hanging=8)
@@ -174,6 +176,7 @@ def _data(answer: SearchAnswer, failed: dict[str, str], explain: bool) -> dict[s
     rerank = context.rerank
     return {
         "query": context.query,
+        "read_as": found.read_as,
         "fits": bool(found.results),
         "results": [_item_data(result, explain) for result in found.results],
         "near_misses": [_item_data(result, explain) for result in found.near_misses],
@@ -186,6 +189,10 @@ def _data(answer: SearchAnswer, failed: dict[str, str], explain: bool) -> dict[s
         "known": found.known,
         "failed": [{"server": name, "cause": cause} for name, cause in failed.items()],
     }
+
+
+def _read_as(query: str) -> str:
+    return f"Read as: {one_line(query)}"
 
 
 def _item_data(result: Result, explain: bool) -> dict[str, Any]:
@@ -209,6 +216,8 @@ def _item_data(result: Result, explain: bool) -> dict[str, Any]:
 def _show(console: Terminal, answer: SearchAnswer) -> None:
     context, found = answer.context, answer.found
     asked, rerank = f'"{one_line(context.query)}"', context.rerank
+    if found.read_as is not None:
+        console.prose(Text(_read_as(found.read_as), style="dim"), hanging=9)
     if found.tools.note:
         console.prose(Text(f"Note: {found.tools.note}", style="yellow"))
     if rerank is not None:

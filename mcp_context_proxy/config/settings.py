@@ -31,6 +31,9 @@ Text = Annotated[str, Field(min_length=1)]
 TAG_CHARACTERS: Final = 64
 """Longest category or tag: a word or two."""
 
+MEANING_CHARACTERS: Final = 200
+"""Longest meaning of a word of queries: a short phrase, which counts as part of the query."""
+
 
 def _is_tag(text: str) -> str:
     if not 1 <= len(text) <= TAG_CHARACTERS or text != text.strip() or set(text) & {",", "\n"}:
@@ -41,6 +44,32 @@ def _is_tag(text: str) -> str:
 
 Tag = Annotated[str, AfterValidator(_is_tag)]
 """A category or tag, without commas, because commas separate several tags in a search."""
+
+
+def _is_meaning(text: str) -> str:
+    if not text.strip() or len(text) > MEANING_CHARACTERS:
+        message = "must be 1 to {most} characters"
+        raise PydanticCustomError("meaning", message, {"most": MEANING_CHARACTERS})
+    return " ".join(text.split())
+
+
+Meaning = Annotated[str, AfterValidator(_is_meaning)]
+"""Words that a word of queries stands for."""
+
+
+def _by_word(meanings: dict[str, str]) -> dict[str, str]:
+    for word in meanings:
+        ends = word[:1].isalnum() and word[-1:].isalnum()
+        if len(word) > TAG_CHARACTERS or not ends or len(word.split()) > 1:
+            message = "{word} must be one word that begins and ends with a letter or digit, {most} characters"
+            raise PydanticCustomError(
+                "word", message, {"word": repr(word), "most": f"at most {TAG_CHARACTERS}"}
+            )
+    return {word.lower(): meaning for word, meaning in meanings.items()}
+
+
+Synonyms = Annotated[dict[str, Meaning], AfterValidator(_by_word)]
+"""Words of queries, in lower case, each with the words that it stands for."""
 
 
 class Table(BaseModel):
@@ -288,6 +317,8 @@ class SearchConfig(Table):
     documents: DomainConfig = DomainConfig()
     warm_up: Flag = False
     """Embed everything at start instead of at the first search."""
+    synonyms: Synonyms = Field(default={})
+    """Words of queries, such as a team's short forms, each with the words that it stands for."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -325,6 +325,8 @@ class Explanation:
     """Outcome of reranking; ``rank`` is the position before it."""
     delivered: Delivery | None = None
     """Form in which the answer to a search gives a rule or reference to the model; None if it does not."""
+    read_as: str | None = None
+    """The query with its words corrected and written out; None where nothing was changed."""
 
 
 def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
@@ -357,6 +359,7 @@ def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int)
         max_tokens=context.options.max_tokens,
         rerank=None if context.rerank is None or kind is not Kind.TOOL else context.rerank.reason,
         delivered=None if here is None else here.delivered,
+        read_as=ranking.read_as,
     )
 
 

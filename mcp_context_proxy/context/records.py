@@ -114,6 +114,8 @@ class RequestContext:
     """Reason why the selection failed; the session's items were served."""
     note: str | None = None
     """Note for a person, such as about a model that could not be loaded."""
+    read_as: str | None = None
+    """The query with its words corrected and written out; None where nothing was changed."""
     confidence: float | None = None
     """How much use has taught about such requests, 0 to 1; None if it is unknown or makes no difference."""
     rerank: Reranking | None = None
@@ -246,6 +248,7 @@ def _decoded(row: RequestRow) -> RequestContext | None:
     return replace(
         context,
         query=clean(context.query),
+        read_as=None if context.read_as is None else clean(context.read_as),
         items=tuple(map(_unquoted, context.items)),
         dropped=tuple(map(_unquoted, context.dropped)),
         near_misses=tuple(map(_unquoted, context.near_misses)),

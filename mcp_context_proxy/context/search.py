@@ -79,6 +79,11 @@ class Found:
         return self.tools.note or (self.documents.note if self.documents else None)
 
     @property
+    def read_as(self) -> str | None:
+        """The query with its words corrected and written out; None where nothing was changed."""
+        return self.tools.read_as or (self.documents.read_as if self.documents else None)
+
+    @property
     def filter_note(self) -> str | None:
         """Note about the items that the filters left out; None if something fits among the rest."""
         if self.wanted == NO_FILTERS or self.results or not (applied := self.wanted.applied()):

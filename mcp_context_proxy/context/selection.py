@@ -71,6 +71,7 @@ class Selection:
     near_misses: tuple[ContextItem, ...] = ()
     failure: str | None = None
     note: str | None = None
+    read_as: str | None = None
     confidence: float | None = None
     rerank: Reranking | None = None
     owner: str | None = None
@@ -124,6 +125,7 @@ class Selection:
             near_misses=self.near_misses,
             failure=self.failure,
             note=self.note,
+            read_as=self.read_as,
             confidence=self.confidence,
             rerank=self.rerank,
             filters={} if self.scope.filters == NO_FILTERS else self.scope.filters.applied(),
@@ -192,6 +194,7 @@ class Selector:
         if found is None:
             return self._delivered(selection, self._instead(selection, snapshot))
         selection.note = found.tools.note or found.filter_note
+        selection.read_as = found.read_as
         selection.near_misses = tuple(self._selected(result) for result in found.near_misses)
         selection.add(self._selected(result) for result in found.results)
         companions: list[Companion] = []

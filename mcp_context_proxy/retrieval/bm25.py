@@ -59,7 +59,7 @@ class LexicalScores:
     scores: NDArray[np.float32]
     """BM25F of every item."""
     idf: Mapping[str, float]
-    """Inverse document frequency of each term; highest for one that does not occur."""
+    """Inverse document frequency of each term times its weight; highest for one that does not occur."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +93,9 @@ class LexicalIndex:
         groups = grouped(list(zip(counts, sizes, strict=True)), ITEMS_A_GROUP, Postings.of, known)
         return cls(tuple(counts), np.cumsum([0, *sizes]), tuple(groups), unsuspected)
 
-    def score(self, query: Iterable[str], synonyms: Iterable[str] = (), share: float = 1.0) -> LexicalScores:
-        """Score every item for some terms, each of which counts once, and a synonym only a ``share``."""
-        asked = list(query)
-        terms = [*asked, *synonyms]
+    def score(self, weights: Mapping[str, float]) -> LexicalScores:
+        """Score every item for some terms, each of which counts once, by its weight."""
+        terms = list(weights)
         items, scores = int(self.firsts[-1]), np.zeros(int(self.firsts[-1]), np.float32)
         which, having, x = self._weighted_counts(terms)
         counted = which
@@ -104,13 +103,23 @@ class LexicalIndex:
             items, counted = int(self.unsuspected.sum()), which[self.unsuspected[having]]
         frequencies = np.bincount(counted, minlength=len(terms))
         rarity = np.log1p((items - frequencies + 0.5) / (frequencies + 0.5))
-        rarity[len(asked) :] *= share
+        rarity *= np.fromiter(weights.values(), np.float64, len(terms))
         added = rarity.astype(np.float32).take(which)
         added *= _saturated(x)
         np.add.at(scores, having, added)
         # A term that does not occur is in no score, and its idf keeps all its digits.
         exact = np.where(frequencies > 0, rarity.astype(np.float32), rarity)
         return LexicalScores(scores, dict(zip(terms, exact.tolist(), strict=True)))
+
+    def has(self, term: str) -> bool:
+        """Return whether any item has a term."""
+        number = hash(term)
+        for group in self.groups:
+            known = group.whole.vocabulary
+            at = int(np.searchsorted(known, number))
+            if at < known.size and int(known[at]) == number:
+                return True
+        return False
 
     def parts(self, item: int, idf: Mapping[str, float]) -> list[tuple[str, str, float]]:
         """Return the score of one item by field and term, in the order of the query's terms."""

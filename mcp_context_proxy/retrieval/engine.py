@@ -21,10 +21,11 @@ from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
+from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
 from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import Calibration, count_selected
-from mcp_context_proxy.retrieval.text import content_words, name_key, query_texts
+from mcp_context_proxy.retrieval.text import name_key
 
 PLACES_BEFORE_SUSPECTS = 5
 """Places of other tools before suspected ones, even where fewer would have been selected: they must not
@@ -41,6 +42,8 @@ INDEXES_KEPT = 2
 
 Novel = Callable[[], Mapping[ToolKey, float]]
 """Returns the additions for new tools, by server and own name."""
+
+NO_SYNONYMS: Mapping[str, str] = {}
 
 T = TypeVar("T")
 
@@ -60,6 +63,7 @@ class Engine:
         calls: Calls = lambda _key: 0,
         learned: Learned | None = None,
         novel: Novel | None = None,
+        stands_for: Mapping[str, str] = NO_SYNONYMS,
     ) -> None:
         """Prepare an engine.
 
@@ -70,6 +74,8 @@ class Engine:
         self._embedder, self._query_embedder = embedder, query_embedder or embedder
         self._calibration, self._calls = calibration, calls
         self._learned, self._novel = learned, novel
+        self.stands_for = stands_for
+        """Configured words of queries, in lower case, each with the words that it stands for."""
         self._building, self._reading = threading.Lock(), threading.Lock()
         self._changing = threading.Lock()
         self._indexes: tuple[Index, ...] = ()
@@ -97,16 +103,16 @@ class Engine:
         """
         started = time.perf_counter()
         index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
-        vectors, note = None, None
+        understood, vectors, note = self._read_query(query, index), None, None
         if options.method != "lexical":
-            vectors, note = self._query_vectors(query, index, history)
+            vectors, note = self._query_vectors(understood, index, history)
         supports, novel = dict[int, Support](), dict[int, float]()
         if self._learned is not None and vectors is not None and options.method == "hybrid":
             supports = _by_item(index, partial(self._learned.supported, vectors[0]))
         if self._novel is not None and vectors is not None and options.explore:
             novel = _by_item(index, self._novel)
         prepared = PreparedQuery(
-            query, index, vectors=vectors, method=options.method, supports=supports, novel=novel
+            understood, index, vectors=vectors, method=options.method, supports=supports, novel=novel
         )
         allowed = index.allowed(filters)
         found = _rank(prepared, allowed, self._calibration, options)
@@ -134,6 +140,7 @@ class Engine:
             seconds=time.perf_counter() - started,
             suspected=index.suspected,
             indexed=indexed,
+            read_as=understood.read_as,
         )
 
     def index(
@@ -194,13 +201,14 @@ class Engine:
             novel = None if self._novel is None else frozenset(self._novel())
         except ModelError:
             return None
-        return index, learned, novel
+        return index, learned, novel, self.stands_for
 
     def confidence(self, query: str, snapshot: Snapshot) -> float | None:
         """Return how much is learned of requests like this one, 0 to 1; None where that cannot be told."""
         if self._learned is None:
             return None
-        vectors, _ = self._query_vectors(query, self.index_of(snapshot), ())
+        index = self.index_of(snapshot)
+        vectors, _ = self._query_vectors(self._read_query(query, index), index, ())
         try:
             return None if vectors is None else self._learned.confidence(vectors[0])
         except ModelError:
@@ -226,8 +234,11 @@ class Engine:
     def _known(self, snapshot: Snapshot) -> Index | None:
         return next((index for index in self._indexes if index.snapshot is snapshot), None)
 
+    def _read_query(self, query: str, index: Index) -> ReadQuery:
+        return read_query(query, index.lexical.has, index.words, self.stands_for)
+
     def _query_vectors(
-        self, query: str, index: Index, history: Sequence[str]
+        self, query: ReadQuery, index: Index, history: Sequence[str]
     ) -> tuple[NDArray[np.float32] | None, str | None]:
         """Return the vectors of a query, or None with the reason."""
         if index.dense is None or self._query_embedder is None:
@@ -243,25 +254,23 @@ class Engine:
 
 
 def query_vectors(
-    query: str, embed: Callable[[Sequence[str]], NDArray[np.float32]], history: Sequence[str] = ()
+    query: ReadQuery, embed: Callable[[Sequence[str]], NDArray[np.float32]], history: Sequence[str] = ()
 ) -> NDArray[np.float32] | None:
-    """Return one row of norm 1 for each of `text.query_texts`; None for a query without a letter.
+    """Return one row of norm 1 for each text of a query; None for a query without a letter.
 
-    The row of the whole query is the mean of two: of the text, and of its words without stop words. So
+    The row of the whole query is the mean of that of the text and of those beside it (`ReadQuery.beside`). So
     phrases that all queries share ("could you please help me") count half, and the grammar still counts.
 
     Earlier queries pull it towards them. Their words are not added to those of the query: an old one that is
     rare would outweigh the words of the new query.
     """
-    texts = query_texts(query)
-    if not texts:
+    if not query.texts:
         return None
-    words = content_words(texts[0])
-    content = [] if words in ("", texts[0]) else [words]
-    vectors = embed([*texts, *content, *history])
-    rows = vectors[: len(texts)].copy()
-    if content:
-        rows[0] = _normalised(rows[0] + vectors[len(texts)], rows[0])
+    vectors = embed([*query.texts, *query.beside, *history])
+    count, beside = len(query.texts), len(query.beside)
+    rows = vectors[:count].copy()
+    if beside:
+        rows[0] = _normalised(vectors[0] + vectors[count : count + beside].sum(axis=0), rows[0])
     if history:
         weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
         rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])

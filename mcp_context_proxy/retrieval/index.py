@@ -20,7 +20,8 @@ from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.retrieval.bm25 import ITEMS_A_GROUP, Flat, Group, LexicalIndex, TermCounts, grouped
 from mcp_context_proxy.retrieval.item_metadata import metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
-from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.retrieval.spelling import WordList
+from mcp_context_proxy.retrieval.text import identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool
 
 KINDS = tuple(Kind)
@@ -99,6 +100,8 @@ class Reading:
     """Number of labels of each item."""
     evidence: Evidence
     """Evidence of keyword stuffing."""
+    words: frozenset[str]
+    """Words of the names of items and their parameters, with which misspelled words are corrected."""
 
     @classmethod
     def joined(cls, readings: Sequence[Reading]) -> Reading:
@@ -112,6 +115,7 @@ class Reading:
             np.concatenate([np.zeros(0, np.int64), *(one.labels for one in readings)]),
             np.concatenate([np.zeros(0, np.int64), *(one.label_counts for one in readings)]),
             Evidence.joined([one.evidence for one in readings]),
+            frozenset(chain.from_iterable(one.words for one in readings)),
         )
 
     def take(self, places: NDArray[np.int64]) -> Reading:
@@ -126,6 +130,7 @@ class Reading:
             np.concatenate([np.zeros(0, np.int64), *(by_item[place] for place in places)]),
             self.label_counts[places],
             self.evidence.take(places),
+            self.words,
         )
 
     def labelled(self, label: int) -> NDArray[np.intp]:
@@ -196,6 +201,16 @@ class Index:
     """True if it is final; False after a model failure that may pass."""
     masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Cached results of `labelled`."""
+    word_lists: list[WordList] = field(default_factory=list)
+    """The cached result of `words`."""
+
+    def words(self) -> WordList:
+        """Return the words with which misspelled words of a query are corrected."""
+        if not self.word_lists:
+            names = chain.from_iterable(identifier_words(key).split() for key in self.keys)
+            known = {*names, *chain.from_iterable(group.whole.words for group in self.readings)}
+            self.word_lists.append(WordList(sorted(known)))
+        return self.word_lists[0]
 
     def named(self, keys: Iterable[str]) -> list[int]:
         """Return the items that have one of some names, given as `text.name_key` returns them."""

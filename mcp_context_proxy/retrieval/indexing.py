@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -34,9 +34,9 @@ from mcp_context_proxy.retrieval.index import (
     lexical_only,
     with_vectors,
 )
-from mcp_context_proxy.retrieval.item_metadata import item_text, metadata_of
+from mcp_context_proxy.retrieval.item_metadata import Fields, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence
-from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.retrieval.text import identifier_words, name_key, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
 from mcp_context_proxy.system.process import trim_now
 
@@ -45,6 +45,9 @@ READING_SECONDS = 0.7
 
 BATCH_ITEMS = 64
 """Items whose words are read in one go: some 10 ms."""
+
+WORDS_OF_BATCH = 5_000
+"""Words of the names of a batch with which queries are corrected; real ones have some 300."""
 
 BATCH_BYTES = 65_536
 """Length of their definitions or texts, after which no more is taken: some 20 ms, however they are made."""
@@ -228,8 +231,15 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
         labels=np.fromiter(chain.from_iterable(labels), np.int64),
         label_counts=np.array([len(own) for own in labels], np.int64),
         evidence=Evidence.of(items),
+        words=frozenset(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH)),
     )
     return reading, count_terms(fields for fields, _ in texts)
+
+
+def _name_words(items: Iterable[Fields]) -> Iterator[str]:
+    for item in items:
+        yield from identifier_words(item.name).split()
+        yield from words(item.parameters)
 
 
 def embedded(

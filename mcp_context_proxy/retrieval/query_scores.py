@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.retrieval.bm25 import K1
 from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
+    LEXICAL_FACTOR,
     STRONG_COVERAGE,
     Calibration,
     add_learned,
@@ -30,14 +32,7 @@ from mcp_context_proxy.retrieval.scoring import (
     learned_addition,
     needed_evidence,
 )
-from mcp_context_proxy.retrieval.text import (
-    QUERY_LIMIT,
-    SYNONYM_SHARE,
-    name_key,
-    query_terms,
-    query_texts,
-    synonyms,
-)
+from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, best
 
 SEVERAL_SENTENCES = 2
@@ -71,7 +66,7 @@ class PreparedQuery:
 
     def __init__(
         self,
-        text: str,
+        query: ReadQuery,
         index: Index,
         *,
         vectors: NDArray[np.float32] | None,
@@ -79,23 +74,20 @@ class PreparedQuery:
         supports: Mapping[int, Support],
         novel: Mapping[int, float],
     ) -> None:
-        """Divide a query into terms and sentences and compute its lexical scores.
+        """Compute the lexical scores of a query.
 
-        The vectors are those of the query and its sentences, None in a search by words only. Past use and the
+        The vectors are those of the query's texts, None in a search by words only. Past use and the
         additions for new items are given by position in the index.
         """
-        text = text[:QUERY_LIMIT]
-        asked = query_terms(text)
-        alike = synonyms(asked)
         self.index, self.vectors, self.method = index, vectors, method
         self.supports, self.novel = supports, novel
-        self.texts = query_texts(text)
-        self.terms: Mapping[str, str] = {**asked, **alike}
-        """Index terms of the query and their synonyms, each with its word."""
-        self.asked = frozenset(asked)
+        self.texts, self.needs = query.texts, query.needs
+        self.terms: Mapping[str, str] = {**query.asked, **query.added}
+        """Index terms of the query and those added to it, each with its word."""
+        self.asked = frozenset(query.asked)
         """Index terms of the query itself."""
-        self.lexical = index.lexical.score(asked, alike, SYNONYM_SHARE)
-        self.named = index.named([name_key(text)])
+        self.lexical = index.lexical.score(query.weights)
+        self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
 
 
@@ -149,7 +141,10 @@ class QueryScores:
         if query.method == "hybrid" and not self.exact and cosines is not None and self.items.size:
             self.sentences = cosines[1:] if len(cosines) > SEVERAL_SENTENCES else None
         if self.sentences is not None:
-            self.fused, self.boosted_by = boost_uncovered_sentences(self.plain, self.sentences)
+            words = np.stack([index.lexical.score(need).scores[self.items] for need in query.needs])
+            self.fused, self.boosted_by = boost_uncovered_sentences(
+                self.plain, self.sentences + LEXICAL_FACTOR * words
+            )
 
     def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
         """Return the selected items and those that follow them down to the depth asked for, best first."""

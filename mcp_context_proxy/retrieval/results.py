@@ -151,6 +151,8 @@ class Ranking:
     """The items that would have been selected, best first, if nothing fits; otherwise empty."""
     seconds: float
     """Duration of the search, embedding included."""
+    read_as: str | None = None
+    """The query with its words corrected and written out, for a person; None where nothing was changed."""
     others: tuple[Result, ...] = ()
     """Items after the selected ones, or after the near misses, down to `SearchOptions.depth`."""
     best_cosine: float | None = None

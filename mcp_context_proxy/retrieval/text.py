@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import zlib
 from collections.abc import Collection, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 _ENGLISH = (
     "a about all also am an and any are as at be been being but by can could did do does for from had has "
@@ -32,12 +37,6 @@ NAMES_KEPT = 8_192
 
 CHUNK_LIMIT = 500
 """Characters of a chunk: about 120 word pieces, well inside the 256 that the model reads."""
-
-QUERY_LIMIT = 8_192
-"""Characters of a query that are used."""
-
-QUERY_SENTENCES = 12
-"""Sentences of a query that are embedded beside the whole; each costs about 2 ms."""
 
 SYNONYM_SHARE = 0.2
 """Weight of a synonym relative to the word itself: enough to decide between items that are otherwise equal,
@@ -84,6 +83,9 @@ SYNONYMS = (
 """Words that people and tools use for one another, verbs of tools first, then their objects. The groups were
 written down before anything was measured with them."""
 
+KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
+"""CRC-32 of the stems of known words, ascending; ``scripts/build_words.py`` writes it."""
+
 
 def _letters(*categories: str) -> str:
     """The characters of the cased alphabets (Latin, Greek, Cyrillic, Armenian) of a Unicode category."""
@@ -122,9 +124,7 @@ Normalization sorts the marks of a letter in time that is the square of their nu
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*")
-_NEED = re.compile(_SENTENCE.pattern + r"|;\s+|(?:,|(?<!\s)(?=\s))\s++and\s++then\s+")
-"""Separates the parts of a query that may ask for different things. A run of spaces is looked at once, from
-its beginning: from each of its spaces, it would take time in the square of its length."""
+_SENTENCE_OR_CLAUSE = re.compile(_SENTENCE.pattern + r"|;\s+")
 _BULLET = re.compile(r"^(?:[-*+•–]|\d{1,2}[.)])\s+")
 _SPACE = re.compile(r"\s+")
 _LETTER = re.compile(r"[^\W_]")
@@ -173,18 +173,32 @@ class _TermCache(dict[str, tuple[str, ...]]):
 _terms_by_run = _TermCache()
 
 
-def query_terms(query: str) -> dict[str, str]:
-    """Return each index term of a query once, in order, with the first word that gave it."""
-    found: dict[str, str] = {}
-    for word in words(query):
-        if word not in STOP_WORDS:
-            found.setdefault(stem(word), word)
-    return found
-
-
 def content_words(text: str) -> str:
     """Return a text without its stop words, otherwise as it is written."""
     return " ".join(word for word in _WRITTEN_WORD.findall(text) if word.lower() not in STOP_WORDS)
+
+
+def telling_places(text: str) -> list[int]:
+    """Return where the words of a text begin that are no stop words."""
+    return [
+        match.start() for match in _WRITTEN_WORD.finditer(text) if match.group().lower() not in STOP_WORDS
+    ]
+
+
+def is_known(word: str) -> bool:
+    """Return whether a word, in lower case, is one of large English lists or of tools (`KNOWN_WORDS`)."""
+    if word in STOP_WORDS:
+        return True
+    # A number of the same type, or the whole list would be converted each time.
+    known, own = _known_words(), np.uint32(zlib.crc32(stem(word).encode()))
+    at = int(known.searchsorted(own))
+    return at < known.size and bool(known[at] == own)
+
+
+@cache
+def _known_words() -> NDArray[np.uint32]:
+    known: NDArray[np.uint32] = np.load(KNOWN_WORDS)
+    return known
 
 
 def synonyms(terms: Collection[str]) -> dict[str, str]:
@@ -258,12 +272,10 @@ def _unaccented(text: str) -> str:
     return unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed))
 
 
-def query_texts(query: str) -> list[str]:
-    """Return the texts that are embedded for a query, each once: all of it, then its sentences as chunks."""
-    query = encodable(query[:QUERY_LIMIT]).strip()
-    parts = [_BULLET.sub("", part.strip()) for part in _NEED.split(query)]
-    sentences = [chunk for part in parts if _LETTER.search(part) for chunk in chunks(part)]
-    return list(dict.fromkeys([query, *sentences[:QUERY_SENTENCES]]))
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text that say something, without bullets."""
+    parts = (_BULLET.sub("", part.strip()) for part in _SENTENCE_OR_CLAUSE.split(text))
+    return [part for part in parts if _LETTER.search(part)]
 
 
 def chunks(text: str, limit: int = CHUNK_LIMIT) -> tuple[str, ...]:

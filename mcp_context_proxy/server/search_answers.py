@@ -65,6 +65,9 @@ NEAREST: Final = 3
 CAUSE_CHARACTERS: Final = 80
 """Length to which a note cuts the reason why a server has no connection."""
 
+READ_AS_CHARACTERS = 200
+"""Length of the query as it was read that an answer says if nothing fits."""
+
 NOTED: Final = 5
 """Names in a note; the others are counted."""
 
@@ -219,6 +222,8 @@ def _nothing_fits(found: Found, known: str) -> str:
     if found.excluded:
         return f"{found.filter_note}\n{HOW_TO_GO_ON}"
     why = found.filter_note or f"None of {known} fits well."
+    if found.read_as is not None:
+        why = f"Read as: {one_line(found.read_as, READ_AS_CHARACTERS)}\n{why}"
     names = "\n".join(f"- {_name(result)}" for result in found.near_misses[:NEAREST])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
 

@@ -79,6 +79,8 @@ class SearchFacts(Struct, frozen=True):
     request_id: str
     note: str | None
     """Note for a person about how this was found, or why nothing was."""
+    read_as: str | None = None
+    """The query with its words corrected and written out; null where nothing was changed."""
 
 
 SearchResponse: Final = answer_form(
@@ -182,5 +184,6 @@ def _search_response(query: str, answer: SearchAnswer) -> Struct:
         latency_ms=round(context.seconds * 1000, 3),
         request_id=context.id,
         note=" ".join(note for note in (found.note, found.filter_note) if note) or None,
+        read_as=found.read_as,
     )
     return SearchResponse(query=query, results=results, metadata=facts)

@@ -17,6 +17,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "expose.list_all_below": {"expose": {"list_all_below": 0}},
     "expose.max_name_length": {"expose": {"max_name_length": 16}},
     "search.top_n": {"search": {"top_n": 1, "include_score": 1.0}},
+    "search.synonyms": {"search": {"synonyms": {"read": "ring bell"}}},
     "context.max_tokens": {"context": {"max_tokens": 5}},
     "context.expansion_rules": {
         "context": {"expansion_rules": {"files__read_a_file": ["files__ring_a_bell"]}}

@@ -21,6 +21,7 @@ REFERENCE_WEIGHTS = {
 }
 
 WORDS = st.lists(st.sampled_from(["cat", "dog", "emu", "fox", "gnu", "hen", "yak"]), max_size=9).map(" ".join)
+QUERY = {"cat": 1.0, "fox": 0.5}
 ITEMS = st.lists(st.builds(Fields, WORDS, WORDS, WORDS, WORDS, WORDS, WORDS), min_size=1, max_size=8)
 
 
@@ -43,7 +44,7 @@ def reference(items: list[Fields], item: Fields, term: str) -> dict[str, float]:
 
 @given(ITEMS, st.lists(st.sampled_from(["cat", "dog", "emu", "unknown"]), unique=True))
 def test_every_score_is_that_of_the_formula(items: list[Fields], query: list[str]) -> None:
-    scores = LexicalIndex.build([count_terms(items)]).score(query).scores
+    scores = LexicalIndex.build([count_terms(items)]).score(dict.fromkeys(query, 1.0)).scores
 
     expected = [sum(sum(reference(items, item, term).values()) for term in query) for item in items]
     assert scores.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -54,14 +55,14 @@ def test_every_part_of_a_score_is_that_of_the_formula(items: list[Fields], term:
     index = LexicalIndex.build([count_terms(items)])
 
     for position, item in enumerate(items):
-        parts = {field: value for field, _, value in index.parts(position, index.score([term]).idf)}
+        parts = {field: value for field, _, value in index.parts(position, index.score({term: 1.0}).idf)}
         assert parts == pytest.approx(reference(items, item, term), rel=1e-4)
 
 
 @given(ITEMS)
 def test_the_parts_of_a_score_add_up_to_it(items: list[Fields]) -> None:
     index = LexicalIndex.build([count_terms(items)])
-    query = ["cat", "dog", "emu"]
+    query = {"cat": 1.0, "dog": 0.5, "emu": 0.2}
 
     weighed = index.score(query)
     sums = [sum(value for *_, value in index.parts(i, weighed.idf)) for i in range(len(items))]
@@ -73,15 +74,31 @@ def test_counts_of_two_groups_make_the_index_of_both(first: list[Fields], second
     joined = LexicalIndex.build([count_terms(first), count_terms(second)])
     whole = LexicalIndex.build([count_terms(first + second)])
 
-    assert joined.score(["cat", "fox"]).scores.tolist() == whole.score(["cat", "fox"]).scores.tolist()
+    assert joined.score(QUERY).scores.tolist() == whole.score(QUERY).scores.tolist()
     assert join_counts(joined.counts).terms.tolist() == whole.counts[0].terms.tolist()
 
 
 def test_an_empty_catalog_has_no_scores() -> None:
-    assert LexicalIndex.build([]).score(["cat"]).scores.tolist() == []
+    assert LexicalIndex.build([]).score({"cat": 1.0}).scores.tolist() == []
 
 
 def test_items_without_a_matching_word_score_0() -> None:
     index = LexicalIndex.build([count_terms([Fields("", "", "", "", "", "")])])
 
-    assert index.score(["cat"]).scores.tolist() == [0.0]
+    assert index.score({"cat": 1.0}).scores.tolist() == [0.0]
+
+
+@given(ITEMS, st.sampled_from(["cat", "dog", "unknown"]))
+def test_the_index_has_the_terms_of_its_items_and_no_others(items: list[Fields], term: str) -> None:
+    index = LexicalIndex.build([count_terms(items)])
+
+    assert index.has(term) == any(term in terms(text) for item in items for text in astuple(item))
+
+
+@given(ITEMS, st.floats(0.1, 1.0))
+def test_a_term_counts_by_its_weight(items: list[Fields], weight: float) -> None:
+    index = LexicalIndex.build([count_terms(items)])
+
+    whole, part = index.score({"cat": 1.0}).scores, index.score({"cat": weight}).scores
+
+    assert part.tolist() == pytest.approx((weight * whole).tolist(), rel=1e-4, abs=1e-6)

@@ -56,8 +56,8 @@ def test_scores_do_not_depend_on_what_was_indexed_before(
 ) -> None:
     before = [count_terms(part) for part in first]
     changed = [*before[1:], *(count_terms(part) for part in second)]
-    grown = LexicalIndex.build(changed, LexicalIndex.build(before)).score(WORDS)
-    anew = LexicalIndex.build(changed).score(WORDS)
+    grown = LexicalIndex.build(changed, LexicalIndex.build(before)).score(dict.fromkeys(WORDS, 1.0))
+    anew = LexicalIndex.build(changed).score(dict.fromkeys(WORDS, 1.0))
 
     assert grown.scores.tolist() == anew.scores.tolist()
     assert grown.idf == anew.idf

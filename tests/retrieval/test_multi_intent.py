@@ -79,7 +79,7 @@ def test_two_sentences_bring_two_tools_first(word_vectors, tool, snapshot, metho
 def test_a_query_of_one_sentence_is_scored_unchanged(word_vectors, tool, snapshot):
     catalog = snapshot(tool("send_mail", "send mail to people"), tool("make_chart", "draw chart of numbers"))
 
-    for result in Engine(word_vectors()).search("send mail and draw chart of numbers", catalog).results:
+    for result in Engine(word_vectors()).search("send mail with chart of numbers", catalog).results:
         assert result.need == 0
 
 

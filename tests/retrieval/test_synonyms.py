@@ -6,7 +6,7 @@ import pytest
 
 from mcp_context_proxy.retrieval.bm25 import LexicalIndex, count_terms
 from mcp_context_proxy.retrieval.item_metadata import Fields
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, SYNONYMS, query_terms, stem, synonyms
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, SYNONYMS, stem, synonyms, terms
 
 
 def named(*names: str) -> LexicalIndex:
@@ -23,17 +23,17 @@ def named(*names: str) -> LexicalIndex:
     ],
 )
 def test_everyday_words_find_tools_through_synonyms(query: str, synonym: str) -> None:
-    assert stem(synonym) in synonyms(query_terms(query))
+    assert stem(synonym) in synonyms(terms(query))
 
 
 def test_a_word_of_the_query_is_not_its_own_synonym() -> None:
-    assert (
-        not synonyms(query_terms("create, add and open")).keys() & query_terms("create, add and open").keys()
-    )
+    asked = set(terms("create, add and open"))
+
+    assert not synonyms(asked).keys() & asked
 
 
 def test_a_word_without_synonyms_brings_none() -> None:
-    assert synonyms(query_terms("kubernetes")) == {}
+    assert synonyms(terms("kubernetes")) == {}
 
 
 def test_no_word_is_in_two_groups() -> None:
@@ -45,7 +45,7 @@ def test_no_word_is_in_two_groups() -> None:
 def test_a_synonym_counts_less_than_the_word_itself() -> None:
     index = named("create", "weather", "clock")
 
-    said, meant = index.score(["creat"]).scores, index.score([], ["creat"], SYNONYM_SHARE).scores
+    said, meant = index.score({"creat": 1.0}).scores, index.score({"creat": SYNONYM_SHARE}).scores
 
     assert meant.tolist() == pytest.approx((SYNONYM_SHARE * said).tolist())
 
@@ -53,7 +53,7 @@ def test_a_synonym_counts_less_than_the_word_itself() -> None:
 def test_the_word_itself_ranks_above_its_synonym() -> None:
     scores = (
         named("open issue", "create issue", "weather")
-        .score(["open"], ["creat"], SYNONYM_SHARE)
+        .score({"open": 1.0, "creat": SYNONYM_SHARE})
         .scores.tolist()
     )
 

@@ -9,7 +9,6 @@ from mcp_context_proxy.retrieval.text import (
     RUNS_KEPT,
     identifier_words,
     name_key,
-    query_terms,
     stem,
     terms,
     words,
@@ -85,10 +84,6 @@ def test_words_that_only_look_inflected_are_not_stemmed(word: str) -> None:
 
 def test_stop_words_are_no_terms() -> None:
     assert terms("What is the weather in my city?") == ["weather", "city"]
-
-
-def test_a_query_term_counts_once_and_remembers_its_word() -> None:
-    assert query_terms("creating issues, create an issue") == {"creat": "creating", "issu": "issues"}
 
 
 @given(st.text())

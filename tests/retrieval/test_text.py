@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Document, Tool
 from mcp_context_proxy.retrieval.item_metadata import MAX_PARAMETERS, item_text, read_parameters
-from mcp_context_proxy.retrieval.text import CHUNK_LIMIT, chunks, query_texts
+from mcp_context_proxy.retrieval.text import CHUNK_LIMIT, chunks
 
 PROSE = st.text(alphabet=st.sampled_from("ab .\n。é"), max_size=3_000)
 
@@ -101,18 +101,6 @@ def test_lone_surrogates_do_not_reach_the_model(tool: Callable[..., Tool]) -> No
     _, texts = item_text(tool("broken\ud83d", "half \ud83d"), several_servers=True)
 
     assert all(chunk.encode() for chunk in texts)
-
-
-def test_a_query_is_searched_whole_and_by_sentence() -> None:
-    assert query_texts(" Read the file. Then mail it! ") == [
-        "Read the file. Then mail it!",
-        "Read the file.",
-        "Then mail it!",
-    ]
-
-
-def test_a_query_of_one_sentence_is_searched_once() -> None:
-    assert query_texts("Read the file.") == ["Read the file."]
 
 
 def test_nested_parameters_are_read() -> None:

@@ -255,8 +255,8 @@ def test_an_index_of_many_batches_is_that_of_one(
     assert not whole.unread
     assert list(index.items) == list(whole.items)
     assert list(index.chunks) == list(whole.chunks)
-    for terms in (["thing"], ["3", "doe"], ["tool"]):
-        assert np.array_equal(index.lexical.score(terms).scores, whole.lexical.score(terms).scores)
+    for weights in ({"thing": 1.0}, {"3": 1.0, "doe": 0.5}, {"tool": 1.0}):
+        assert np.array_equal(index.lexical.score(weights).scores, whole.lexical.score(weights).scores)
 
 
 def test_a_list_that_changes_while_it_is_read_keeps_what_was_read(
@@ -275,7 +275,8 @@ def test_a_list_that_changes_while_it_is_read_keeps_what_was_read(
         index = read(after, True, index, seconds=0.0)
     whole = read(after, True, None, seconds=60.0)
     assert list(index.items) == list(whole.items)
-    assert np.array_equal(index.lexical.score(["add"]).scores, whole.lexical.score(["add"]).scores)
+    added = {"add": 1.0}
+    assert np.array_equal(index.lexical.score(added).scores, whole.lexical.score(added).scores)
 
 
 def test_stuffing_is_noticed_before_a_list_is_read_to_its_end(

@@ -6,6 +6,8 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice, permutations
+from string import ascii_lowercase
 
 import pytest
 
@@ -21,8 +23,9 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import MalformedError
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper
-from mcp_context_proxy.retrieval import text
+from mcp_context_proxy.retrieval import queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
+from mcp_context_proxy.retrieval.spelling import WordList
 
 UNITS = {
     "one letter": "a",
@@ -57,6 +60,12 @@ UNITS = {
     "keys": "a:\n",
     "data lines": "data:\n",
     "first person": "I 'me ",
+    "orders": ", then get it",
+    "carried texts": " file that: about ",
+    "e-mail addresses": "@a.",
+    "folders": "a/.",
+    "values": " a@b.c #1 1.2 ",
+    "unknown words": " xqzvk",
 }
 """Parts that are repeated, because an expression may try each of them anew."""
 
@@ -91,10 +100,36 @@ def read_lines(written: str) -> None:
         list(framer.feed(data[start : start + 512]))
 
 
+CATALOG = WordList(["search", "issue"])
+
+
+def no_term(term: str) -> bool:
+    del term
+    return False
+
+
+def understood(written: str) -> None:
+    queries.read_query(written, no_term, lambda: CATALOG, {"k9": "dog"})
+
+
+QUERY_PARTS = [
+    '"', "'", " 'a", "“a", '"a b" ', ",", "and ", ", and ", ", then get the file", ":", " : a", " that ",
+    "@", "a@", ".", "a.", "a.b ", "/", "a/", "../", "\\", "1", "1.", "#1 ", "2020-", "a", "A", "aB", "xqzvk ",
+    " ", "\n", "file a bug that ", "get the file and read the mail and ", "$1,", "-", "f",
+]  # fmt: skip
+"""Parts of hostile queries."""
+
 FUNCTIONS: dict[str, Callable[[str], object]] = {
     "terms": text.terms,
-    "query terms": text.query_terms,
-    "query texts": text.query_texts,
+    "sentences": text.sentences,
+    "places of telling words": text.telling_places,
+    "known words": text.is_known,
+    "needs of a query": queries.divided,
+    "order and what it carries": lambda written: understood(f"file a bug {written} that: {written}"),
+    "value": queries.value_kind,
+    "words of names": lambda written: WordList([written, *written.split()]).nearest("serch"),
+    "misspelled words": lambda written: understood(f"xq{written} {written}"),
+    "query": understood,
     "name key": text.name_key,
     "words of an identifier": text.identifier_words.__wrapped__,
     "content words": text.content_words,
@@ -157,12 +192,38 @@ def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str)
 
 
 def test_a_query_of_spaces_is_divided_at_once() -> None:
-    assert text.query_texts("find it,  and  then  close it") == [
-        "find it,  and  then  close it",
-        "find it",
-        "close it",
-    ]
-    assert seconds(text.query_texts, "a" + " " * 8_000 + "b") < QUICK_SECONDS
+    assert queries.divided("find the note,  and  then  close the note") == ["find the note", "close the note"]
+    assert seconds(queries.divided, "a" + " " * 8_000 + "b") < QUICK_SECONDS
+
+
+@pytest.mark.parametrize("part", QUERY_PARTS)
+def test_the_longest_query_is_read_at_once(part: str) -> None:
+    """Half of it gives the time to compare with, so that no machine is too slow for this test."""
+    written = (part * queries.QUERY_LIMIT)[: queries.QUERY_LIMIT]
+    half = seconds(understood, written[: len(written) // 2])
+
+    assert seconds(understood, written) < 3 * max(half, QUICK_SECONDS)
+
+
+def test_a_word_of_a_query_is_compared_with_few_of_many_that_are_made_of_its_letters() -> None:
+    letters = "abcdefghijkl"
+    catalog = WordList(["a" + "".join(word) for word in islice(permutations(letters[1:]), 40_000)])
+
+    assert seconds(catalog.nearest, "a" + letters[:0:-1]) < 0.5
+
+
+def test_only_a_few_unknown_words_of_a_query_are_compared() -> None:
+    asked = list[int]()
+
+    def words() -> WordList:
+        asked.append(1)
+        return CATALOG
+
+    queries.read_query(
+        " ".join(f"x{a}{b}q" for a in ascii_lowercase for b in ascii_lowercase), no_term, words, {}
+    )
+
+    assert len(asked) == queries.MOST_COMPARED
 
 
 def test_descriptions_made_of_quotation_marks_are_read_at_once() -> None:

@@ -41,6 +41,7 @@ export function contextView(request, behind, order, live) {
     shareOf(request, behind),
     request.failure ? element("p", { class: "notice" }, `The search failed: ${request.failure}`) : null,
     request.note ? element("p", { class: "notice" }, request.note) : null,
+    request.read_as ? element("p", { class: "facts" }, `Read as: ${request.read_as}`) : null,
     request.rerank ? element("p", { class: "facts" }, `Rerank: ${request.rerank.reason}`) : null,
     orderChoice(order),
     element("div", { class: "columns" }, ...COLUMNS.map(([type, title]) => column(type, title, request.items, order))),

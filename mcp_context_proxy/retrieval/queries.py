@@ -1,0 +1,419 @@
+"""Reads a query as a person wrote it: its words with their weights, its needs, and the texts to embed.
+
+Misspelled words are corrected, short forms are written out, and values (paths, links, keys, dates) are said
+to be what they are. A query of several orders is divided into them. What an order only carries, such as the
+text of a message or the subject of a report, counts less than the order itself.
+
+Strangers write queries: every pattern here takes time in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final, TypeAlias
+
+from mcp_context_proxy.retrieval.item_metadata import VERBS
+from mcp_context_proxy.retrieval.spelling import WordList, correction
+from mcp_context_proxy.retrieval.text import (
+    STOP_WORDS,
+    SYNONYM_SHARE,
+    chunks,
+    content_words,
+    encodable,
+    is_known,
+    sentences,
+    stem,
+    synonyms,
+    telling_places,
+    terms,
+    words,
+)
+
+QUERY_LIMIT = 8_192
+"""Characters of a query that are used."""
+
+QUERY_NEEDS = 12
+"""Needs of a query that are embedded beside the whole; each costs about 2 ms."""
+
+CORRECTED_SHARE = 0.8
+"""Weight of a corrected word: less than that of the same word written right."""
+
+WRITTEN_OUT_SHARE = 0.7
+"""Weight of the words that a short form stands for."""
+
+VALUE_SHARE = 0.3
+"""Weight of a word in a value, and of the words that say what the value is."""
+
+CARRIED_SHARE = 0.4
+"""Weight of a word that an order only carries."""
+
+REPORTED_SHARE = 0.2
+"""The same for what is reported: "that deleting fails" has the words of another order."""
+
+MOST_CORRECTED = 4
+"""Words of a query that are corrected; with more, it is probably in another language."""
+
+MOST_COMPARED = 8
+"""Unknown words of a query that are compared with others; each takes about a millisecond."""
+
+LEAST_TELLING = 2
+"""Telling words (no stop words) on each side of a division, and of an order before what it carries."""
+
+_SHORT_FORMS = """
+pr=pull request; prs=pull requests; mr=merge request; mrs=merge requests; repo=repository; repos=repositories
+db=database; dbs=databases; k8s=kubernetes; env=environment; envs=environments; config=configuration
+configs=configurations; docs=documentation; dm=direct message; dms=direct messages; pic=picture; pics=pictures
+img=image; vid=video; cron=scheduled job; ci=continuous integration pipeline; cal=calendar; appt=appointment
+msg=message; msgs=messages; dir=directory; dirs=directories; app=application; apps=applications
+info=information; pw=password; vm=virtual machine; vms=virtual machines; pls=please; tmrw=tomorrow
+"""
+SHORT_FORMS: Final[Mapping[str, str]] = dict(
+    form.strip().split("=", 1) for form in _SHORT_FORMS.replace("\n", ";").split(";") if form.strip()
+)
+"""Short forms with the words that they stand for, written down before anything was measured with them."""
+
+SHELL_WORDS: Final[Mapping[str, str]] = {
+    "ls": "list files in directory",
+    "cp": "copy file",
+    "mv": "move or rename file",
+    "rm": "delete file",
+    "mkdir": "create directory",
+    "rmdir": "delete directory",
+    "cat": "read file contents",
+    "grep": "search text in files",
+    "ps": "list running processes",
+    "kill": "stop process",
+    "curl": "fetch URL",
+    "wget": "download URL",
+    "touch": "create file",
+    "diff": "compare files",
+    "chmod": "change file permissions",
+    "tail": "read end of file",
+}
+"""Commands of a shell with what they do; they count where they stand first."""
+
+_PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
+"""Commands that are plain words too: they only count before a value, an option, or nothing."""
+
+_VALUES: Final = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("URL", r"(?i:https?|ftp|wss?)://\S+"),
+        ("email address", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
+        ("website URL", r"(?:[\w-]+\.)+(?:com|org|net|io|dev|edu|gov|ai|co|uk|de|eu)(?:/\S*)?"),
+        (
+            "file",
+            r"(?:[^/\s]*/)*[^/\s]+\.(?:txt|md|py|js|ts|tsx|jsx|json|ya?ml|toml|csv|tsv|xlsx?|docx?|pptx?|pdf|png"
+            r"|jpe?g|gif|svg|html?|css|xml|sql|sh|go|rs|java|c|cpp|h|rb|php|log|ini|cfg|env|zip|tar|gz|mp[34]|wav"
+            r"|mov|ipynb|parquet|db|sqlite)",
+        ),
+        ("path", r"(?:[A-Za-z]:\\|~?/|\.{1,2}/)[^\s/\\]+(?:[/\\][^\s/\\]*)*"),
+        ("date", r"\d{4}-\d{2}-\d{2}(?:T[\d:.]+Z?)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}"),
+        ("time", r"\d{1,2}:\d{2}(?::\d{2})?(?:am|pm)?|\d{1,2}(?:am|pm)"),
+        ("issue key", r"[A-Z][A-Z0-9]{1,9}-\d{1,6}"),
+        ("issue number", r"#\d{1,7}"),
+        ("arXiv paper id", r"\d{4}\.\d{4,5}(?:v\d+)?"),
+        ("amount of money", r"[$€£]\d[\d,.]*[kKmM]?|\d[\d,.]*(?:€|£|USD|EUR|GBP)"),
+        ("IP address", r"\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?"),
+        ("id", r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
+        ("commit hash", r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}"),
+    )
+)
+"""Kinds of values, each with the pattern of a whole token; the first that matches counts."""
+
+_TOKEN = re.compile(r"\S+")
+_MAY_BE_VALUE = re.compile(r"[\d./\\@:]")
+"""Characters of which every value has one."""
+_LONGEST_VALUE = 512
+_EDGES = "\"'`()[]{}<>,;:!?“”"
+_WORD = re.compile(r"[A-Za-z]+")
+_QUOTATION_MARKS = ('"', "“", "'")
+_QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
+
+_MORE_ORDERS = """
+book schedule cancel tell email message ask remind open close go navigate click take give set turn play draw
+plot compare merge commit push pull clone checkout review assign label translate summarize summarise explain
+answer order buy pay charge refund invite pin unpin mark star track log record note save store remember forget
+import export print scan deploy build test restart scale install uninstall upgrade enable disable connect
+disconnect subscribe unsubscribe follow unfollow mute block report look tag reply attach sign approve reject
+watch crop resize zip unzip extract sort filter group split join sum file reserve
+"""
+_ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split()})
+"""Verbs with which an order begins."""
+
+_QUESTIONS: Final = frozenset(
+    {"what", "which", "who", "whom", "whose", "how", "when", "where", "why", "whether"}
+)
+"""Words with which a question begins."""
+
+_LATER = r"(?:then|also|afterwards|finally|after\s+that|besides)"
+_DIVIDER = re.compile(
+    rf"(?:,\s*+(?:and\s++)?{_LATER}|(?<=\s)and\s++{_LATER}|(?<=\s){_LATER})(?:\s*+,)?\s++(?=\S)"
+    r"|(?:(?:,\s*+|(?<=\s))(?P<and>and)|,)\s++(?=(?P<next>[A-Za-z]+))",
+    re.IGNORECASE,
+)
+"""Places where an order may begin: after a word such as "then" always, otherwise where a verb follows, and
+after "and" also where a question word does."""
+
+_CARRYING: Final = frozenset(
+    {
+        "file",
+        "create",
+        "report",
+        "log",
+        "post",
+        "send",
+        "write",
+        "tell",
+        "remind",
+        "note",
+        "email",
+        "message",
+        "mail",
+    }
+    | {"dm", "reply", "comment", "announce", "draft", "inform"}
+)
+"""Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
+
+_CARRIED = re.compile(
+    r":\s++|\s(?:that|about|saying|says|titled|called|named)\s++(?!(?:it|this|them|these|those)\b)",
+    re.IGNORECASE,
+)
+"""Places where that begins which an order carries: after a colon with any verb, otherwise with those of
+`_CARRYING`."""
+
+_Span: TypeAlias = tuple[int, int]
+"""The places in a text where a part of it begins and ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQuery:
+    """A query as it is searched for."""
+
+    written: str
+    """The query as it was written, up to `QUERY_LIMIT`."""
+    texts: tuple[str, ...]
+    """The texts that are embedded, each once: all of it as it was understood, then its needs as chunks. Empty
+    for an empty query."""
+    beside: tuple[str, ...]
+    """Texts whose vectors are averaged with that of the whole: its telling words, and its orders without what
+    they carry."""
+    asked: Mapping[str, str]
+    """Index terms of the query, each with the word that gave it."""
+    added: Mapping[str, str]
+    """Index terms of synonyms, of short forms written out and of kinds of values, each with its word."""
+    weights: Mapping[str, float]
+    """The weight of each term, asked or added."""
+    needs: tuple[Mapping[str, float], ...]
+    """The terms of each text but the first, with their weights."""
+
+    @property
+    def read_as(self) -> str | None:
+        """The query as it was understood, for a person; None where it is as it was written."""
+        return None if not self.texts or self.texts[0] == self.written else self.texts[0]
+
+
+def read_query(
+    query: str,
+    has_term: Callable[[str], bool],
+    catalog: Callable[[], WordList],
+    stands_for: Mapping[str, str],
+) -> ReadQuery:
+    """Read a query.
+
+    Args:
+        query: Anybody's words.
+        has_term: Returns whether the catalog has an index term: words of the catalog are never corrected.
+        catalog: Returns the words that a misspelled one may have meant, beside the packaged ones.
+        stands_for: Configured words, in lower case, with the words that they stand for.
+    """
+    written = encodable(query[:QUERY_LIMIT]).strip()
+    asked, added, weights = dict[str, str](), dict[str, str](), dict[str, float]()
+
+    def count(text: str, weight: float, among: dict[str, str]) -> None:
+        for word in words(text):
+            if word not in STOP_WORDS:
+                term = stem(word)
+                among.setdefault(term, word)
+                weights[term] = max(weight, weights.get(term, 0.0))
+
+    needs = _needs(written)
+    carried, reported = _carried(written, needs)
+    compared = dict[str, str | None]()
+    pieces, end = list[str](), 0
+    for start, token, is_first in _tokens(written):
+        weight = 1.0
+        if carried and _within(start, carried):
+            weight = REPORTED_SHARE if _within(start, reported) else CARRIED_SHARE
+        lower, replacement = token.lower(), token
+        if (kind := value_kind(token)) is not None:
+            # The ending of a file says much ("customers.csv"), the rest of a value little.
+            ending = token.rpartition(".")[2].lower() if kind == "file" else ""
+            count(token, min(weight, VALUE_SHARE), asked)
+            count(ending, weight, asked)
+            count(kind, min(weight, VALUE_SHARE), added)
+            replacement = f"{token} ({ending} {kind})" if ending else f"{token} ({kind})"
+        elif (meant := stands_for.get(lower) or SHORT_FORMS.get(lower)) is not None or (
+            is_first and (meant := _command(lower, written[start:])) is not None
+        ):
+            # As a verb, "file" has nothing to do with files.
+            count(token, VALUE_SHARE if lower == "file" else weight, asked)
+            count(meant, weight * WRITTEN_OUT_SHARE, added)
+            replacement = meant
+        elif lower not in STOP_WORDS:
+            # A capital letter within a sentence begins a name, which no list knows.
+            if token.isalpha() and (token.islower() or (is_first and token.istitle())):
+                if lower not in compared and not has_term(stem(lower)) and not is_known(lower):
+                    corrected = sum(right is not None for right in compared.values())
+                    if len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED:
+                        compared[lower] = correction(lower, catalog)
+                replacement = compared.get(lower) or token
+            count(replacement, weight if replacement is token else weight * CORRECTED_SHARE, asked)
+        if replacement is not token:
+            pieces += [written[end:start], replacement]
+            end = start + len(token)
+    whole = written
+    if pieces:
+        whole = "".join([*pieces, written[end:]])
+        needs = _needs(whole)
+        carried, reported = _carried(whole, needs)
+    added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
+    for term in added:
+        weights.setdefault(term, SYNONYM_SHARE)
+    parts = [chunk for start, end in needs for chunk in chunks(whole[start:end])]
+    texts = tuple(dict.fromkeys([whole, *parts[:QUERY_NEEDS]])) if whole else ()
+    beside = [content_words(_without(whole, reported) if reported else whole)]
+    if carried:
+        beside.append(_without(whole, carried))
+    return ReadQuery(
+        written=written,
+        texts=texts,
+        beside=tuple(text for text in dict.fromkeys(beside) if text not in ("", whole)),
+        asked=asked,
+        added=added,
+        weights=weights,
+        needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
+    )
+
+
+def value_kind(token: str) -> str | None:
+    """Return the kind of value that a token is; None for a word."""
+    if len(token) > _LONGEST_VALUE or not _MAY_BE_VALUE.search(token):
+        return None
+    return next((kind for kind, pattern in _VALUES if pattern.fullmatch(token)), None)
+
+
+def divided(query: str) -> list[str]:
+    """Return the needs of a query in its own words: its sentences, divided where a new order begins.
+
+    Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions"
+    stay whole. Nothing is divided within a quotation.
+    """
+    return [query[start:end] for start, end in _needs(query)]
+
+
+def _needs(query: str) -> list[_Span]:
+    """Return where the needs of a query are, in order."""
+    needs, at = list[_Span](), 0
+    for sentence in sentences(query):
+        at = query.index(sentence, at)
+        start, telling, quoted = 0, None, list[_Span]()
+        for match in _DIVIDER.finditer(sentence):
+            following = (match["next"] or "").lower()
+            if following and following not in _ORDERS and not (match["and"] and following in _QUESTIONS):
+                continue
+            if telling is None:
+                telling, quoted = telling_places(sentence), _quotations(sentence)
+            before, after = bisect_left(telling, match.start()), bisect_left(telling, match.end())
+            enough_before = before - bisect_left(telling, start) >= LEAST_TELLING
+            enough_after = len(telling) - after >= LEAST_TELLING
+            if enough_before and enough_after and not _within(match.start(), quoted):
+                needs.append((at + start, at + len(sentence[: match.start()].rstrip())))
+                start = match.end()
+        needs.append((at + start, at + len(sentence)))
+        at += len(sentence)
+    return needs
+
+
+def _carried(query: str, needs: Sequence[_Span]) -> tuple[list[_Span], list[_Span]]:
+    """Return where a query has text that its orders only carry, and what of it they report.
+
+    Both are disjoint spans, in order.
+    """
+    spans, reported = _quotations(query), list[_Span]()
+    for start, end in needs:
+        need = query[start:end]
+        telling, first = None, ""
+        for match in _CARRIED.finditer(need):
+            if telling is None:
+                telling, first = telling_places(need), _first_word(need)
+            may_carry = match.group().startswith(":") or first in _CARRYING
+            if may_carry and bisect_left(telling, match.start()) >= LEAST_TELLING:
+                spans.append((start + match.end(), end))
+                if match.group().split()[0].lower() == "that":
+                    reported.append(spans[-1])
+                break
+    return _joined(spans), reported
+
+
+def _first_word(text: str) -> str:
+    """Return the first telling word of a text, in lower case."""
+    found = (match.group().lower() for match in _WORD.finditer(text))
+    return next((word for word in found if word not in STOP_WORDS), "")
+
+
+def _quotations(text: str) -> list[_Span]:
+    if not any(mark in text for mark in _QUOTATION_MARKS):
+        return []
+    return [match.span() for match in _QUOTED.finditer(text)]
+
+
+def _joined(spans: list[_Span]) -> list[_Span]:
+    """Return spans in order, those that overlap as one."""
+    joined = list[_Span]()
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _within(place: int, spans: Sequence[_Span]) -> bool:
+    """Return whether a place is in one of several disjoint spans that are in order."""
+    before = bisect_right(spans, (place, inf))
+    return before > 0 and place < spans[before - 1][1]
+
+
+def _without(query: str, spans: Sequence[_Span]) -> str:
+    kept, at = list[str](), 0
+    for start, end in spans:
+        kept.append(query[at:start])
+        at = end
+    return " ".join("".join([*kept, query[at:]]).split())
+
+
+def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield each token without punctuation around it: where it starts, itself, whether it is the first."""
+    is_first = True
+    for match in _TOKEN.finditer(query):
+        token = match.group().rstrip(_EDGES + ".")
+        bare = token.lstrip(_EDGES)
+        if bare:
+            yield match.start() + len(token) - len(bare), bare, is_first
+            is_first = False
+
+
+def _command(word: str, query: str) -> str | None:
+    """Return what a command of a shell does with which a query begins, and what "file" means as a verb."""
+    if word == "file":
+        return "create" if query.split(maxsplit=2)[1:2] in (["a"], ["an"], ["another"]) else None
+    if word in _PLAIN_TOO:
+        following = (query.split(maxsplit=2)[1:2] or ["-"])[0]
+        if not (following.startswith("-") or following.isdigit() or value_kind(following.strip(_EDGES))):
+            return None
+    return SHELL_WORDS.get(word)

@@ -1,0 +1,110 @@
+"""Corrects words that are spelled wrong, by the words of the catalog and by packaged words.
+
+Only words that nobody knows come here. The distance is that of optimal string alignment: an
+insertion, a deletion, a substitution or a swap of neighbours counts one (Damerau, "A technique for computer
+detection and correction of spelling errors", CACM 1964).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHORTEST = 4
+"""Letters of the shortest word that is corrected: a shorter one has too many neighbours."""
+
+LONGEST = 24
+"""Letters of the longest word that is corrected."""
+
+TWO_ERRORS_FROM = 7
+"""Letters from which on a word may have two errors."""
+
+WORDS_COMPARED = 50_000
+"""Words of a list that are compared: a comparison of so many takes some 5 ms. The names of 1,000 tools have
+about 900 words."""
+
+CANDIDATES = 500
+"""Words whose errors are counted for one that is misspelled, 0.05 ms each: of real lists, some 20 have nearly
+the same letters; a hostile one could have only such."""
+
+WORDS = Path(__file__).with_name("words.txt")
+"""Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
+ones. ``scripts/build_words.py`` writes them."""
+
+
+class WordList:
+    """Words, the most likely first, among which the nearest to a misspelled one is found."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        """Keep the words that are plain letters and of a length that is compared."""
+        plain = (word for word in words if word.isascii() and word.isalpha() and word.islower())
+        self._words = [word for word in plain if SHORTEST - 1 <= len(word) <= LONGEST + 2][:WORDS_COMPARED]
+        self._lengths = np.array([len(word) for word in self._words], np.int16)
+        self._letters = _letter_counts(self._words)
+
+    def nearest(self, word: str) -> tuple[str, int] | None:
+        """Return the nearest word within one or two errors, with their number; of equals the first."""
+        if not self._words:
+            return None
+        allowed = 2 if len(word) >= TWO_ERRORS_FROM else 1
+        # An error changes the counts of letters by two at most (a substitution), so one comparison of arrays
+        # leaves out most words.
+        away = np.abs(self._letters - _letter_counts([word])).sum(axis=1, dtype=np.int16)
+        near = (away <= 2 * allowed) & (np.abs(self._lengths - len(word)) <= allowed)
+        found: tuple[str, int] | None = None
+        for at in np.flatnonzero(near)[:CANDIDATES].tolist():
+            candidate = self._words[at]
+            # People rarely miss the first letter; a word that differs in it is mostly another word.
+            if candidate[0] != word[0] and word[:2] != candidate[1::-1] and word != candidate[1:]:
+                continue
+            distance = errors(word, candidate)
+            if distance <= allowed and (found is None or distance < found[1]):
+                found = candidate, distance
+        return found
+
+
+def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
+    """Return the word that a misspelled word was probably meant to be; None for a right or a strange one.
+
+    Words of the catalog go before others that are as near.
+
+    Args:
+        word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
+        catalog: Returns the words of its names.
+    """
+    if not SHORTEST <= len(word) <= LONGEST or not (word.isascii() and word.isalpha()):
+        return None
+    found = [one for one in (catalog().nearest(word), packaged().nearest(word)) if one is not None]
+    return min(found, key=lambda one: one[1])[0] if found else None
+
+
+def errors(first: str, second: str) -> int:
+    """Return the distance of two words by optimal string alignment."""
+    before, row = list[int](), list(range(len(second) + 1))
+    for i, a in enumerate(first, 1):
+        above, before, row = before, row, [i]
+        for j, b in enumerate(second, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+@cache
+def packaged() -> WordList:
+    """Return the words of `WORDS`."""
+    return WordList(WORDS.read_text(encoding="ascii").split())
+
+
+def _letter_counts(words: Sequence[str]) -> NDArray[np.int8]:
+    """Return [words, letters]: how often each has each letter."""
+    counts = np.zeros((len(words), 26), np.int8)
+    if words:
+        letters = np.frombuffer("".join(words).encode(), np.uint8) - ord("a")
+        np.add.at(counts, (np.repeat(np.arange(len(words)), [len(word) for word in words]), letters), 1)
+    return counts

@@ -1,0 +1,107 @@
+"""Write the packaged words by which queries are corrected: `words.txt` and `known_words.npy`.
+
+    python scripts/build_words.py TOOLS WORDS
+
+TOOLS has a tool on each line, gzipped JSON with its server, name and description; WORDS is a list of English
+words, one on each line. `WORDS-PROVENANCE.md` beside the results says which files were used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, TOKENIZER
+from mcp_context_proxy.retrieval.spelling import LONGEST, WORDS
+from mcp_context_proxy.retrieval.text import KNOWN_WORDS, stem, words
+
+SHORTEST = 3
+"""Letters of the shortest word of the lists."""
+
+FIRST_PIECE = 1_996
+"""Number of the first word of the tokenizer's vocabulary; before it are marks and single characters."""
+
+FREQUENT = 20_000
+"""Words of the vocabulary, the most frequent first, that a misspelled word may have meant."""
+
+KNOWN_SERVERS = 1
+"""Servers whose tools use a known word. A word that none other has is mostly a name."""
+
+MEANT_SERVERS = 2
+"""Servers whose tools use a usual word that a misspelled word may have meant."""
+
+COMMON_SERVERS = 4
+"""The same for a word that is neither in the vocabulary nor in the list of English words."""
+
+
+def main() -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tools", type=Path)
+    parser.add_argument("words", type=Path)
+    arguments = parser.parse_args()
+    with gzip.open(arguments.tools, "rt", encoding="utf-8") as lines:
+        servers = servers_with(map(json.loads, lines))
+    pieces = vocabulary()
+    written = [word for word in arguments.words.read_text(encoding="utf-8").split() if is_plain(word.lower())]
+    # A capital letter begins a name: it is known, and no word that anybody means.
+    english = {word for word in written if word.islower()}
+    meant = meant_words(servers, pieces, english)
+    WORDS.write_text("\n".join(meant) + "\n", encoding="ascii")
+    known = {stem(word.lower()) for word in (*written, *pieces, *used_by(servers, KNOWN_SERVERS))}
+    numbers = [zlib.crc32(word.encode()) for word in known]
+    np.save(KNOWN_WORDS, np.unique(np.array(numbers, np.uint32)), allow_pickle=False)
+    print(f"{len(meant):,} words that may be meant, {len(known):,} stems of known ones")
+
+
+def servers_with(tools: Iterable[dict[str, str]]) -> Counter[str]:
+    """Return in how many servers' names and descriptions of tools each plain word occurs."""
+    by_server: dict[str, set[str]] = {}
+    for tool in tools:
+        text = f"{tool['name']} {tool['description']}"
+        by_server.setdefault(tool["server"], set()).update(filter(is_plain, words(text)))
+    counted = Counter[str]()
+    for found in by_server.values():
+        counted.update(sorted(found))
+    return counted
+
+
+def vocabulary() -> list[str]:
+    """Return the whole words of the packaged tokenizer, the most frequent first."""
+    pieces = json.loads((PACKAGED_MODEL / TOKENIZER).read_bytes())["model"]["vocab"]
+    return [
+        word for word, number in sorted(pieces.items(), key=lambda piece: int(piece[1]))
+        if number >= FIRST_PIECE and is_plain(word)
+    ]  # fmt: skip
+
+
+def meant_words(servers: Counter[str], pieces: list[str], english: set[str]) -> list[str]:
+    """Return words that a misspelled one may have meant: those of tools, then frequent English ones."""
+    usual = english.union(pieces)
+    common = {*used_by(servers, COMMON_SERVERS)}
+    of_tools = [word for word in used_by(servers, MEANT_SERVERS) if word in usual or word in common]
+    frequent = [word for word in pieces[:FREQUENT] if word in english]
+    return list(dict.fromkeys([*of_tools, *frequent]))
+
+
+def used_by(servers: Counter[str], least: int) -> list[str]:
+    """Return the words of tools of so many servers, those of most servers first."""
+    return [word for word, count in servers.most_common() if count >= least]
+
+
+def is_plain(word: str) -> bool:
+    """Return whether a word has only English letters, and is neither too short nor too long."""
+    return word.isascii() and word.isalpha() and SHORTEST <= len(word) <= LONGEST
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Words of queries are configured with what they stand for, and what could never match is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from mcp_context_proxy.config.load import complaints
+
+SERVER = "[servers.good]\ncommand = 'x'\n"
+
+
+def test_words_are_read_in_lower_case_with_their_meaning(load_text):
+    config = load_text(f"{SERVER}[search.synonyms]\nOnCall = ' on-call  schedule '\n'c3po' = 'droid, gold'\n")
+
+    assert config.search.synonyms == {"oncall": "on-call schedule", "c3po": "droid, gold"}
+
+
+def test_without_a_setting_there_are_none(load_text):
+    assert load_text(SERVER).search.synonyms == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("'two words' = 'x'", "must be one word that begins"),
+        ("'' = 'x'", "must be one word"),
+        ("'(pr)' = 'x'", "begins and ends with a letter or digit"),
+        (f"{'a' * 65} = 'x'", "must be one word"),
+        ("pr = '  '", "must be 1 to 200 characters"),
+        (f"pr = '{'a' * 201}'", "must be 1 to 200 characters"),
+        ("pr = 3", "must be text"),
+    ],
+)
+def test_what_could_never_match_is_refused_and_the_others_start(load_text, line, reason):
+    config = load_text(f"{SERVER}[search]\ntop_n = 3\n[search.synonyms]\n{line}\n")
+
+    assert reason in " ".join(complaints(config))
+    assert config.search.synonyms == {}
+    assert config.search.top_n == 3
+    assert list(config.servers) == ["good"]

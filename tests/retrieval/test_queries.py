@@ -1,0 +1,316 @@
+"""Queries are read as people write them: short forms, values, several orders, carried text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.servers import real_lists
+
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.queries import (
+    CARRIED_SHARE,
+    QUERY_LIMIT,
+    QUERY_NEEDS,
+    REPORTED_SHARE,
+    VALUE_SHARE,
+    WRITTEN_OUT_SHARE,
+    ReadQuery,
+    divided,
+    read_query,
+    value_kind,
+)
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.retrieval.spelling import WordList
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, stem
+from mcp_context_proxy.store import open_store
+
+
+def read(query: str, stands_for: Mapping[str, str] | None = None) -> ReadQuery:
+    return read_query(query, lambda _term: False, lambda: WordList([]), stands_for or {})
+
+
+def weight(query: str, word: str) -> float:
+    return read(query).weights[stem(word)]
+
+
+def test_a_query_is_searched_whole_and_by_sentence() -> None:
+    assert read(" Read the file. Then mail it! ").texts == (
+        "Read the file. Then mail it!",
+        "Read the file.",
+        "Then mail it!",
+    )
+
+
+def test_a_query_of_one_sentence_is_searched_once() -> None:
+    assert read("Read the file.").texts == ("Read the file.",)
+
+
+def test_an_empty_query_has_no_texts() -> None:
+    assert read(" \n ").texts == ()
+    assert read("").read_as is None
+
+
+def test_a_query_without_anything_to_change_is_read_as_it_is() -> None:
+    query = read("creating issues, create an issue")
+
+    assert query.read_as is None
+    assert dict(query.asked) == {"creat": "creating", "issu": "issues"}
+    assert {query.weights[term] for term in query.asked} == {1}
+
+
+def test_a_long_query_is_cut_and_its_needs_are_few() -> None:
+    query = read("Find the note about cats and dogs. " * 1_000 + "Zebra.")
+    many = read(" ".join(f"Find the note number{n} of day{n}." for n in range(100)))
+
+    assert len(query.written) <= QUERY_LIMIT
+    assert "zebra" not in query.weights
+    assert len(many.texts) == 1 + QUERY_NEEDS == 1 + len(many.needs)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_read(text: str) -> None:
+    query = read(text)
+
+    assert set(query.weights) == {*query.asked, *query.added}
+    assert not set(query.asked) & set(query.added)
+    assert all(0 < one <= 1 for one in query.weights.values())
+    assert len(query.needs) == max(0, len(query.texts) - 1)
+    assert all(need.items() <= query.weights.items() for need in query.needs)
+    assert all(one.encode() for one in (*query.texts, *query.beside))
+
+
+@pytest.mark.parametrize(
+    ("query", "read_as"),
+    [
+        ("review my PR", "review my pull request"),
+        ("list k8s pods", "list kubernetes pods"),
+        ("send a DM to Anna", "send a direct message to Anna"),
+        ("open MRs, please", "open merge requests, please"),
+        ("look at the (db) config.", "look at the (database) configuration."),
+    ],
+)
+def test_short_forms_are_written_out(query: str, read_as: str) -> None:
+    assert read(query).read_as == read_as
+
+
+def test_a_short_form_counts_itself_and_less_for_what_it_stands_for() -> None:
+    query = read("review my PR")
+
+    assert query.weights["pr"] == 1
+    assert query.weights["pull"] == query.weights["request"] == WRITTEN_OUT_SHARE
+    assert query.added["pull"] == "pull"
+
+
+@pytest.mark.parametrize(
+    ("query", "read_as"),
+    [
+        ("ls", "list files in directory"),
+        ("rm", "delete file"),
+        ("grep TODO", "search text in files TODO"),
+        ("mkdir reports", "create directory reports"),
+        ("cat notes.txt", "read file contents notes.txt (txt file)"),
+        ("tail -f", "read end of file -f"),
+        ("kill 4242", "stop process 4242"),
+        ("cat", "read file contents"),
+    ],
+)
+def test_a_command_of_a_shell_that_comes_first_is_written_out(query: str, read_as: str) -> None:
+    assert read(query).read_as == read_as
+
+
+@pytest.mark.parametrize(
+    "query", ["cat pictures", "kill the lights", "touch of grey", "find the cat", "how does ls work"]
+)
+def test_words_that_are_no_commands_stay(query: str) -> None:
+    assert read(query).read_as is None
+
+
+def test_configured_words_stand_for_theirs_and_go_before_packaged_ones() -> None:
+    query = read("Who is ONCALL for the PR?", {"oncall": "on-call schedule", "pr": "press release"})
+
+    assert query.read_as == "Who is on-call schedule for the press release?"
+    assert query.weights["schedul"] == WRITTEN_OUT_SHARE
+    assert "pull" not in query.asked
+
+
+@pytest.mark.parametrize(
+    ("token", "kind"),
+    [
+        ("https://example.org/a?b=c", "URL"),
+        ("anna.b+c@mail.example.org", "email address"),
+        ("github.com/a/b", "website URL"),
+        ("report.pdf", "file"),
+        ("src/app/main.py", "file"),
+        ("/etc/hosts", "path"),
+        ("~/notes", "path"),
+        ("../up", "path"),
+        ("C:\\Users\\x", "path"),
+        ("2024-05-01", "date"),
+        ("2024-05-01T10:30:00Z", "date"),
+        ("1.2.2024", "date"),
+        ("10:30", "time"),
+        ("5pm", "time"),
+        ("ABC-12", "issue key"),
+        ("#42", "issue number"),
+        ("2401.01234v2", "arXiv paper id"),
+        ("$1,200.50", "amount of money"),
+        ("30€", "amount of money"),
+        ("10.0.0.1:80", "IP address"),
+        ("123e4567-e89b-12d3-a456-426614174000", "id"),
+        ("3f2a9bc", "commit hash"),
+    ],
+)
+def test_values_are_said_to_be_what_they_are(token: str, kind: str) -> None:
+    assert value_kind(token) == kind
+    assert f"{token} (" in (read(f"show {token}, please").read_as or "")
+    assert kind in (read(f"show {token}, please").read_as or "")
+
+
+@pytest.mark.parametrize(
+    "token", ["word", "e.g", "v1.2", "and/or", "TCP/IP", "don't", "12", "deadbeef", "a@", "x:y", "UTF-8x"]
+)
+def test_words_are_no_values(token: str) -> None:
+    assert value_kind(token) is None
+
+
+def test_a_value_counts_little_and_the_ending_of_a_file_as_a_word() -> None:
+    query = read("summarize quarterly.csv")
+
+    assert query.weights["quarter"] == VALUE_SHARE
+    assert query.weights["csv"] == 1
+    assert query.weights[stem("file")] == VALUE_SHARE
+    assert query.weights[stem("summarize")] == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "needs"),
+    [
+        ("find the note and then mail it to Anna", ["find the note", "mail it to Anna"]),
+        ("find the note, then send the summary", ["find the note", "send the summary"]),
+        ("find the note; send the summary", ["find the note", "send the summary"]),
+        ("book a flight, also reserve a hotel room", ["book a flight", "reserve a hotel room"]),
+        ("merge the branch and delete the tag v2", ["merge the branch", "delete the tag v2"]),
+        (
+            "show my calendar, create an event for lunch, and email Bob the details",
+            ["show my calendar", "create an event for lunch", "email Bob the details"],
+        ),
+        ("check the weather and what trains run today", ["check the weather", "what trains run today"]),
+        ("find the note. Mail the summary after that, close the task", None),
+    ],
+)  # fmt: skip
+def test_several_orders_are_divided(query: str, needs: list[str] | None) -> None:
+    if needs is None:
+        needs = ["find the note.", "Mail the summary", "close the task"]
+    assert divided(query) == needs
+    assert read(query).texts == (query, *needs)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "read and write files",
+        "terms and conditions",
+        "find papers, books and articles",
+        "search, filter and sort",
+        "translate 'read the mail and write a note' to French",
+        'post "find the note, then mail the summary" to the channel',
+        "what happened then",
+        "compare cats and dogs of the neighbours",
+    ],
+)
+def test_one_need_stays_whole(query: str) -> None:
+    assert divided(query) == [query]
+
+
+@pytest.mark.parametrize(
+    ("query", "order", "carried"),
+    [
+        ("send Anna a note: the merge is done", "note", "merge"),
+        ("send Anna a message saying the merge is done", "message", "merge"),
+        ("create a task: delete the old branch", "task", "branch"),
+        ('post "the build is broken" to the channel', "channel", "build"),
+        ("translate “good morning” to French", "French", "morning"),
+        ("remind the whole team about the payment", "team", "payment"),
+    ],
+)
+def test_what_an_order_carries_counts_less_than_the_order(query: str, order: str, carried: str) -> None:
+    assert weight(query, order.lower()) == 1
+    assert weight(query, carried) == CARRIED_SHARE
+    assert any(carried not in text and order in text for text in read(query).beside)
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("find papers about whales", "whales"),
+        ("show the issues that Anna closed", "closed"),
+        ("post about whales", "whales"),
+        ("it's Anna's and Bob's list", "bob"),
+    ],
+)
+def test_what_a_question_is_about_counts_whole(query: str, word: str) -> None:
+    assert weight(query, word) == 1
+
+
+def test_what_an_order_reports_counts_least_and_is_not_embedded_beside_it() -> None:
+    query = read("file a bug that deleting a note does not work")
+
+    assert query.weights["delet"] == REPORTED_SHARE < CARRIED_SHARE
+    assert query.weights["bug"] == 1
+    assert not any("deleting" in text for text in query.beside)
+
+
+def test_to_file_something_is_to_create_it() -> None:
+    assert read("file a complaint").read_as == "create a complaint"
+    assert read("file list of the folder").read_as is None
+
+
+def test_a_word_that_is_said_twice_has_its_higher_weight() -> None:
+    assert weight("delete the note: delete it", "delete") == 1
+
+
+def test_synonyms_count_a_fifth() -> None:
+    assert read("open a ticket").weights["creat"] == SYNONYM_SHARE
+
+
+SERVERS = {"github", "excel", "linear", "filesystem", "gitlab", "notion", "atlassian"}
+
+
+@pytest.fixture(scope="module")
+def real(
+    tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> Iterator[Callable[[str], list[str]]]:
+    """Names of the tools of real lists for a query, best first."""
+    catalog = snapshot(
+        *(
+            tool(one["name"], one.get("description", ""), server=server, schema=one.get("inputSchema"))
+            for server, tools in real_lists().items()
+            if server in SERVERS
+            for one in tools
+        ),
+    )
+    with open_store("memory") as store:
+        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
+        yield lambda query: [one.item.name for one in engine.search(query, catalog).results]
+
+
+def test_a_bug_about_deleting_creates_an_issue_before_it_deletes(real: Callable[[str], list[str]]) -> None:
+    names = real("file a bug that deleting a note does not work")
+
+    assert "create_issue" in names
+    assert not any("delete" in name.lower() for name in names[: names.index("create_issue")])
+
+
+def test_two_orders_of_one_sentence_find_the_tools_of_both(real: Callable[[str], list[str]]) -> None:
+    names = real("delete the old note of the sheet and create a pull request for the branch")
+
+    assert {"delete_note", "create_pull_request"} <= set(names)
+
+
+def test_a_misspelled_request_finds_what_the_right_one_finds(real: Callable[[str], list[str]]) -> None:
+    assert real("creat a pull reqest")[0] == real("create a pull request")[0]
