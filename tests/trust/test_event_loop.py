@@ -211,11 +211,13 @@ async def test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_se
             found = await client.call(SEARCH, {"query": f"add two numbers, {len(waits)}"})
             waits.append(time.monotonic() - began)
         assert "calm__add" in json.dumps(found)
+        listed = await client.request("tools/list")
         result = await client.call("calm__add", {})
         assert client.process is not None
         megabytes = rss(client.process.pid) >> 20
 
     assert result["content"]
+    assert len(listed["tools"]) > len(servers) * number
     assert not proxy.slow_steps, proxy.slow_steps
     assert max(waits) < LIMITS.indexing_wait_seconds + MARGIN_SECONDS
     assert megabytes < MOST_MEGABYTES
