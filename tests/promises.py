@@ -141,6 +141,7 @@ SECURITY = (
         (
             DEFINITIONS + "test_invalid_entries_do_not_affect_valid_tools",
             DEFINITIONS + "test_a_schema_that_is_too_deep_withholds_its_own_tool_only",
+            "trust/test_relatives.py::test_an_entry_of_any_depth_costs_only_itself_and_no_result_is_cut",
             "downstream/test_listing.py::test_a_header_of_a_tool_that_cannot_be_read_costs_only_that_tool",
         ),
     ),

@@ -13,7 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
+MOST_LEVELS = 500
+"""Highest limit of nesting: parsers stop at 200 to 1,000 levels, ours among them."""
+
 Count = Annotated[int, Field(strict=True, ge=1)]
+Levels = Annotated[int, Field(strict=True, ge=1, le=MOST_LEVELS)]
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
@@ -41,9 +45,9 @@ class Limits(BaseModel):
     """Largest event from an HTTP server. The SDK's default of 1 MiB would lose larger results."""
     http_body_bytes: Annotated[Count, Reload.RESTART] = 4 * MIB
     """Largest request body at the HTTP front; arguments are small."""
-    nesting_definitions: Count = 64
+    nesting_definitions: Levels = 64
     """Deepest tool definition; no honest schema is deeper."""
-    nesting_results: Count = 190
+    nesting_results: Levels = 190
     """Deepest result; common JSON parsers stop at 200."""
 
     probe_seconds: Seconds = 2.0

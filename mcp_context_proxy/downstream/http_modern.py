@@ -138,7 +138,7 @@ class ModernHttp:
             message = await self._decode(body)
         elif status >= HTTPStatus.BAD_REQUEST:
             with contextlib.suppress(envelope.MalformedError):
-                message = envelope.decode(body)
+                message = envelope.decode_from_server(body)
         # An OAuth error is no JSON-RPC error: its "error" is a word.
         is_error = message.error is not UNSET and envelope.starts_with(message.error, b"{")
         if not is_error and (message.result is UNSET or status >= HTTPStatus.BAD_REQUEST):
@@ -148,8 +148,8 @@ class ModernHttp:
     async def _decode(self, data: bytes) -> envelope.Envelope:
         try:
             if envelope.is_large(data):
-                return await in_thread(envelope.decode_large, data)
-            return envelope.decode(data)
+                return await in_thread(envelope.decode_large, data, envelope.decode_from_server)
+            return envelope.decode_from_server(data)
         except envelope.MalformedError as error:
             raise BadAnswerError(self.server, f"with a message that cannot be read ({error})") from None
 

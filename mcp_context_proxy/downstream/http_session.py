@@ -195,7 +195,7 @@ class HttpSession(Channel):
             if is_json and response.is_success:
                 # A message that cannot be read does not say which request it answers.
                 try:
-                    envelope.decode(body)
+                    envelope.decode_from_server(body)
                 except envelope.MalformedError as error:
                     reason = f"with a message that cannot be read ({error})"
                     raise BadAnswerError(self._server, reason) from None

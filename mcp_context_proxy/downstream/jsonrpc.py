@@ -210,7 +210,7 @@ class Peer:
             self._reject(frame.head, frame.tail, f"with {size}")
             return
         try:
-            message = envelope.decode(frame)
+            message = envelope.decode_from_server(frame)
         except envelope.MalformedError as error:
             self._reject_malformed(frame, error)
             return
@@ -222,7 +222,7 @@ class Peer:
             self.receive(frame)
             return
         try:
-            message = await in_thread(envelope.decode_large, frame)
+            message = await in_thread(envelope.decode_large, frame, envelope.decode_from_server)
         except envelope.MalformedError as error:
             self._reject_malformed(frame, error)
             return

@@ -35,13 +35,12 @@ from mcp_context_proxy.downstream.link import Channel, QueuedChannel
 from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import (
-    FlowControl,
     LineFramer,
     MessageReader,
     Oversized,
     PipeReader,
+    PipeWriter,
     gate,
-    write_line,
 )
 from mcp_context_proxy.system.process import (
     descriptor_shortage,
@@ -213,7 +212,7 @@ class StdioChannel(Channel):
         self._reader = MessageReader(
             self._framer, self._receive, peer.receive_large, self._read_on, self._give_up_endless
         )
-        self._writer = FlowControl()
+        self._writer = PipeWriter()
         self._stdin: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
         self._output_pipe: asyncio.ReadTransport | None = None
@@ -276,7 +275,7 @@ class StdioChannel(Channel):
 
     def _write(self, frame: bytes) -> None:
         if not self._useless:
-            write_line(cast("asyncio.WriteTransport", self._stdin), frame)
+            self._writer.write_line(frame)
         # If only since the write: the pipe refused the first byte. A frame that is taken in part is buffered.
         if self._useless:
             raise ConnectionError(self.describe_exit())

@@ -26,12 +26,11 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import (
-    FlowControl,
     LineFramer,
     MessageReader,
     Oversized,
+    PipeWriter,
     gate,
-    write_line,
 )
 from mcp_context_proxy.server.gateway import Gateway
 
@@ -99,7 +98,7 @@ class StandardPipes:
     """Reads and writes frames over the process's standard streams. Implements `HostChannel`."""
 
     def __init__(
-        self, read_fd: int, writer: FlowControl, out: asyncio.WriteTransport, copying: threading.Thread | None
+        self, read_fd: int, writer: PipeWriter, out: asyncio.WriteTransport, copying: threading.Thread | None
     ) -> None:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
         self._turn = anyio.Lock()
@@ -133,23 +132,19 @@ class StandardPipes:
     async def send(self, frame: bytes) -> None:
         """See `HostChannel`."""
         if self._writer.writable.is_set() and not self._turn.locked():
-            self._write(frame)
+            self._writer.write_line(frame)
             return
         # One frame at a time: once there is room, the first may fill it.
         async with self._turn:
             await self._writer.writable.wait()
-            self._write(frame)
+            self._writer.write_line(frame)
 
     def send_nowait(self, frame: bytes) -> bool:
         """See `HostChannel`."""
         if not self._writer.writable.is_set():
             return False
-        self._write(frame)
+        self._writer.write_line(frame)
         return True
-
-    def _write(self, frame: bytes) -> None:
-        if not self._writer.closed.is_set():
-            write_line(self._out, frame)
 
     async def flush(self) -> None:
         """Wait until all is written, or the host is gone."""
@@ -162,7 +157,7 @@ class StandardPipes:
         unsent, since = 0, loop.time()
         while loop.time() - since < seconds:
             await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
-            left = self._out.get_write_buffer_size()
+            left = self._writer.unwritten
             if self._writer.writable.is_set() or left < unsent:
                 since = loop.time()
             unsent = left
@@ -175,6 +170,7 @@ class StandardPipes:
             os.close(self._read_fd)
         else:
             self._into.close()
+        self._writer.hand_over()
         self._out.close()
         if self._copying is not None:
             self._copying.join(COPY_SECONDS)
@@ -196,7 +192,7 @@ async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
     if not _is_pipe(write_fd):
         sink, (source, write_fd) = write_fd, os.pipe()
         copying = _start_copying(source, sink)
-    writer = FlowControl()
+    writer = PipeWriter()
     out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
     pipes = StandardPipes(read_fd, writer, out, copying)
     try:

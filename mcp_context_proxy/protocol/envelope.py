@@ -49,10 +49,13 @@ class Envelope(msgspec.Struct):
 
 
 class MalformedError(ValueError):
-    """Bytes that are not a JSON-RPC message; `code` is the JSON-RPC error code for the sender."""
+    """Bytes that are not a JSON-RPC message; `code` is the JSON-RPC error code for the sender.
 
-    def __init__(self, why: str, code: int = PARSE_ERROR) -> None:
-        self.code = code
+    `too_deep` is true if they could not be read to the end because of their depth.
+    """
+
+    def __init__(self, why: str, code: int = PARSE_ERROR, *, too_deep: bool = False) -> None:
+        self.code, self.too_deep = code, too_deep
         super().__init__(why)
 
 
@@ -103,7 +106,32 @@ def decode(frame: bytes) -> Envelope:
         except (msgspec.DecodeError, RecursionError) as error:
             why = error
     known = isinstance(why, msgspec.ValidationError)
-    raise MalformedError(str(why), INVALID_REQUEST if known else PARSE_ERROR)
+    code = INVALID_REQUEST if known else PARSE_ERROR
+    raise MalformedError(str(why), code, too_deep=isinstance(why, RecursionError))
+
+
+def decode_from_server(frame: bytes) -> Envelope:
+    """Decode one message of a server; a response may nest deeper than can be read.
+
+    Its values far beyond any limit are left out, so that a list loses only the entry that has them: what is
+    left of that is still too deep for a definition or a result.
+
+    Raises:
+        MalformedError: see `decode`.
+    """
+    try:
+        return decode(frame)
+    except MalformedError as error:
+        if not error.too_deep:
+            raise
+        from mcp_context_proxy.protocol.validation import without_depths  # noqa: PLC0415 - imports numpy
+
+        if (readable := without_depths(frame)) is None:
+            raise
+        message = decode(readable)
+        if message.method is not UNSET:
+            raise
+        return message
 
 
 def decode_from_client(frame: bytes) -> Envelope:

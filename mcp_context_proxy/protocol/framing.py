@@ -196,19 +196,6 @@ def on_one_line(encoded: bytes) -> bytes:
     return encoded.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
-LARGE_BYTES = 64 * 1024
-"""Size from which a frame and its newline are written separately, to avoid a copy of the frame."""
-
-
-def write_line(pipe: asyncio.WriteTransport, frame: bytes) -> None:
-    """Write a frame and a newline."""
-    if len(frame) < LARGE_BYTES:
-        pipe.write(frame + b"\n")
-    else:
-        pipe.write(frame)
-        pipe.write(b"\n")
-
-
 READ_BYTES = 64 * 1024
 """Bytes read of a pipe at a time. A server could enlarge its pipe, and fill it with the smallest messages."""
 
@@ -308,26 +295,97 @@ class MessageReader(PipeReader):
             super().connection_lost(exc)
 
 
-class FlowControl(asyncio.BaseProtocol):
-    """Write end of a pipe: tells whether the other side is reading."""
+LARGE_BYTES = 64 * 1024
+"""Size from which a frame and its newline are written separately, to avoid a copy of the frame."""
+
+PIECE_BYTES = 1 << 20
+"""Bytes of a frame that are handed to a pipe at a time. The pipe copies what it cannot write at once: a list
+of 70 MB in one go keeps everybody else waiting for 50 ms."""
+
+
+class PipeWriter(asyncio.BaseProtocol):
+    """Write end of a pipe: writes frames, each with a newline, and tells whether the other side is reading.
+
+    A frame is taken whole, so that a line which has begun is always ended, whatever becomes of the task that
+    wrote it. What is longer than `PIECE_BYTES` goes to the pipe piece by piece, as the other side reads;
+    frames that come meanwhile follow it.
+    """
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()
-        """Cleared while the pipe is full; set once it has room or is closed, so that no writer hangs."""
+        """Cleared while the pipe is full or a piece is left; set once there is room or the pipe is closed, so
+        that no writer hangs."""
         self.writable.set()
         self.closed = asyncio.Event()
+        self._pipe: asyncio.WriteTransport | None = None
+        self._full = False
+        self._left: deque[memoryview] = deque()
+        """What is not handed to the pipe yet, in order."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the pipe, to write to it."""
+        self._pipe = cast("asyncio.WriteTransport", transport)
+
+    def write_line(self, frame: bytes) -> None:
+        """Write a frame and a newline; nothing if the pipe is closed."""
+        if self._pipe is None or self.closed.is_set():
+            return
+        if self._left:
+            self._left += (memoryview(frame), memoryview(b"\n"))
+        elif len(frame) < LARGE_BYTES:
+            self._pipe.write(frame + b"\n")
+        elif len(frame) <= PIECE_BYTES:
+            self._pipe.write(frame)
+            self._pipe.write(b"\n")
+        else:
+            self._left += (memoryview(frame), memoryview(b"\n"))
+            self.writable.clear()
+            self._write_piece()
+
+    @property
+    def unwritten(self) -> int:
+        """Number of bytes that the system has not taken yet."""
+        waiting = 0 if self._pipe is None else self._pipe.get_write_buffer_size()
+        return waiting + sum(map(len, self._left))
+
+    def hand_over(self) -> None:
+        """Hand everything that is left to the pipe in one go, because the event loop is about to end."""
+        while self._left and self._pipe is not None and not self._pipe.is_closing():
+            self._pipe.write(self._left.popleft())
+
+    def _write_piece(self) -> None:
+        """Write the next piece, if there is one and the pipe has room."""
+        if not self._left or self._full or self._pipe is None or self._pipe.is_closing():
+            return
+        frame = self._left.popleft()
+        if len(frame) > PIECE_BYTES:
+            self._left.appendleft(frame[PIECE_BYTES:])
+        self._pipe.write(frame[:PIECE_BYTES])
+        if self._full:
+            return
+        if self._left:
+            # In a step of its own: the other side may read as fast as this one writes.
+            asyncio.get_running_loop().call_soon(self._write_piece)
+        else:
+            self.writable.set()
 
     def pause_writing(self) -> None:
         """The pipe is full."""
+        self._full = True
         self.writable.clear()
 
     def resume_writing(self) -> None:
         """There is room again."""
-        self.writable.set()
+        self._full = False
+        if self._left:
+            self._write_piece()
+        else:
+            self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record that the pipe is closed."""
         del exc
+        self._left.clear()
         self.closed.set()
         self.writable.set()
 

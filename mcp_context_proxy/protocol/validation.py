@@ -167,6 +167,14 @@ _STEPS: Final = np.zeros(256, np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
 _COMMA: Final = ord(",")
+_QUOTE: Final = ord('"')
+
+READABLE_LEVELS: Final = 520
+"""Levels of a message that are read: more than any limit of nesting allows (`config.limits.MOST_LEVELS`), so
+what is cut here is refused for its depth. The parser gives up on a message at some 900."""
+
+DEPTHS_CUT: Final = 10_000
+"""Values below these levels that are left out of one message: as many as the entries of the largest list."""
 
 
 def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bool:
@@ -174,6 +182,34 @@ def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bo
     if encoded.count(b"{") + encoded.count(b"[") <= limit:
         return False
     return any(depth > limit for depth in deepest(encoded, part_bytes))
+
+
+def without_depths(encoded: bytes, part_bytes: int = PART_BYTES) -> bytes | None:
+    """Return JSON with null for every value below `READABLE_LEVELS`; None if there are none, or too many.
+
+    So one entry of a list that no parser can read does not cost the list.
+    """
+    begins, ends = list[int](), list[int]()
+    depth, inside, start = 0, 0, 0
+    while start < len(encoded):
+        part = _part(encoded, start, part_bytes)
+        # Escapes become spaces, which leave everything in its place.
+        marks = np.frombuffer(part.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
+        strings = (np.cumsum(marks == _QUOTE, dtype=np.int32) + np.int32(inside)) & 1
+        steps = _STEPS[marks] * (strings == 0)
+        levels = np.cumsum(steps, dtype=np.int32) + np.int32(depth)
+        begins += (start + np.flatnonzero((steps == 1) & (levels == READABLE_LEVELS + 1))).tolist()
+        ends += (start + np.flatnonzero((steps == -1) & (levels == READABLE_LEVELS))).tolist()
+        if len(begins) > DEPTHS_CUT:
+            return None
+        depth, inside, start = int(levels[-1]), int(strings[-1]), start + len(part)
+    if not begins or len(begins) != len(ends):
+        return None
+    parts, done = list[bytes](), 0
+    for begin, end in zip(begins, ends, strict=True):
+        parts += encoded[done:begin], b"null"
+        done = end + 1
+    return b"".join((*parts, encoded[done:]))
 
 
 def holds_more(encoded: bytes, limit: int) -> bool:
@@ -251,10 +287,7 @@ def _without_strings(encoded: bytes, part_bytes: int, other: bytes) -> Iterator[
     """Yield each part without its strings, and without the `other` characters, of which quotes are none."""
     start, inside = 0, False
     while start < len(encoded):
-        part = encoded[start : start + part_bytes]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:
-            # An escape is not cut.
-            part = encoded[start : start + part_bytes + 1]
+        part = _part(encoded, start, part_bytes)
         start += len(part)
         # Escapes go first, from the left. Removing two adjacent quotes changes nothing of what is inside.
         bare = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, other)
@@ -264,3 +297,10 @@ def _without_strings(encoded: bytes, part_bytes: int, other: bytes) -> Iterator[
         if inside:
             bare += b'"'
         yield _STRING.sub(b"", bare.replace(b'""', b""))
+
+
+def _part(encoded: bytes, start: int, part_bytes: int) -> bytes:
+    """Return the part from `start` on, which does not end within an escape."""
+    part = encoded[start : start + part_bytes]
+    within = (len(part) - len(part.rstrip(b"\\"))) % 2
+    return encoded[start : start + part_bytes + 1] if within else part

@@ -1,8 +1,8 @@
 """Builds the index of a snapshot: first the words, then the vectors, both a few items at a time.
 
-The sources take turns, so that none waits long for a larger one: each gets a first batch, the most used ones
-first, and then the rest follows, that of the shortest first. A server with ten thousand long descriptions is
-read last.
+The sources take turns, so that none waits long for a larger one: each gets a first batch, small ones before
+large ones and the most used ones first, and then the rest follows, that of the shortest first. A server with
+ten thousand long descriptions is read last, however much it is used.
 
 Every step returns an index that can be searched, and whoever runs it may stop between two steps. Nothing here
 knows threads. Embeddings belong to their source: those whose texts are still wanted are used, the others are
@@ -53,7 +53,7 @@ BATCH_BYTES = 65_536
 """Length of their definitions or texts, after which no more is taken: some 20 ms, however they are made."""
 
 FIRST_ITEMS = 256
-"""Items of a source that are embedded before the rest of any other source."""
+"""Items of a source that are embedded before the rest of any other source. A source with no more is small."""
 
 TEXTS_A_STEP = 256
 """Texts embedded at a time: a third of a second on two cores, or a few milliseconds where their vectors are
@@ -114,8 +114,8 @@ def read(
         if known is not None and known.source is source and known.several_servers == several:
             found[identity] = known
     until, began, opened = time.perf_counter() + seconds, False, dict[Identity, _Opened]()
-    fresh = [(-calls(one[0]), len(sources[one].items), one) for one in sources.keys() - found.keys()]
-    for _, _, identity in sorted(fresh):
+    fresh = [(_turn(len(sources[one].items), calls(one[0])), one) for one in sources.keys() - found.keys()]
+    for _, identity in sorted(fresh):
         if began and time.perf_counter() >= until:
             break
         opened[identity] = one = _Opened(sources[identity], several, before.get(identity))
@@ -143,6 +143,11 @@ def read(
         complete=not with_model and not unread,
         previous=previous,
     )
+
+
+def _turn(items: int, calls: int) -> tuple[bool, int, int]:
+    """Return the turn of a source for its first batch, lowest first, by its number of items and its uses."""
+    return items > FIRST_ITEMS, -calls, items
 
 
 class _Opened:
@@ -307,9 +312,9 @@ def embedded(
 def _missing_texts(parts: Iterable[Part], calls: Calls) -> list[str]:
     """Return the texts without a vector, in the order of embedding."""
     waiting = [(part.reading.chunks, np.flatnonzero(~part.ready), calls(part.source.key)) for part in parts]
-    by_use = sorted(waiting, key=lambda one: -one[2])
-    by_size = sorted(by_use, key=lambda one: one[1].size)
-    first = (chunks[item] for chunks, items, _ in by_use for item in items[:FIRST_ITEMS])
+    by_turn = sorted(waiting, key=lambda one: _turn(one[1].size, one[2]))
+    by_size = sorted(by_turn, key=lambda one: one[1].size)
+    first = (chunks[item] for chunks, items, _ in by_turn for item in items[:FIRST_ITEMS])
     rest = (chunks[item] for chunks, items, _ in by_size for item in items[FIRST_ITEMS:])
     return list(dict.fromkeys(chain.from_iterable(chain(first, rest))))
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.protocol.validation import nests_deeper
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.validation import READABLE_LEVELS, nests_deeper, without_depths
 
 TEXT = st.text(alphabet='[]{}"\\\\é a', max_size=8)
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -41,3 +42,25 @@ def test_the_measured_depth_does_not_depend_on_chunks(character: str) -> None:
 
 def test_a_hundred_thousand_levels_are_counted_without_parsing() -> None:
     assert nests_deeper(b"[" * 100_000, 190)
+
+
+@pytest.mark.parametrize("text", ["", "]", '\\"]', "\\\\", "x" * 50])
+def test_what_is_too_deep_is_left_out_and_the_rest_stays_byte_for_byte(text: str) -> None:
+    string = json.dumps([text]).encode()
+    before, after = b'{"a": ' + string + b', "b": [', b"1, " + string + b"]}"
+    deep = b"[" * 5_000 + string + b"]" * 5_000
+    opened = READABLE_LEVELS - 2
+    expected = before + b"[" * opened + b"null" + b"]" * opened + b", " + after
+    for size in (7, 64, 1 << 20):
+        assert without_depths(before + deep + b", " + after, size) == expected
+
+
+@pytest.mark.parametrize("encoded", [b"{}", b'["[[["]', b"[" * 600, b"]" * 600, b"[[],[]]"])
+def test_where_nothing_is_too_deep_nothing_is_left_out(encoded: bytes) -> None:
+    assert without_depths(encoded) is None
+
+
+def test_a_request_of_a_server_that_cannot_be_read_is_not_cut() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    with pytest.raises(envelope.MalformedError):
+        envelope.decode_from_server(b'{"jsonrpc":"2.0","method":"x","params":{"a":' + deep + b"}}")

@@ -224,11 +224,32 @@ def test_a_large_list_is_read_in_batches_after_the_small_ones(
         assert index.unread == len(large) + len(small) - len(names)
 
     assert read_of == [
-        (BATCH_ITEMS, 0),
+        (0, BATCH_ITEMS),
         (BATCH_ITEMS, BATCH_ITEMS),
         (BATCH_ITEMS, len(small)),
         *((batches * BATCH_ITEMS, len(small)) for batches in range(2, 6)),
     ]
+
+
+def test_large_servers_that_are_used_much_never_delay_the_first_batch_of_a_small_one(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    large = [
+        tool(f"tool_{n}", f"Does thing {n}.", server=f"evil{n % 3}") for n in range(3 * (FIRST_ITEMS + 1))
+    ]
+    catalog = snapshot(*large, tool("add", "Adds two numbers.", server="calm"))
+
+    def calls(key: str) -> int:
+        return 100 * key.startswith("evil")
+
+    index = read(catalog, True, None, seconds=0.0, calls=calls)
+    first, vectors = [item.server for item in index.items], word_vectors()
+    while index.unread:
+        index = read(catalog, True, index, seconds=0.0, calls=calls)
+    next(embedded(index, vectors, True, None, lambda: False, pace=0.0, calls=calls))
+
+    assert first == ["calm"]
+    assert "Adds two numbers" in vectors.texts[0]
 
 
 def test_long_definitions_are_read_a_few_at_a_time(

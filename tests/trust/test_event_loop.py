@@ -44,9 +44,6 @@ PATIENCE = 240.0
 MOST_MEGABYTES = 1_500
 """Memory of a proxy with three lists of the largest size, 72 MB of hostile definitions, in its index."""
 
-SEARCHES = 3
-"""Searches after which the tool of a small server is found beside lists that take minutes."""
-
 QUERY_CHARACTERS = 60_000
 """Length of a query: as much as the arguments of a search may have."""
 
@@ -196,7 +193,7 @@ async def test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_se
         workshop.server(name, page_size=2_500, tools=tools)
     workshop.http_server("far", era="modern", page_size=2_500, tools=[with_header(one) for one in tools])
     workshop.server("calm", tools=[tool("add", "Adds two numbers")])
-    last, waits = f"{'t' * 50}_{number - 1}", list[float]()
+    last = f"{'t' * 50}_{number - 1}"
     async with watched(workshop, expose={"mode": "all"}) as proxy:
         client = proxy.client
         with anyio.fail_after(2 * PATIENCE):
@@ -204,20 +201,19 @@ async def test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_se
                 # Not by its list: reading that over and over is what would take the time of this test.
                 while (await client.call(f"{name}__{last}")).get("isError"):  # noqa: ASYNC110
                     await anyio.sleep(0.2)
-        found: Any = {}
-        # The lists that were called come first, a batch of each.
-        while "calm__add" not in json.dumps(found) and len(waits) < SEARCHES:
-            began = time.monotonic()
-            found = await client.call(SEARCH, {"query": f"add two numbers, {len(waits)}"})
-            waits.append(time.monotonic() - began)
-        assert "calm__add" in json.dumps(found)
+        began = time.monotonic()
+        found = await client.call(SEARCH, {"query": "add two numbers"})
+        waited = time.monotonic() - began
+        listed = await client.request("tools/list")
         result = await client.call("calm__add", {})
         assert client.process is not None
         megabytes = rss(client.process.pid) >> 20
 
     assert result["content"]
+    assert len(listed["tools"]) > len(servers) * number
     assert not proxy.slow_steps, proxy.slow_steps
-    assert max(waits) < LIMITS.indexing_wait_seconds + MARGIN_SECONDS
+    assert "calm__add" in json.dumps(found)
+    assert waited < LIMITS.indexing_wait_seconds + MARGIN_SECONDS
     assert megabytes < MOST_MEGABYTES
 
 

@@ -1,6 +1,7 @@
 """Relatives of attacks that were found: the same classes in other places, spellings and messages."""
 
 import json
+import sys
 from typing import Any
 
 import anyio
@@ -191,3 +192,43 @@ async def test_an_icon_that_is_no_picture_at_a_safe_address_is_left_out(workshop
     for entry in (prompts["work__p"], *resources[-1:], *templates[-1:]):
         assert entry["icons"] == safe
     assert "icons" not in prompts["work__q"]
+
+
+DEEP_SERVER = """
+import json, sys
+depth = int(sys.argv[1])
+good = json.dumps({"name": "good", "inputSchema": {"type": "object"}})
+deep = '{"name":"deep","inputSchema":{"type":"object","a":' + "[" * depth + "]" * depth + "}}"
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    result = {
+        "initialize": json.dumps({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                                  "serverInfo": {"name": "deep", "version": "1"}}),
+        "tools/list": '{"tools":[' + deep + "," + good + "]}",
+        "tools/call": '{"content":[],"structuredContent":{"a":' + "[" * depth + "]" * depth + "}}",
+    }.get(message["method"])
+    body = '"result":' + result if result else '"error":{"code":-32601,"message":"unknown"}'
+    print('{"jsonrpc":"2.0","id":%s,%s}' % (json.dumps(message["id"]), body), flush=True)
+"""
+
+
+@pytest.mark.parametrize("depth", [300, 1_000, 100_000, 900_000])
+async def test_an_entry_of_any_depth_costs_only_itself_and_no_result_is_cut(
+    workshop: Workshop, depth: int
+) -> None:
+    program = workshop.folder / "deep.py"
+    program.write_text(DEEP_SERVER)
+    workshop.server("odd").settings = {"command": sys.executable, "args": [str(program), str(depth)]}
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "handshake")
+        names = await host.names()
+        result = await host.call("odd__good")
+        findings = " ".join(proxy.catalog.snapshot.findings)
+
+    assert "odd__good" in names
+    assert "odd__deep" not in names
+    assert "nests deeper" in findings
+    assert result["isError"] is True
+    assert "deeper than 190 levels" in result["content"][0]["text"]
