@@ -174,7 +174,7 @@ def search_text(
     if not results:
         return "\n\n".join([*head, _nothing_fits(found, known), *_titled(documents)])
     if found.near_misses:
-        names = _names([_name(one) for one in found.near_misses])
+        names = _names([_name(one) for one in found.near_misses[:NEAREST]])
         head.append(f"No tool fits well. Nearest: {names}.")
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")
