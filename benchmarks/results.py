@@ -4,9 +4,9 @@
 
 The results are made up after real ones, always the same. Sizes are those of the content that a host passes to
 its model, in tokens as the proxy estimates them elsewhere. Beside it, what the check of a result that stays
-whole costs by itself. With a checkout of another version in FOLDER, both proxies run beside each other, and
-calls whose results stay whole are measured in turns; the figure is the difference of the p50 of
-neighbouring turns. POSIX only.
+whole adds: in this process, in turns with the same path without the check. With a checkout of another version
+in FOLDER, both proxies run beside each other, and calls whose results stay whole are measured in turns; the
+figure is the difference of the p50 of neighbouring turns. POSIX only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,7 +40,8 @@ BAR_LEFT = 0.1
 """Share of the tokens of large results that is left."""
 
 LARGE_TOKENS = 10_000
-CHECKED, CHECK_ROUNDS = 2_000, 15
+CHECKED, CHECK_ROUNDS = 7_000, 15
+"""Checks of a result in a round, each after the same without the check, and rounds: about 100,000 of each."""
 
 SIZES = {"2 bytes": 2, "10 kB": 10_000, "70 kB": 70_000}
 """Results that stay whole: one that is not looked at, and two whose size is compared."""
@@ -78,7 +79,7 @@ def main() -> None:
     for tokens in (ResultsConfig().max_tokens, LARGE_TOKENS):
         print("\n" + sizes(tokens), flush=True)
     checks = [Figure(name, anyio.run(check, size), "ms", BAR_MS) for name, size in SIZES.items()]
-    print("\n" + table("The check of a result that stays whole, p50", checks), flush=True)
+    print("\n" + table("The check of a result that stays whole, added to the p50", checks), flush=True)
     if arguments.before is not None:
         with tempfile.TemporaryDirectory() as folder:
             figures = beside(
@@ -206,24 +207,31 @@ def _text(text: str) -> dict[str, Any]:
 
 
 async def check(size: int) -> list[float]:
-    """The p50 in milliseconds of the check of a result that stays whole, in several rounds."""
+    """The milliseconds that the check of a result that stays whole adds to the p50, in several rounds."""
     definition = {"name": "tool", "description": "Does it. " * 70, "inputSchema": {"type": "object"}}
     tool = Tool("s", "tool", "s__tool", "", msgspec.json.encode(definition), "")
     results = LargeResults(ResultsConfig(), KeptResults(None, 60.0))
     server, params = ServerConfig(name="s", command="x"), {"_meta": Raw(b'{"progressToken":1}')}
     client, result = Raw(b'{"name":"claude-code","version":"2"}'), msgspec.json.encode(_text("x" * size))
+
+    async def checked() -> bytes:
+        if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
+            call = Call(tool=tool, server=server, params=params, client_info=client, owner="one", direct=True)
+            return await results.fitted(call, result, None)
+        return result
+
+    async def bare() -> bytes:
+        return result
+
     rounds = []
     for _ in range(CHECK_ROUNDS):
-        times = []
+        times: dict[Callable[[], Awaitable[bytes]], list[float]] = {bare: [], checked: []}
         for _ in range(CHECKED):
-            began = time.perf_counter()
-            if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
-                call = Call(
-                    tool=tool, server=server, params=params, client_info=client, owner="one", direct=True
-                )
-                await results.fitted(call, result, None)
-            times.append(time.perf_counter() - began)
-        rounds.append(median(times) * 1e3)
+            for path, spent in times.items():
+                began = time.perf_counter()
+                await path()
+                spent.append(time.perf_counter() - began)
+        rounds.append((median(times[checked]) - median(times[bare])) * 1e3)
     return rounds
 
 

@@ -28,7 +28,7 @@ class ConfigProblem:
     line: int | None
     """1-based line, if known."""
     key: str
-    """Dotted key, such as ``servers.github.command``; empty for the file as a whole."""
+    """Dotted key, such as ``servers.github.command``; empty for the file as a whole, or if there is none."""
     message: str
     """One sentence, without a full stop, about the mistake and the allowed values."""
     remedy: str = ""
@@ -37,10 +37,12 @@ class ConfigProblem:
     """The environment variable that is not set, if that is the mistake."""
 
     def __str__(self) -> str:
+        message = f"{self.message}; {self.remedy}" if self.remedy else self.message
+        if self.file is None and not self.key:
+            return message
         place = str(self.file) if self.file is not None else "configuration"
         if self.line is not None:
             place += f":{self.line}"
-        message = f"{self.message}; {self.remedy}" if self.remedy else self.message
         return f"{place}: {self.key}: {message}" if self.key else f"{place}: {message}"
 
     @property
@@ -55,6 +57,9 @@ class ConfigError(ContextProxyError):
 
     def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = tuple(problems)
+        if [problem.file or problem.key for problem in self.problems] == [""]:
+            super().__init__(str(self.problems[0]))
+            return
         count = len(self.problems)
         head = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
         super().__init__("\n".join([f"{head}:", *(f"  {problem}" for problem in self.problems)]))

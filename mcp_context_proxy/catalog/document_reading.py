@@ -217,8 +217,12 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
             raise UnreadableDocumentError(f"several documents are named {one_line(name, 100)}: read {known}")
         if found:
             return found[0], name[end + 1 :]
-    known_names = [document.name for document in snapshot.documents.values()]
-    raise UnknownItemError("document", one_line(name, 200), names.nearest(_without_scheme(name), known_names))
+    # Names may be shared by a rule and a reference; what is suggested can be read as it stands.
+    uris: dict[str, list[str]] = {}
+    for uri, document in snapshot.documents.items():
+        uris.setdefault(document.name, []).append(uri)
+    near = names.nearest(_without_scheme(name), uris)
+    raise UnknownItemError("document", one_line(name, 200), [uri for known in near for uri in uris[known]])
 
 
 def _slashes(name: str) -> Iterator[int]:

@@ -24,6 +24,7 @@ from mcp_context_proxy.cli.terminal import (
     Terminal,
     address,
     counted,
+    duration,
     failure,
     findings,
     last_output,
@@ -205,7 +206,8 @@ def _configuration(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.PROBLEM, "config", str(problem), remedy="until then, it counts as not given")
     for name, off in config.off.items():
         for problem in off.problems:
-            yield Verdict(Level.PROBLEM, name, f"off: {problem}")
+            cause = replace(problem, remedy="")
+            yield Verdict(Level.PROBLEM, name, f"off: {cause}", remedy=problem.remedy)
 
 
 def _model(config: Config) -> Verdict:
@@ -279,7 +281,7 @@ async def _check_proxy(
             verdicts.append(Verdict(Level(one.severity), subject, one.message, remedy=one.remedy))
         if (reranking := await proxy.search.reranker.try_model()) is not None:
             if reranking.used:
-                answered = f"{reranking.reason}, answered in {reranking.seconds * 1000:,.0f} ms"
+                answered = f"{reranking.reason}, answered in {duration(reranking.seconds * 1000)}"
                 verdicts.append(Verdict(Level.OK, "rerank", answered))
             else:
                 remedy = "until then, search alone orders the tools"
@@ -326,7 +328,7 @@ async def _server(client: DownstreamClient, offered: int, turned_off: int, secon
     tools = counted(listed, "tool") if offered == listed else f"{offered:,} of {counted(listed, 'tool')}"
     if turned_off:
         tools += f" ({turned_off:,} turned off)"
-    ready = f"{tools}, ready in {seconds * 1000:,.0f} ms"
+    ready = f"{tools}, ready in {duration(seconds * 1000)}"
     if stray:
         ready += "; output on stdout that is no message is skipped"
     return Verdict(Level.OK, client.name, ready, stray)
@@ -362,7 +364,9 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict:
     problems = sum(verdict.level is Level.PROBLEM for verdict in verdicts)
     warnings = sum(verdict.level is Level.WARNING for verdict in verdicts)
     enabled = sum(server.enabled for server in config.servers.values())
-    servers = counted(enabled, "server")
+    servers = counted(known := len(config.servers) + len(config.off), "server")
+    if enabled < known:
+        servers = f"{enabled:,} of {servers}"
     console.say()
     if problems:
         console.note(f"{_counts(problems, warnings)}: {servers}.", style="bold red")

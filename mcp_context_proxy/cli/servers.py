@@ -22,6 +22,7 @@ from mcp_context_proxy.cli.terminal import (
     Terminal,
     address,
     counted,
+    duration,
     failure,
     failures,
     findings,
@@ -130,8 +131,7 @@ def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
     rows = [[Text(title, style="bold") for title in HEADINGS]]
     for facts in servers:
         numbers = [f"{facts[key]:,}" if key in facts else "-" for key in ("tools", "resources", "prompts")]
-        start = f"{facts['start_ms']:,} ms" if "start_ms" in facts else "-"
-        plain = [facts.get("era", "-"), facts.get("protocol", "-"), *numbers, start]
+        plain = [facts.get("era", "-"), facts.get("protocol", "-"), *numbers, duration(facts.get("start_ms"))]
         name, state = Text(facts["name"], style="cyan"), Text(facts["state"], style=STYLES[facts["state"]])
         rows.append([name, state, *map(Text, plain), Text(facts["address"], style="dim")])
     console.columns(rows, right=(4, 5, 6, 7), useful=ADDRESS_CELLS)

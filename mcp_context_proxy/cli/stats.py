@@ -17,7 +17,7 @@ from mcp_context_proxy.cli.options import (
     open_configured_store,
     shown,
 )
-from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, results
+from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.protocol.strangers import one_line
@@ -84,7 +84,7 @@ def _show_searches(console: Terminal, report: SearchFigures, period: str) -> Non
     if not report.searches:
         console.say("No searches.")
         return
-    median, slow = _duration(report.latency.p50_ms), _duration(report.latency.p95_ms)
+    median, slow = duration(report.latency.p50_ms), duration(report.latency.p95_ms)
     rows = [
         ("Searches", f"{report.searches:,}; {median} at the median, {slow} at the 95th percentile"),
         ("Used", f"A found tool was called after {_percent(report.use_rate)} of the searches"),
@@ -118,8 +118,8 @@ def _facts(report: ToolStatistics, now: float, wide: bool) -> list[Text]:
     failing, ago = 1 - report.success_rate, now - report.last_used
     size = (_bytes(report.result_bytes), "-" if report.tokens is None else f"{report.tokens:,}")
     texts = (
-        _duration(report.latency.p50_ms),
-        _duration(report.latency.p95_ms),
+        duration(report.latency.p50_ms),
+        duration(report.latency.p95_ms),
         *(size if wide else ()),
         "just now" if ago < 60 else f"{_span(ago, short=True)} ago",
     )
@@ -220,15 +220,6 @@ def _in_words(period: str) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}".replace("%", " %")
-
-
-def _duration(ms: float | None) -> str:
-    """Return milliseconds with two significant figures: a percentile is no more exact."""
-    if ms is None:
-        return "-"
-    if ms < 9.95:
-        return f"{ms:.1f} ms"
-    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
 
 
 def _bytes(size: float) -> str:

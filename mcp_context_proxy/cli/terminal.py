@@ -137,7 +137,7 @@ class Terminal(Console):
                 line = Text.assemble(line, padding, row[-1])
             line.rstrip()
             self._line(indent, line)
-            if stacked:
+            if stacked and row[-1]:
                 self.short(row[-1], indent + GAP)
 
 
@@ -154,6 +154,15 @@ def messages() -> Terminal:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 tool`` and ``1,024 tools``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(ms: float | None) -> str:
+    """Return a time as a person reads it: ``3.1 ms``, ``420 ms`` or ``17.7 s``; ``-`` for None."""
+    if ms is None:
+        return "-"
+    if ms < 9.95:
+        return f"{ms:.1f} ms"
+    return f"{ms:.0f} ms" if ms < 999.5 else f"{ms / 1000:,.1f} s"
 
 
 def moment(seconds: float) -> str:
@@ -295,11 +304,15 @@ async def settle(proxy: Proxy) -> dict[str, float]:
             while waiting:
                 await anyio.sleep(STATUS_SECONDS)
                 status.update(progress())
-                downloaded = [_standing(c) for c in proxy.fleet.clients.values() if c.downloading is not None]
-                if downloaded and not console.is_terminal and anyio.current_time() - began >= lines:
+                downloads: dict[str, list[str]] = {}
+                for client in proxy.fleet.clients.values():
+                    if client.downloading is not None:
+                        downloads.setdefault(client.standing, []).append(client.name)
+                if downloads and not console.is_terminal and anyio.current_time() - began >= lines:
                     # Where nobody sees the status line, such as in CI, which stops what is silent for long.
                     lines *= 2
-                    console.say(", ".join(downloaded))
+                    told = (f"{', '.join(names)}: {standing}" for standing, names in downloads.items())
+                    console.say("; ".join(told))
 
         async with anyio.create_task_group() as telling:
             telling.start_soon(tell)

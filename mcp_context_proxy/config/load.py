@@ -128,9 +128,9 @@ def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
     found = expand_home(str(path), environ) if path is not None else find(environ)
     if found is None:
         default = default_path(environ)
-        looked = f"{VARIABLE} is not set, and {default} does not exist"
-        message = f"no configuration found: {looked}; {_TO_BEGIN}; or give a host's own JSON with --config"
-        raise ConfigError([ConfigProblem(None, None, "", message)])
+        message = f"there is no configuration: {VARIABLE} is not set, and {default} does not exist"
+        remedy = f"{_TO_BEGIN}; or give a host's own JSON with --config"
+        raise ConfigError([ConfigProblem(None, None, "", message, remedy)])
     if _unreadable(found) == _NO_FILE:
         message = f"the file does not exist; correct the path, or {_TO_BEGIN}"
         raise ConfigError([ConfigProblem(found, None, "", message)])

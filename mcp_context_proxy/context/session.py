@@ -119,6 +119,8 @@ class SessionContext:
     """Server that each kind of item and own name meant when the client first used it."""
     delivered: dict[ItemKey, Delivered] = field(default_factory=dict)
     """Documents that the model was given in this session. One that changes is given again."""
+    noted: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Servers of which the latest answer to a search could have said something, by the note about them."""
 
     @property
     def kind(self) -> str:

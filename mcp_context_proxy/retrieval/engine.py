@@ -123,9 +123,9 @@ class Engine:
             indexed = done, considered
             kind = "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
             if index.unread:
-                note = f"indexing has begun: {index.unread:,} {kind} could not be searched yet"
+                note = f"indexing has begun: {index.unread:,} {kind} could not be searched yet."
             elif done < considered:
-                note = f"{done:,} of {considered:,} {kind} are indexed; the rest was searched by words"
+                note = f"{done:,} of {considered:,} {kind} are indexed; the rest was searched by words."
         return Ranking(
             query=query,
             results=tuple(found.selected) if found.fits else (),

@@ -348,4 +348,4 @@ def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, compl
 
 def lexical_only(index: Index, error: ModelError) -> Index:
     """Return the same index for a model that fails; the vectors stay in its parts for the next one."""
-    return replace(index, dense=None, note=f"searched by words only: {error}", complete=not error.passing)
+    return replace(index, dense=None, note=f"searched by words only: {error}.", complete=not error.passing)

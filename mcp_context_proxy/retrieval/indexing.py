@@ -71,7 +71,7 @@ ROWS_TO_SPARE = 4_096
 TEXTS_TO_TRIM_FOR = 10_000
 """Texts to embed from which on memory is trimmed first: reading as many tools left some 10 MB free."""
 
-NO_MODEL = "no embedding model is configured; searched by words only"
+NO_MODEL = "no embedding model is configured; searched by words only."
 
 TURN_SECONDS = 0.005
 """Longest time for which other threads wait, as with the interpreter's switch interval."""

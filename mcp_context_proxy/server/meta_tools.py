@@ -187,7 +187,9 @@ class MetaTools:
         if caller.session is not None:
             caller.session.query = answer.context.query
             self.changes.show(caller.session, sorted(answer.tool_names))
-        notes, context_id = search_notes(answer, self.fleet), None
+        session: SessionContext | None = handle or caller.session
+        noted = None if session is None or _wants_data(params) else session.noted
+        notes, context_id = search_notes(answer, self.fleet, noted), None
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)
@@ -229,10 +231,11 @@ class MetaTools:
         return _text(text, context_id)
 
     def _new_handle(self, caller: Caller) -> Handle:
-        """Create a handle; it knows the documents that the client's session was given."""
+        """Create a handle; it knows the documents and notes that the client's session was given."""
         handle = self.handles.create(caller.principal)
         if caller.session is not None:
             handle.delivered.update(caller.session.delivered)
+            handle.noted.update(caller.session.noted)
         return handle
 
     async def _read(self, wanted: ReadArguments, params: Members, caller: Caller) -> bytes:

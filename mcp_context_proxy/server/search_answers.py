@@ -123,21 +123,42 @@ def answer_tokens(top_n: int | None) -> int:
     return ANSWER_TOKENS if top_n is None else max(ANSWER_TOKENS, top_n * TOKENS_EACH)
 
 
-def search_notes(answer: SearchAnswer, fleet: Fleet) -> list[str]:
-    """Return the limits of an answer: items over budget and servers that were not searched, by name."""
+NOT_SEARCHED: Final = "Not searched"
+NOT_CONNECTED: Final = "Searched as last known, because not connected yet"
+NOT_LISTED: Final = "Searched as last known, because their lists cannot be had"
+"""Notes about servers, each followed by their names."""
+
+
+def search_notes(
+    answer: SearchAnswer, fleet: Fleet, noted: dict[str, frozenset[str]] | None = None
+) -> list[str]:
+    """Return the limits of an answer: items over budget and servers that were not searched, by name.
+
+    Args:
+        answer: Results of the search.
+        fleet: The servers.
+        noted: Servers that notes of earlier answers in the session named; it is kept up to date. They are
+            not named again, except those that were not searched where nothing fits well: what is looked for
+            may be theirs. None to name all.
+    """
     found = answer.found
     notes = [note for note in (found.tools.note, found.filter_note) if note]
     if answer.context.dropped:
         notes.append(f"{over_budget(answer.context)}.")
-    missing = [f"{name} (off: {one_line(off.reason, CAUSE_CHARACTERS)})" for name, off in fleet.off.items()]
-    missing += map(_standing, fleet.unlisted)
-    if missing:
-        notes.append(f"Not searched: {_names(missing)}.")
-    if fleet.remembered:
-        remembered = [_standing(client) for client in fleet.remembered]
-        notes.append(f"Searched as last known, because not connected yet: {_names(remembered)}.")
-    if fleet.stale:
-        notes.append(f"Searched as last known, because their lists cannot be had: {_names(fleet.stale)}.")
+    missing = {
+        name: f"{name} (off: {one_line(off.reason, CAUSE_CHARACTERS)})" for name, off in fleet.off.items()
+    }
+    missing |= {client.name: _standing(client) for client in fleet.unlisted}
+    remembered = {client.name: _standing(client) for client in fleet.remembered}
+    stale = {name: name for name in fleet.stale}
+    noted = {} if noted is None else noted
+    fits = bool(found.results) and not found.near_misses
+    for note, servers in ((NOT_SEARCHED, missing), (NOT_CONNECTED, remembered), (NOT_LISTED, stale)):
+        known = noted.get(note, frozenset()) if fits or note != NOT_SEARCHED else frozenset()
+        if named := [standing for name, standing in servers.items() if name not in known]:
+            notes.append(f"{note}: {_names(named)}.")
+        # One that was well in between is named again.
+        noted[note] = frozenset(servers)
     return notes
 
 
@@ -177,7 +198,7 @@ def search_text(
     if not results:
         return "\n\n".join([*head, _nothing_fits(found, known), *_titled(documents)])
     if found.near_misses:
-        names = _names([_name(one) for one in found.near_misses])
+        names = _names([_name(one) for one in found.near_misses[:NEAREST]])
         head.append(f"No tool fits well. Nearest: {names}.")
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")

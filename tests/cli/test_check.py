@@ -93,6 +93,29 @@ def test_a_configuration_that_cannot_be_read_starts_no_server(run: Run, tmp_path
     assert "1 problem to fix. No server was started." in done.stdout
 
 
+def test_without_any_configuration_the_problem_is_told_once_with_its_remedy(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "mcp-context-proxy" / "config.toml"
+    done = run("check", XDG_CONFIG_HOME=str(tmp_path))
+    served = run("serve", XDG_CONFIG_HOME=str(tmp_path))
+
+    problem = "there is no configuration: MCP_CONTEXT_PROXY_CONFIG is not set, and"
+    assert flat(done.stdout).startswith(f"PROBLEM config: {problem}")
+    assert served.stderr.startswith(f"mcp-context-proxy: {problem} {place} does not exist; create it: ")
+    assert len(served.stderr.splitlines()) == 1
+
+
+def test_servers_that_are_off_are_not_counted_and_their_remedy_stands_apart(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("good", tools=[tool("a")])
+    workshop.server("away", settings={"enabled": False})
+    workshop.server("unset").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+    told = flat(run("check", "--config", workshop.config()).stdout)
+
+    assert "servers.unset.env.T: NOT_SET_ANYWHERE is not set -> set this environment variable, or" in told
+    assert told.endswith("1 problem to fix: 1 of 3 servers.")
+
+
 def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     done = run("check", "--config", tmp_path / "none.toml")
 

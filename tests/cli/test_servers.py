@@ -1,6 +1,9 @@
 import json
 
+import pytest
 from support.servers import Workshop, tool
+
+from mcp_context_proxy.cli.terminal import duration
 
 from .conftest import Run
 
@@ -19,6 +22,23 @@ def test_each_server_is_shown_with_its_state_and_counts(run: Run, workshop: Work
     assert off["state"] == "disabled"
     assert old["folder"] == off["folder"] == str(workshop.folder)
     assert old["start_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("ms", "told"),
+    [(None, "-"), (0.04, "0.0 ms"), (9.9, "9.9 ms"), (420.4, "420 ms"), (999.7, "1.0 s"), (17_661, "17.7 s")],
+)
+def test_a_time_is_told_in_the_unit_in_which_a_person_reads_it(ms: float | None, told: str) -> None:
+    assert duration(ms) == told
+
+
+def test_a_server_that_is_off_has_no_empty_line_below_its_own(run: Run, workshop: Workshop) -> None:
+    workshop.server("unset").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+    workshop.server("away", settings={"enabled": False})
+    table = run("servers", "--config", workshop.config()).stdout.split("\n\n")[0]
+
+    assert "unset   off" in table
+    assert all(line.strip() for line in table.splitlines())
 
 
 def test_a_failed_server_is_shown_with_its_cause_and_last_output(run: Run, workshop: Workshop) -> None:

@@ -27,8 +27,7 @@ def test_without_any_file_the_searched_places_are_named(tmp_path):
         load(None, {"XDG_CONFIG_HOME": str(tmp_path)})
 
     assert str(caught.value) == (
-        "1 problem in the configuration:\n"
-        "  configuration: no configuration found: MCP_CONTEXT_PROXY_CONFIG is not set, and "
+        "there is no configuration: MCP_CONTEXT_PROXY_CONFIG is not set, and "
         f"{tmp_path}/mcp-context-proxy/config.toml does not exist; create it: a table [servers.NAME] with a "
         "command or a url is enough; or give a host's own JSON with --config"
     )

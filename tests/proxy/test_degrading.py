@@ -37,6 +37,10 @@ def broken(request: pytest.FixtureRequest, workshop: Workshop) -> str:
     return reason
 
 
+def text_of(result: dict[str, Any]) -> str:
+    return str(result["content"][0]["text"])
+
+
 async def test_the_others_serve_and_search_calls_and_health_say_why_one_does_not(
     workshop: Workshop, broken: str, era: str
 ) -> None:
@@ -57,6 +61,24 @@ async def test_the_others_serve_and_search_calls_and_health_say_why_one_does_not
     (problem,) = health["problems"] or [""]
     assert problem.startswith("server github: ")
     assert told in problem
+
+
+async def test_a_session_is_told_once_of_a_server_that_is_off_and_again_where_nothing_fits(
+    workshop: Workshop,
+) -> None:
+    workshop.server("good", tools=[tool("echo", "Say something again")])
+    workshop.server("github").settings = {"command": "x", "env": {"T": "${GITHUB_TOKEN}"}}
+    queries = ("say something again", "say it again", "zyxgh qwvut", "say something again")
+    async with inside(workshop.config()) as proxy:
+        host, stranger = Host(proxy, "handshake"), Host(proxy, "handshake")
+        answers = [text_of(await host.call("search_available_tools", {"query": one})) for one in queries]
+        data = await host.data("search_available_tools", {"query": queries[0]})
+        other = text_of(await stranger.call("search_available_tools", {"query": queries[0]}))
+
+    assert ["None of 1 tool fits" in answer for answer in answers] == [False, False, True, False]
+    assert ["Not searched: github" in answer for answer in answers] == [True, False, True, False]
+    assert "Not searched: github" in data["note"]
+    assert "Not searched: github" in other
 
 
 async def test_serve_logs_the_reason_in_one_line_and_check_exits_with_1(workshop: Workshop) -> None:

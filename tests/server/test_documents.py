@@ -160,7 +160,7 @@ async def test_an_unknown_document_is_answered_with_the_nearest_name(
         result = await Host(proxy, era).call(READ, {"name": "reference://biling"})
 
     assert result["isError"] is True
-    assert "did you mean billing?" in result["content"][0]["text"]
+    assert "did you mean reference://billing?" in result["content"][0]["text"]
 
 
 async def test_the_tool_that_reads_documents_is_listed_only_where_there_are_some(
