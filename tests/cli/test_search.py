@@ -268,3 +268,27 @@ def test_statistics_of_another_process_can_filter_a_search(run: Run, workshop: W
         "desk__create_note (by max_latency_ms).",
     )
     assert [one["name"] for one in slow["results"]] == ["desk__create_note"]
+
+
+def test_a_search_says_beside_its_answer_how_the_query_was_read(run: Run, config: Path) -> None:
+    done = run("search", "mnothly paymnet of a loan", "--config", config)
+    explained = run("search", "mnothly paymnet of a loan", "--explain", "--config", config)
+
+    assert done.stderr.startswith("Read as: monthly payment of a loan\n")
+    assert "Read as" not in done.stdout
+    assert explained.stdout.startswith("Read as: monthly payment of a loan\n")
+    assert found(run, "mnothly paymnet", "--config", config)["read_as"] == "monthly payment"
+    assert found(run, "monthly payment", "--config", config)["read_as"] is None
+
+
+def test_if_nothing_fits_the_answer_says_how_the_query_was_read(run: Run, config: Path) -> None:
+    done = run("search", "astronomcal telescpe orbits", "--config", config)
+
+    assert "Read as: astronomical telescope orbits\nNone of 4 tools and documents fits well." in done.stdout
+
+
+def test_explain_says_how_the_query_was_read(run: Run, config: Path) -> None:
+    done = run("explain", "mnothly paymnet of a loan", "desk__loan_payment", "--config", config)
+
+    assert "as it was read" in done.stdout
+    assert "monthly payment of a loan" in " ".join(done.stdout.split())
