@@ -231,6 +231,7 @@ SECURITY = (
             FOLDER + "test_python_does_not_import_modules_of_the_opened_repository",
             FOLDER + "test_a_relative_command_counts_from_the_configuration",
             FOLDER + "test_a_relative_folder_on_the_path_counts_from_the_configuration",
+            "proxy/test_lazy.py::test_what_a_server_listed_in_one_repository_is_not_remembered_in_another",
         ),
     ),
     Promise(
