@@ -149,9 +149,13 @@ SECURITY = (
         "Texts that models and terminals see hide nothing: no terminal escapes, no invisible, private or "
         "reordering characters, no runs of empty lines. That goes for definitions, instructions, errors, "
         "failed results, progress, log messages, logins, stored queries, commands and the page. An error "
-        "and a log message name their server. Fields that a call depends on are not changed; a tool that "
-        "hides something there is withheld.",
+        "and a log message name their server, and no server can write the mark of another: `[server 'x'` "
+        "becomes `(server 'x'`. Fields that a call depends on are not changed; a tool that hides something "
+        "there is withheld.",
         (
+            "protocol/test_strangers.py::test_no_words_of_a_server_pass_for_those_of_another",
+            "trust/test_relatives.py::"
+            "test_no_description_and_no_error_of_a_server_passes_for_the_words_of_another",
             "protocol/test_text.py::test_every_code_point_is_visible_or_a_space_or_removed",
             "protocol/test_strangers.py::test_no_run_of_blanks_pushes_text_out_of_sight",
             STRANGERS + "test_an_error_hides_nothing_in_its_message_and_its_data",
@@ -227,6 +231,7 @@ SECURITY = (
             FOLDER + "test_python_does_not_import_modules_of_the_opened_repository",
             FOLDER + "test_a_relative_command_counts_from_the_configuration",
             FOLDER + "test_a_relative_folder_on_the_path_counts_from_the_configuration",
+            "proxy/test_lazy.py::test_what_a_server_listed_in_one_repository_is_not_remembered_in_another",
         ),
     ),
     Promise(

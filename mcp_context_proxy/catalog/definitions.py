@@ -31,7 +31,7 @@ from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
-from mcp_context_proxy.protocol.strangers import BLANK_LINES, NAME_CHARACTERS, compact, one_line
+from mcp_context_proxy.protocol.strangers import BLANK_LINES, NAME_CHARACTERS, compact, one_line, unmarked
 from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.protocol.validation import nests_deeper
 
@@ -58,8 +58,8 @@ _UNSEEN_IN_PATTERN = re.compile(r"\\?[^\\ -~\n\t\U00010000-\U0010ffff]|\\.", re.
 """An unseen character, with a backslash before it that it then needs no more, or an escape. Beyond the basic
 plane regular expressions write escapes in different ways."""
 
-_SUSPECT = re.compile(rb"\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
-"""Control characters, and spaces in a row, as they are written in JSON."""
+_SUSPECT = re.compile(rb"\\[ubfr]|(?:\\[nt]| ){%d}|(?i:\[(?: |\\[nt])*+server)" % (BLANK_LINES + 1))
+"""Control characters, spaces in a row and marks of servers (`unmarked`), as they are written in JSON."""
 
 _VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
 _VALID_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
@@ -158,7 +158,7 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
             # The same regular expression with escapes: it may speak of characters that a person does not see.
             return _unchanged(_UNSEEN_IN_PATTERN.sub(_escape, value), "pattern")
         if key in TEXTS and not named:
-            return compact(value)
+            return unmarked(compact(value))
         return _unchanged(value, key) if key != "name" or named else _name(value, key)
     if isinstance(value, list):
         return [_cleaned(item, key, named) for item in value]

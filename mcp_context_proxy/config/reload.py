@@ -15,7 +15,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -132,16 +132,20 @@ def _folders(file: Path) -> frozenset[str]:
     return frozenset(str(folder) for folder in found if os.path.isdir(folder))  # noqa: PTH112 - no error
 
 
-def connection_key(server: ServerConfig) -> str:
-    """Return a digest of all settings that a server's connection depends on."""
+def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
+    """Return a digest of all settings that a server's connection depends on, or that of version 0.1.0."""
     # The values of secrets show in the keys that they were expanded into.
     live = {name for name, field in ServerConfig.model_fields.items() if Reload.LIVE in field.metadata}
     facts = server.model_dump(mode="json", exclude=live)
-    # In 0.1.0 no folder meant that of the launch; what was stored then for such a server still counts.
-    # Nor was there `inherit`.
+    # In 0.1.0 there was no `inherit`; what was stored then still counts.
     if not facts["inherit"]:
         del facts["inherit"]
-    facts["cwd"] = {LAUNCH: None, None: "~"}.get(facts["cwd"], facts["cwd"])
+    if server.cwd is None:
+        facts["cwd"] = "~"
+    elif server.cwd == LAUNCH:
+        # What a server lists in one repository is nothing to go by in another. 0.1.0 did not tell them apart.
+        with suppress(OSError):
+            facts["cwd"] = None if of_0_1_0 else [LAUNCH, str(server.folder)]
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
 

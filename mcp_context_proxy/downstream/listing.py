@@ -365,6 +365,8 @@ class ListingCache:
         try:
             found = self._store.get(self._key)
             if found is None:
+                found = self._store.get(connection_key(self._config, of_0_1_0=True))
+            if found is None:
                 return None
             cached = msgspec.msgpack.decode(found[1], type=CachedListing)
         except (StoreError, msgspec.DecodeError) as error:

@@ -35,6 +35,11 @@ BLANKS: Final = 60
 
 _SPACE: Final = re.compile(rf"\s{{{BLANK_LINES + 1},}}")
 
+_MARK: Final = re.compile(
+    r"[\[\uff3b\u3010\u3014]\s*server(?=\s*['\"`\u2018\u2019\u201c\u201d])", re.IGNORECASE
+)
+"""Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it."""
+
 _SUSPECT: Final = re.compile(rb"[^ -~\t\r\n]|\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
 """Bytes that JSON of plain words has none of. A result of a call is never searched for them."""
 
@@ -57,7 +62,7 @@ def _shorter(run: re.Match[str]) -> str:
 
 def bounded(text: str, most: int = SAID_CHARACTERS) -> str:
     """Return what a stranger said: clean, compact, and cut where it is too long, which it then says."""
-    text = compact(text)
+    text = unmarked(compact(text))
     return text if len(text) <= most else f"{text[:most]} … [cut here: {most:,} of {len(text):,} characters]"
 
 
@@ -67,9 +72,14 @@ def one_line(text: str, most: int | None = None) -> str:
     return line if most is None or len(line) <= most else f"{line[:most].rstrip()} …"
 
 
-def named(server: str, text: str) -> str:
+def unmarked(text: str) -> str:
+    """Return a text in which no words pass for those of another server: ``[server 'x'`` opens with ``(``."""
+    return _MARK.sub(lambda mark: f"({mark[0][1:]}", text)
+
+
+def named(server: str, text: str, verb: str = "says") -> str:
     """Return words that would otherwise stand alone under the name of the server whose they are."""
-    return f"[server {server!r} says] {text}"
+    return f"[server {server!r} {verb}] {unmarked(text)}"
 
 
 def said(text: str, redact: Callable[[str], str], most: int = SAID_CHARACTERS) -> str:

@@ -33,7 +33,7 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.strangers import named
+from mcp_context_proxy.protocol.strangers import named, unmarked
 from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
@@ -294,10 +294,12 @@ def checked(server: str, method: str, params: Members, limits: Limits) -> Member
         meta[eras.SERVER_KEY] = server
     if method == ELICITATION:
         _check_elicitation(asked)
-        asked["message"] = _named(server, asked.get("message"))
+        message = asked.get("message")
+        asked["message"] = named(server, message if isinstance(message, str) else "", "asks")
     elif method == SAMPLING:
         _bound_sampling(asked, limits.sampling_tokens)
-        asked["systemPrompt"] = _named(server, asked.get("systemPrompt") or NO_SYSTEM_PROMPT)
+        system = asked.get("systemPrompt") or NO_SYSTEM_PROMPT
+        asked["systemPrompt"] = named(server, system if isinstance(system, str) else "", "asks")
     if meta:
         asked["_meta"] = meta
     try:
@@ -310,14 +312,10 @@ def _encoded(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _named(server: str, text: Any) -> str:
-    return f"[server {server!r} asks] {text if isinstance(text, str) else ''}"
-
-
 def _cleaned(value: Any, key: str) -> Any:
     """Return a value with clean texts; recursion is bounded by the depth that was checked before."""
     if isinstance(value, str):
-        return _unchanged(value, key) if key in _EXACT else clean(value)
+        return _unchanged(value, key) if key in _EXACT else unmarked(clean(value))
     if isinstance(value, list):
         return [_cleaned(item, key) for item in value]
     if isinstance(value, dict):

@@ -145,6 +145,25 @@ async def test_changed_connection_settings_discard_the_remembered_lists(workshop
         assert list(proxy.catalog.snapshot.tools) == ["lazy__other"]
 
 
+async def test_what_a_server_listed_in_one_repository_is_not_remembered_in_another(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = workshop.server("lazy", tools=[tool("evil")], settings={**LAZY, "cwd": "launch"})
+    for folder in ("opened", "other"):
+        (workshop.folder / folder).mkdir()
+    monkeypatch.chdir(workshop.folder / "opened")
+    config = await learned(workshop, server)
+    async with inside(config) as proxy:
+        assert "lazy__evil" in proxy.catalog.snapshot.tools
+    respecify(server, tools=[tool("good")])
+    monkeypatch.chdir(workshop.folder / "other")
+    async with inside(config, settled=False) as proxy:
+        assert "lazy__evil" not in proxy.catalog.snapshot.tools
+        await proxy.wait_first_connect()
+
+        assert list(proxy.catalog.snapshot.tools) == ["lazy__good"]
+
+
 async def test_a_damaged_listing_cache_is_ignored(workshop: Workshop, lazy: Server) -> None:
     config = await learned(workshop, lazy)
     with sqlite3.connect(workshop.folder / "store.db") as database:

@@ -22,7 +22,8 @@ from mcp_context_proxy.items import IncludeMode, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import MalformedError
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
-from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper
+from mcp_context_proxy.protocol.strangers import unmarked
+from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper, without_depths
 from mcp_context_proxy.retrieval import queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
@@ -41,6 +42,7 @@ UNITS = {
     "brackets": "[",
     "braces": "{",
     "commas": ",",
+    "marks of servers": "[ server ",
     "backslashes": "\\",
     "escaped quotes": '\\"',
     "headings": " #",
@@ -148,6 +150,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "id of a broken message": lambda written: envelope.salvage_id(written.encode(), written.encode()),
     "lines": read_lines,
     "events": read_events,
+    "marks": unmarked,
+    "depths": lambda written: without_depths(json.dumps([written]).encode()),
     "nesting": lambda written: nests_deeper(json.dumps([written]).encode(), 0),
     "number of values": lambda written: holds_more(json.dumps([written]).encode(), 0),
     "number of entries": lambda written: has_more_entries(json.dumps([written]).encode(), 0),
