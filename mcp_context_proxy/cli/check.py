@@ -366,7 +366,7 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict:
     enabled = sum(server.enabled for server in config.servers.values())
     servers = counted(known := len(config.servers) + len(config.off), "server")
     if enabled < known:
-        servers = f"{enabled:,} of {servers}"
+        servers = f"{enabled:,} of {servers} {'is' if enabled == 1 else 'are'} on"
     console.say()
     if problems:
         console.note(f"{_counts(problems, warnings)}: {servers}.", style="bold red")

@@ -137,7 +137,9 @@ class _Writing:
         if tokens <= self.left and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
             return
         waits = is_standing and not is_found and tokens < self.budget
-        if not waits and self._tell(document, Delivery.OUTLINE, _outlined(document, tokens, chunk), is_found):
+        known = (fingerprint, before) == (document.fingerprint, Delivery.OUTLINE)
+        outlined = _outlined(document, tokens, chunk, is_known=known)
+        if not waits and self._tell(document, Delivery.OUTLINE, outlined, is_found):
             return
         self.forms[key] = None
         if is_found or self.named < NAMED:
@@ -160,14 +162,17 @@ def _whole(document: Document) -> str:
     return f"{document.uri} ({document.kind}):\n{_indented(document.text.strip())}{folder}"
 
 
-def _outlined(document: Document, tokens: int, chunk: str) -> str:
-    lines = outline(document.text.strip(), tokens)
+def _outlined(document: Document, tokens: int, chunk: str, *, is_known: bool) -> str:
+    """Return the headings of a document, unless they are known, and the place in it that was found."""
+    lines = [] if is_known else outline(document.text.strip(), tokens)
     if chunk:
         lines = [f"... {one_line(chunk, EXCERPT_CHARACTERS)}", *lines]
-    if document.folder is not None:
+    if document.folder is not None and not is_known:
         lines.append(files_line(document.folder))
+    head = f"{document.uri} ({document.kind}, {tokens:,} tokens), outline"
+    head = f"{head} given earlier in this session" if is_known else head
     told = _indented("\n".join(lines))
-    return f"{document.uri} ({document.kind}, {tokens:,} tokens), outline:\n{told}"
+    return f"{head}:\n{told}" if lines else head
 
 
 def _indented(text: str) -> str:

@@ -228,20 +228,22 @@ def read(whole: bytes, number: int, path: str | None, pattern: str | None, most:
             raise ReadError(f"a pattern has at most {PATTERN_CHARACTERS} characters")
         result = search(found, pattern)
         if not result.places:
-            text = (
-                f"nothing matches {pattern!r} in {line_count(found):,} lines; * stands for anything in a line"
-            )
-            raise ReadError(text)
+            rule = "* stands for anything in a line, and nothing else is special"
+            raise ReadError(f"nothing matches {pattern!r} in {line_count(found):,} lines; {rule}")
         found = result.shown
         places = "1 place matches" if result.places == 1 else f"{result.places:,} places match"
-        said = f"{'over ' if result.more else ''}{places}; "
+        # Each line has its own number, and those of the page would be others.
+        said = f"{'over ' if result.more else ''}{places}"
     one = page(found, number, most - NOTE_BYTES)
     if one is None:
         last = page(found, 1, most - NOTE_BYTES)
         raise ReadError(f"there is no page {number:,}; the last one is {last.pages if last else 1:,}")
-    lines = f"lines {one.first_line:,} to {one.last_line:,} of {line_count(found):,}"
+    total = line_count(found)
+    if one.pages == 1:
+        return Reading(one.text, f"[{said or ('1 line' if total == 1 else f'{total:,} lines')}; this is all]")
+    lines = said or f"lines {one.first_line:,} to {one.last_line:,} of {total:,}"
     following = f". The next is page={number + 1}" if number < one.pages else ". It is the last"
-    return Reading(one.text, f"[{said}page {number:,} of {one.pages:,}, {lines}{following}]")
+    return Reading(one.text, f"[page {number:,} of {one.pages:,}, {lines}{following}]")
 
 
 def _projected(whole: bytes, path: str) -> bytes:

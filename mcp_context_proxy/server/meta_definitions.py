@@ -54,6 +54,9 @@ INSTRUCTIONS_NAMES_BYTES = 600
 SAID_LATER_BYTES = 500
 """Bytes for the instructions of servers in the answer to a search."""
 
+CUT = "…"
+"""Stands at the end of what is longer."""
+
 SERVER_LINE_CHARACTERS = 200
 """Characters of a server's own instructions that are passed on: its first sentences."""
 
@@ -290,8 +293,11 @@ def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
 
 
 def server_line(server: str, words: str) -> str:
-    """Return the instructions of a server as one line under its name; empty if it gives none."""
+    """Return the instructions of a server as a line of whole words under its name; empty without any."""
     line = one_line(words, SERVER_LINE_CHARACTERS)
+    if line.endswith(CUT):
+        begun = line.removesuffix(CUT).rstrip()
+        line = f"{begun.rpartition(' ')[0] or begun} {CUT}"
     return named(server, line) if line else ""
 
 

@@ -355,7 +355,10 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
             raw = envelope.raw(given)
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
-        raise _UnusableArgumentsError(in_words(error, kind, "the arguments")) from None
+        said = in_words(error, kind, "the arguments")
+        if kind is CallArguments and " is not known; " in said:
+            said += "; what the tool itself is given goes into arguments"
+        raise _UnusableArgumentsError(said) from None
 
 
 def _without_nulls(raw: Raw) -> Members:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ledger import until
 from support.proxies import Host, inside
 from support.raw_client import OWN
 from support.servers import Workshop, tool
@@ -416,6 +417,29 @@ async def test_a_request_without_a_session_records_no_rule_that_it_does_not_give
     assert built["tone"].delivered is None
     assert "tone" not in listed or listed["tone"].delivered is None
     assert prompted["tone"].delivered is Delivery.WHOLE
+
+
+async def test_an_outline_is_given_once_in_a_session_and_later_only_the_place_that_was_found(
+    workshop: Workshop, folder: Path
+) -> None:
+    sections = [
+        f"# Part {number}\n\n" + "An invoice of the billing is numbered by year. " * 40 for number in range(9)
+    ]
+    write(folder, {"billing.md": "\n\n".join(sections)})
+    async with opened(workshop, folder) as proxy:
+        host = Host(proxy, "handshake")
+        first = await text_of(host, SEARCH, {"query": BILLING})
+        second = await text_of(host, SEARCH, {"query": BILLING})
+        write(folder, {"billing.md": "\n\n".join(sections[:8])})
+        await until(lambda: "Part 8" not in proxy.catalog.snapshot.documents["reference://billing"].text)
+        changed = await text_of(host, SEARCH, {"query": BILLING})
+
+    assert "tokens), outline:\n" in first
+    assert "  - Part 7 (" in first
+    assert "tokens), outline given earlier in this session:\n  ..." in second
+    assert "Part 7 (" not in second
+    assert "Read on with read_document" in second
+    assert "  - Part 7 (" in changed
 
 
 async def test_a_document_that_was_read_whole_is_not_given_again(workshop: Workshop, folder: Path) -> None:

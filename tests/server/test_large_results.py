@@ -114,7 +114,7 @@ async def test_parts_of_json_are_read_by_a_path(workshop: Workshop) -> None:
 
     assert one == "u7"
     assert [json.loads(line) for line in titles.split("\n")] == [issue["title"] for issue in ISSUES]
-    assert "lines 1 to 400 of 400" in under
+    assert under == "[400 lines; this is all]"
     assert [json.loads(line) for line in fields.split("\n")] == [
         {"id": number, "title": f"Issue {number}"} for number in (2, 3)
     ]
@@ -131,13 +131,18 @@ async def test_lines_that_match_a_pattern_are_found_with_numbers_and_what_surrou
         host = Host(proxy, "handshake")
         result_id = id_in(await host.call("work__log"))
         found, under = await read(host, result_id, pattern="LINE 4321:")
-        none = await host.call("read_result", {"id": result_id, "pattern": "nothing like it"})
+        none = await host.call("read_result", {"id": result_id, "pattern": "line [0-9]"})
+        _, many = await read(host, result_id, pattern="line 1*:")
 
     lines = LOG.split("\n")
     expected = [f"{at + 1}{':' if at == 4321 else '-'} {lines[at]}" for at in range(4319, 4324)]
     assert found.split("\n") == expected
-    assert "1 place matches" in under
+    assert under == "[1 place matches; this is all]"
     assert none["isError"]
+    assert "* stands for anything in a line, and nothing else is special" in none["content"][0]["text"]
+    # Each line has its number in the whole; the page says how many places there are instead.
+    assert "match. The next is page=2]" in many
+    assert "lines" not in many
 
 
 async def test_images_links_and_the_mark_of_an_error_stay_as_they_are(workshop: Workshop, era: str) -> None:

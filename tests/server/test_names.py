@@ -276,3 +276,16 @@ async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Wor
     assert [*names] == ["a__fine"]
     assert any("is withheld: the name belongs to server 'a_'" in one for one in findings)
     assert "server 'a_' is not available" in text(answer)
+
+
+@pytest.mark.parametrize("through", ["call_tool", "call_read_only_tool"])
+async def test_arguments_beside_those_of_a_call_tool_are_answered_with_their_place(
+    workshop: Workshop, through: str
+) -> None:
+    workshop.server("github", **HONEST)
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call(through, {"name": "github__create_issue", "title": "x"})
+
+    assert answer["isError"]
+    assert f"{through}: title is not known; " in text(answer)
+    assert text(answer).endswith("; what the tool itself is given goes into arguments")

@@ -253,6 +253,9 @@ def test_server_lines_that_do_not_fit_are_left_out_whole() -> None:
     lines = meta_definitions.instructions(Setup(TWELVE, False), said=TALKATIVE).splitlines()
 
     assert 3 < len(lines) < len(TALKATIVE)
+    # Cut between words.
+    talk = set(" ".join(TALKATIVE.values()).split())
+    assert all(set(line.partition("] ")[2].removesuffix(" …").split()) <= talk for line in lines[1:])
     assert all(line.endswith("…") for line in lines[1:])
 
 
