@@ -267,7 +267,6 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             asks_clients=False,
             manage=lambda: False,
             document_bytes=lambda: 1_000_000,
-            redact=proxy.redact,
         )
         host = Host(proxy, "handshake")
         assert host.session is not None
