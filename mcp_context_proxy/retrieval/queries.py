@@ -76,6 +76,9 @@ SHORT_FORMS: Final[Mapping[str, str]] = dict(
 )
 """Short forms with the words that they stand for, written down before anything was measured with them."""
 
+_TITLES: Final = frozenset({"Mr", "Mrs", "mrs"})
+"""Titles of people, which are written like short forms."""
+
 SHELL_WORDS: Final[Mapping[str, str]] = {
     "ls": "list files in directory",
     "cp": "copy file",
@@ -159,24 +162,11 @@ _DIVIDER = re.compile(
 """Places where an order may begin: after a word such as "then" always, otherwise where a verb follows, and
 after "and" also where a question word does."""
 
-_CARRYING: Final = frozenset(
-    {
-        "file",
-        "create",
-        "report",
-        "log",
-        "post",
-        "send",
-        "write",
-        "tell",
-        "remind",
-        "note",
-        "email",
-        "message",
-        "mail",
-    }
-    | {"dm", "reply", "comment", "announce", "draft", "inform"}
-)
+_CARRYING_VERBS = """
+file create report log post send write tell remind note email message mail dm reply comment announce draft
+inform
+"""
+_CARRYING: Final = frozenset(_CARRYING_VERBS.split())
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
 
 _CARRIED = re.compile(
@@ -257,7 +247,7 @@ def read_query(
             count(ending, weight, asked)
             count(kind, min(weight, VALUE_SHARE), added)
             replacement = f"{token} ({ending} {kind})" if ending else f"{token} ({kind})"
-        elif (meant := stands_for.get(lower) or SHORT_FORMS.get(lower)) is not None or (
+        elif (meant := stands_for.get(lower) or _written_out(token)) is not None or (
             is_first and (meant := _command(lower, written[start:])) is not None
         ):
             # As a verb, "file" has nothing to do with files.
@@ -406,6 +396,11 @@ def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
         if bare:
             yield match.start() + len(token) - len(bare), bare, is_first
             is_first = False
+
+
+def _written_out(token: str) -> str | None:
+    """Return the words that a short form stands for."""
+    return None if token in _TITLES else SHORT_FORMS.get(token.lower())
 
 
 def _command(word: str, query: str) -> str | None:

@@ -98,6 +98,11 @@ def test_short_forms_are_written_out(query: str, read_as: str) -> None:
     assert read(query).read_as == read_as
 
 
+@pytest.mark.parametrize("query", ["send Mrs Miller the invoice", "Mr Smith wants a refund"])
+def test_the_title_of_a_person_is_no_short_form(query: str) -> None:
+    assert read(query).read_as is None
+
+
 def test_a_short_form_counts_itself_and_less_for_what_it_stands_for() -> None:
     query = read("review my PR")
 
