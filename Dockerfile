@@ -1,14 +1,19 @@
 # The proxy with its HTTP front. docs/docker.md explains how to run and extend this image.
 # One variable per ENV and one command per RUN: .ci/image.py reads this file and runs its steps without Docker.
 
-FROM python:3.12-slim AS build
+# Images and packages are those that were reviewed: by digest, and by the hashes in requirements/ (bash .ci/lock).
+
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS build
 WORKDIR /src
 COPY . .
+RUN python -m venv /opt/build
+RUN /opt/build/bin/pip install --no-cache-dir --require-hashes --requirement requirements/build.txt
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 RUN python -m venv /opt/venv
-RUN /opt/venv/bin/pip wheel --no-deps --wheel-dir /dist .
-RUN /opt/venv/bin/pip install --no-cache-dir /dist/*.whl
+RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --requirement requirements/proxy.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --no-deps /dist/*.whl
 
-FROM python:3.12-slim
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 COPY --from=build /opt/venv /opt/venv
 RUN useradd --uid 10001 --home-dir /data --no-create-home proxy
 RUN install --directory --owner=10001 --group=10001 --mode=0700 /data

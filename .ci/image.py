@@ -30,7 +30,7 @@ HEALTHY_SECONDS = 60
 STOPPED_SECONDS = 10
 """What `docker stop` waits before it kills."""
 
-PATHS = re.compile(r"(?<![\w.-])/(?:src|dist|opt/venv|data|config)\b")
+PATHS = re.compile(r"(?<![\w.-])/(?:src|dist|opt/build|opt/venv|data|config)\b")
 """Of the container, wherever one begins."""
 
 CONFIG = """\

@@ -1,10 +1,11 @@
 """Starts twelve published servers from npm and PyPI in a fresh home folder, all at once; run by hand.
 
-    python benchmarks/cold_start.py [--json FILE]
+    python benchmarks/cold_start.py [--json FILE] [--serve]
 
 Every package is downloaded, as at the first start on a new machine. Needs the registries, `npx` and `uvx`.
 The home folder is deleted afterwards. Exits with 1 if a server is not ready after its first start, or when
-all are started again. No server needs an account, and none is called.
+all are started again. No server needs an account, and none is called. With --serve, a host connects to a
+fresh proxy instead, and waits until the tools of all servers are listed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
+
+from raw_clients import StdioClient
 
 SERVERS = {
     "everything": ["npx", "-y", "@modelcontextprotocol/server-everything"],
@@ -46,7 +50,18 @@ def main() -> None:
     """Start the servers twice, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="save the facts of each server")
+    parser.add_argument("--serve", action="store_true", help="wait as a host, for the tools of all servers")
     arguments = parser.parse_args()
+    if arguments.serve:
+        listed = listed_to_a_host()
+        print("| server | listed after, seconds |\n|---|---:|")
+        print(
+            "\n".join(
+                f"| {name} | {listed[name]:.1f} |" if name in listed else f"| {name} | never |"
+                for name in SERVERS
+            )
+        )
+        raise SystemExit(0 if len(listed) == len(SERVERS) else 1)
     with tempfile.TemporaryDirectory(prefix="cold-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         config = home / "config.toml"
@@ -86,6 +101,26 @@ def started(config: Path, home: Path) -> dict[str, dict[str, Any]]:
         command, env=environment, cwd=home, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=True
     )
     return {facts["name"]: facts for facts in json.loads(done.stdout)["servers"]}
+
+
+def listed_to_a_host() -> dict[str, float]:
+    """Serve a host in a fresh home folder; return the seconds until each server's tools were listed."""
+    listed: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="cold-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        config = home / "config.toml"
+        config.write_text(configuration(home) + '[expose]\nmode = "all"\n', encoding="utf-8")
+        program = [sys.executable, "-m", "mcp_context_proxy", "serve", "--config", str(config)]
+        client = StdioClient(["env", "-u", "XDG_CACHE_HOME", "-u", "XDG_DATA_HOME", f"HOME={home}", *program])
+        client.open()
+        while len(listed) < len(SERVERS) and (seconds := time.perf_counter() - client.spawned) < SECONDS:
+            for tool in client.request("tools/list")["tools"]:
+                server, _, own = tool["name"].partition("__")
+                if own:
+                    listed.setdefault(server, seconds)
+            time.sleep(1)
+        client.close()
+    return listed
 
 
 if __name__ == "__main__":

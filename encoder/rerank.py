@@ -10,7 +10,7 @@ tools with their scores. Take the packaged model for it: the trained encoder kno
 scores for them are better than those for others will be. ``train`` learns what is to be added to these
 scores (a second opinion, not a judge): the lowest layers of the published weights, their mean over the
 tokens, and one number. ``build`` writes ``reranker.onnx`` into the folder of the ENCODER; word vectors exist
-once, in the ``model.onnx`` beside it. ``evaluate`` orders the best ten of the product's search by ``score +
+once, in the ``words.bin`` beside it. ``evaluate`` orders the best ten of the product's search by ``score +
 weight * logit`` for several weights; choose by own_dev alone.
 """
 
@@ -28,7 +28,6 @@ from typing import Any
 
 import evaluate
 import numpy as np
-import onnx
 import onnxruntime
 import pairs
 import safetensors.torch
@@ -285,26 +284,10 @@ def build(trained: Path, encoder: Path) -> None:
     outputs = [helper.make_tensor_value_info("logit", TensorProto.FLOAT, [1, 1])]
     body = helper.make_graph(graph.nodes, "reranker", inputs, outputs, list(graph.constants.values()))
     model = helper.make_model(body, opset_imports=script.OPSETS, ir_version=script.IR_VERSION)
-    _share_words(model, encoder / "model.onnx")
+    if script.separate_words(model) != (encoder / script.WORDS).read_bytes():
+        raise SystemExit(f"{encoder} has other word vectors: train the encoder with frozen embeddings")
     (encoder / "reranker.onnx").write_bytes(model.SerializeToString(deterministic=True))
     print(f"{(encoder / 'reranker.onnx').stat().st_size:,} bytes,", count, "layers")
-
-
-def _share_words(model: onnx.ModelProto, encoder: Path) -> None:
-    """Replace the table of words by a reference into the encoder's file; exit where the tables differ."""
-    content = encoder.read_bytes()
-    for tensor in model.graph.initializer:
-        if tensor.name in ("words.int8", "words.scale"):
-            at = content.find(tensor.raw_data)
-            if at < 0:
-                raise SystemExit(
-                    f"{encoder} has other word vectors: train the encoder with frozen embeddings"
-                )
-            size = len(tensor.raw_data)
-            tensor.ClearField("raw_data")
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", encoder.name), ("offset", at), ("length", size)):
-                tensor.external_data.add(key=key, value=str(value))
 
 
 class Reranker:

@@ -3,8 +3,8 @@
     python encoder/soup.py BASE OUT MODEL [MODEL ...] [--name NAME] [--share 1.0] [--precision int8]
 
 BASE is the folder with the published tokenizer.json and weights, each MODEL one of encoder/train.py. OUT gets
-model.safetensors (the mean), model.onnx, tokenizer.json and manifest.json. ``--share`` below 1 mixes the base
-in; MODEL may be BASE itself.
+model.safetensors (the mean) and what the product reads: model.onnx, words.bin, tokenizer.json, manifest.json.
+``--share`` below 1 mixes the base in; MODEL may be BASE itself.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ def main() -> None:
     weights = mean(arguments.base, arguments.models, arguments.share)
     stored = safetensors.numpy.save(weights)
     graph = build.build_model(weights, build.PRECISIONS[arguments.precision])
+    words = build.separate_words(graph)
     files = {
         "model.onnx": graph.SerializeToString(deterministic=True),
         "tokenizer.json": build.build_tokenizer((arguments.base / "tokenizer.json").read_bytes()),
+        build.WORDS: words,
     }
-    facts = build.manifest(files, arguments.name, hashlib.sha256(stored).hexdigest())
+    facts = build.manifest(files, "model.onnx", arguments.name, hashlib.sha256(stored).hexdigest())
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, content in {**files, "manifest.json": facts, "model.safetensors": stored}.items():
         (arguments.out / name).write_bytes(content)

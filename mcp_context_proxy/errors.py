@@ -121,7 +121,20 @@ class TurnedOffError(UnknownItemError):
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__("tool", name)
+        self.name, self.reason = name, reason
         self.args = (f"tool {name!r} is turned off {reason}; only the user can turn it on, in that file",)
+
+
+class WithheldError(UnknownItemError):
+    """The definition waits for a person's approval."""
+
+    def __init__(self, kind: str, name: str, server: str, reason: str, other: str = "") -> None:
+        super().__init__(kind, name)
+        instead = f"; {other} is another server's, and needs that name" if other else ""
+        self.args = (
+            f"{kind} {name!r} of {server} is withheld: {reason}; a person has to look "
+            f"(mcp-context-proxy changes {server}){instead}",
+        )
 
 
 class AwaitedServersError(UnknownItemError):
@@ -301,6 +314,18 @@ class InputMissingError(DownstreamError):
     def __init__(self, server: str, cause: str) -> None:
         self.cause = cause
         super().__init__(server, f"server {server!r} asked for input and did not get it: {cause}")
+
+
+class SecretRefusedError(DownstreamError):
+    """The request has a secret that the server was not given, so it was not sent."""
+
+    def __init__(self, server: str, subject: str, secret: str) -> None:
+        self.subject, self.secret = subject, secret
+        super().__init__(
+            server,
+            f"{subject} was not sent to server {server!r}: it has the value of {secret}. Do not pass it on "
+            "in another form; tell the user. A value that is no secret is named in `public` under [guards]",
+        )
 
 
 class RemoteError(DownstreamError):

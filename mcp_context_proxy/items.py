@@ -52,11 +52,11 @@ class ToolClass(StrEnum):
     """Harm that a call of a tool may do, from none to loss."""
 
     READ = "read"
-    """The tool says that it changes nothing."""
+    """The tool changes nothing."""
     WRITE = "write"
     """It may change something, or says nothing about that."""
     DESTRUCTIVE = "destructive"
-    """It says that it may delete or overwrite something."""
+    """It may delete or overwrite something."""
 
 
 DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
@@ -86,11 +86,17 @@ class Tool:
     """Tags from the configuration."""
     category: str | None = None
     """Category from the configuration."""
+    use_cases: tuple[str, ...] = ()
+    """Requests that it is for, from the configuration."""
+    trusted: bool = False
+    """True if the configuration trusts its server's descriptions."""
     tool_class: ToolClass = ToolClass.WRITE
+    class_reason: str = ""
+    """Why it has this class, as in ``its name says 'delete'``."""
     interactive: bool = False
     """True if the tool demands that the user is asked before each call."""
-    confirm: bool = False
-    """True if the configuration demands it."""
+    asked_by: str = ""
+    """Setting that demands it, with file and line, as in ``servers.x.classes.write (config.toml:7)``."""
     result_characters: int = 0
     """Length of a result that the tool wants hosts to keep whole; 0 leaves it to them."""
 
@@ -112,6 +118,20 @@ class TurnedOffTool:
     """The name that it would have; unique among those that are turned off."""
     reason: str
     """Setting that turns it off, with file and line, as in ``by servers.x.deny[0] (config.toml:7)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A tool or prompt that waits for a person's approval: nothing but its name is served."""
+
+    server: str
+    """Key of the server in the configuration."""
+    name: str
+    """The server's own name."""
+    exposed_name: str
+    """The name that it would have."""
+    reason: str
+    """End of the sentence "is withheld: ..."."""
 
 
 def uri_of(kind: Kind, name: str) -> str:
@@ -179,7 +199,9 @@ class Resource:
     definition: bytes
     """As of a tool."""
     listed: bool = True
-    """False while its server, which is still configured, has not listed it again."""
+    """False while it is withheld, or its server, which is still configured, has not listed it again."""
+    withheld: str = ""
+    """Reason why a template is withheld, so that nothing is read by it; empty where it is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +311,12 @@ class Snapshot:
     """Sorted by their key, the exposed name."""
     turned_off: Mapping[str, TurnedOffTool] = field(default_factory=dict)
     """Tools that the configuration turns off, by exposed name. They are in none of the other members."""
+    withheld: Mapping[str, Withheld] = field(default_factory=dict)
+    """Tools that wait for a person's approval, by exposed name. They are in none of the other members."""
+    withheld_prompts: Mapping[str, Withheld] = field(default_factory=dict)
+    """Prompts that do."""
+    first_seen: Mapping[str, float] = field(default_factory=dict)
+    """Time at which each server was first seen, in seconds since 1970; without those that are not known."""
     skills: Mapping[str, Skill] = field(default_factory=dict)
     """Skills of the downstream servers, by URI."""
     findings: tuple[str, ...] = ()
@@ -297,6 +325,10 @@ class Snapshot:
     """Names of all configured servers, also of those that are switched off."""
     unlisted: tuple[str, ...] = ()
     """Names of servers whose tools and prompts are not known yet, because they were never connected."""
+    part_of: Snapshot | None = None
+    """The whole of which this is the part that one principal may reach; None for the whole itself."""
+    hidden: frozenset[tuple[Kind, str]] = frozenset()
+    """Items of the whole that are not in this part: their keys (`item_key` of the index)."""
 
     def document(self, uri: str) -> Document | None:
         """Return the document that a URI leads to; None if there is none."""
@@ -308,5 +340,10 @@ class Snapshots(Protocol):
 
     @property
     def snapshot(self) -> Snapshot:
-        """All current items."""
+        """All current items that the principal may reach for whom this is done."""
+        ...
+
+    @property
+    def whole(self) -> Snapshots:
+        """The same for those who may reach everything."""
         ...

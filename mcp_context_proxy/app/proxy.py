@@ -43,6 +43,9 @@ from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.approval import Approvals
+from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.tokens import reaches
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -54,6 +57,9 @@ READING_SECONDS: Final = 0.25
 
 RESTORING_SECONDS: Final = 1.0
 """Time for the listings of the last time, after that: enough for ten thousand tools. More follow later."""
+
+APPROVALS_SECONDS: Final = 1.0
+"""Time between two looks at what a person has approved by a command; each is one indexed query."""
 
 TOLD: Final = 4
 """Servers that a client is told of while its request waits for them."""
@@ -219,6 +225,7 @@ class Proxy:
     library: DocumentLibrary
     fleet: Fleet
     catalog: Catalog
+    approvals: Approvals
     refresh: CatalogRefresh
     search: SearchParts
     statistics: StatisticsParts
@@ -238,6 +245,7 @@ class Proxy:
     results: LargeResults
     redact: Redactor
     """Removes the secrets of all configurations so far from what people are shown."""
+    audit: AuditLog
     reloader: Reloader | None = None
     """Follows the configuration file while a front is served."""
     _warm: bool = False
@@ -266,10 +274,12 @@ class Proxy:
                 self.search.use_recorder,
                 self.search.session_recorder,
                 self.statistics.usage,
+                self.audit,
                 None if self.interactions is None else self.interactions.recorder,
             ):
                 if part is not None:
                     group.start_soon(part.run)
+            group.start_soon(self._follow_approvals)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
             try:
@@ -289,6 +299,7 @@ class Proxy:
         changed = {table for table in Config.model_fields if getattr(config, table) != getattr(before, table)}
         redact_logs(all_secrets_of(config))
         self.redact.know(all_secrets_of(config))
+        self.fleet.known.configure(config)
         difference = self.fleet.apply(config.servers.values(), config.limits, config.off)
         self.searcher.config = config
         self.search.engine.stands_for = config.search.synonyms
@@ -297,6 +308,7 @@ class Proxy:
         self.setup = tools_setup(config, recalls=recalls)
         if self.interactions is not None:
             self.interactions.configure(config)
+        self.approvals.mode = config.approval.mode
         # Each of the other parts is reached only if a table that it reads has changed.
         if changed & {"expose", "limits"}:
             self.catalog.configure(config.expose, config.limits)
@@ -311,6 +323,7 @@ class Proxy:
         self._warm = self._warm or config.search.warm_up
         self.refresh.mark_stale()
         logger.info("the changed configuration is in use: %s", difference)
+        self.audit.note("configuration", changed=sorted(changed), servers=str(difference))
 
     async def wait_first_connect(self) -> None:
         """Wait until every server is ready or has failed once, and the catalog is up to date."""
@@ -350,13 +363,14 @@ class Proxy:
         snapshot = self.catalog.snapshot
         instructions = partial(
             meta_definitions.instructions,
-            self.setup,
+            replace(self.setup, servers=tuple(filter(reaches, self.setup.servers))),
             words_only=self.search.model.error is not None,
             whole=self.tool_list.hides_nothing(snapshot, self.tool_list.base_names(snapshot)),
         )
         rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()))
         room = meta_definitions.INSTRUCTIONS_BYTES - len(rules.text.encode())
-        said = meta_definitions.said_by(self.fleet.serving(), self.redact)
+        seen = (client for client in self.fleet.serving() if reaches(client.name))
+        said = meta_definitions.said_by(seen, self.redact)
         text = instructions(said=said, most=room)
         lines = {name: meta_definitions.server_line(name, words) for name, words in said.items()}
         servers = frozenset(name for name, line in lines.items() if line in text)
@@ -373,6 +387,8 @@ class Proxy:
                 problems.append(f"server {client.name}: not connected: {client.cause}")
         if (model := self.search.model.error) is not None:
             problems.append(f"{model}. Search uses words alone")
+        if self.audit.warning is not None:
+            problems.append(self.audit.warning)
         if self.store.warning is not None:
             problems.append(self.store.warning)
         facts = {"problems": problems, "needs_restart": standing.needs_restart}
@@ -383,6 +399,13 @@ class Proxy:
         if learning.enabled:
             chosen_from = store.tool_sessions, store.statistics
             self.search.working_set.choose(*chosen_from, learning.working_set_tokens, time_of_day)
+
+    async def _follow_approvals(self) -> None:
+        """Take what other processes approve or reject, until cancelled."""
+        while True:
+            await anyio.sleep(APPROVALS_SECONDS)
+            if await in_thread(self.approvals.refresh):
+                self.refresh.mark_stale()
 
     async def _warm_up(self) -> None:
         await self.wait_first_connect()

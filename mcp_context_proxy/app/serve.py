@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +32,8 @@ from mcp_context_proxy.system.process import (
     trim_periodically,
 )
 from mcp_context_proxy.system.threads import in_thread, load_sdk
+from mcp_context_proxy.trust.audit import audit_file
+from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -169,8 +172,10 @@ async def _serve_api(proxy: Proxy) -> None:
     if settings.api_port is not None:
         from mcp_context_proxy.web import page  # noqa: PLC0415 - a stdio front alone needs none of it
 
-        async with _measuring_stalls(proxy):
-            await page.serve(_web_routes(proxy), settings, settings.api_port, limits, proxy.health)
+        async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
+            routes = web_routes(proxy)
+            access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
+            await page.serve(routes, settings, settings.api_port, limits, proxy.health, access)
 
 
 async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
@@ -185,6 +190,17 @@ async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
     await stdio.serve(proxy.gateway, proxy.config.limits, server)
 
 
+async def shared_front(proxy: Proxy, server: SdkServer, listening: int) -> None:
+    """Serve the hosts of one user over a Unix socket, until none has been connected for a while."""
+    from mcp_context_proxy.front import local  # noqa: PLC0415 - POSIX only
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(_serve_api, proxy)
+        config = proxy.config
+        await local.serve(proxy.gateway, config.limits, server, listening, config.shared.linger_seconds)
+        group.cancel_scope.cancel()
+
+
 async def http_front(proxy: Proxy, server: SdkServer) -> None:
     """Serve hosts over HTTP.
 
@@ -197,15 +213,29 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
 
     settings, limits = proxy.config.http, proxy.config.limits
     credentials = credentials_for(settings)
+    if credentials.token is not None:
+        proxy.fleet.known.know_own(("the bearer token", credentials.token))
     bound = http.listen(settings.host, settings.port)
     port = bound.getsockname()[1]
     policy = auth.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     message = "serving http://%s:%d/mcp, /api/v1 and /ui%s"
     logger.log(credentials.level, message, host, port, credentials.whereabouts)
-    app = http.application(server, limits, policy, proxy.health, _web_routes(proxy))
-    async with _measuring_stalls(proxy):
+    async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
+        policy = replace(policy, named=tokens, refused=proxy.audit.token_refused)
+        app = http.application(server, limits, policy, proxy.health, web_routes(proxy))
         await http.serve(app, bound, limits, on_stop=server.listen.close)
+
+
+@asynccontextmanager
+async def _following_tokens(proxy: Proxy) -> AsyncIterator[TokenBook]:
+    """Provide the named tokens, which follow their file meanwhile."""
+    book = TokenBook(TokenFile(tokens_path(proxy.config)))
+    await in_thread(book.load)
+    async with anyio.create_task_group() as group:
+        group.start_soon(book.run)
+        yield book
+        group.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -219,8 +249,11 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-def _web_routes(proxy: Proxy) -> list[BaseRoute]:
+def web_routes(proxy: Proxy) -> list[BaseRoute]:
+    """Return the routes of the REST API, the pages and the metrics."""
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
+    from mcp_context_proxy.web.approvals import ApprovalsApi  # noqa: PLC0415
+    from mcp_context_proxy.web.audit import AuditApi  # noqa: PLC0415
     from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
     from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.page import routes  # noqa: PLC0415
@@ -234,7 +267,11 @@ def _web_routes(proxy: Proxy) -> list[BaseRoute]:
     search_api = SearchApi(proxy.contexts, proxy.reindex, log)
     usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
     interactions_api = InteractionsApi(recorder)
-    apis = contexts_api, search_api, usage_api, interactions_api
+    audit_api = AuditApi(proxy.audit, audit_file(proxy.config))
+    approvals_api = ApprovalsApi(
+        proxy.store, proxy.approvals, proxy.refresh.mark_stale, proxy.search.forget_uses
+    )
+    apis = contexts_api, search_api, usage_api, interactions_api, approvals_api, audit_api
     operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
     shown = partial(shown_json, redact=proxy.redact.json)

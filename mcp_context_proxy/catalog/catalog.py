@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,7 +17,9 @@ from typing import TypeVar
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.parts import part_for
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
+from mcp_context_proxy.catalog.tool_lists import ParsedTools, entry_withheld, parse_tools
 from mcp_context_proxy.catalog.uri_owners import (
     OWN_SKILLS,
     TEMPLATE_BYTES_PER_SERVER,
@@ -27,6 +30,7 @@ from mcp_context_proxy.catalog.uri_owners import (
     skill_claim,
 )
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
+from mcp_context_proxy.config.reload import connection_identity
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.items import (
     Document,
@@ -37,17 +41,27 @@ from mcp_context_proxy.items import (
     Source,
     Tool,
     TurnedOffTool,
+    Withheld,
     uri_of,
 )
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.strangers import quoted
+from mcp_context_proxy.trust.approval import Approvals, Origin
+from mcp_context_proxy.trust.danger import Danger
+from mcp_context_proxy.trust.fingerprints import Approvable, Candidate
+from mcp_context_proxy.trust.states import APPROVED, Ruling, withheld
+from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", Tool, Prompt)
 Entry = TypeVar("Entry")
 
-URI_SHOWN = 100
-"""Characters of a withheld URI that a finding repeats."""
+PARTS_KEPT = 32
+"""Parts of the catalog for principals with limits; another is made in some milliseconds."""
+
+_APPROVED_LISTS = {"prompts": Approvable.PROMPT, "templates": Approvable.TEMPLATE}
+"""Lists beside the tools whose entries are approved."""
 
 _RESOURCES: dict[str, tuple[str, str, Callable[[str], object], float, float]] = {
     "resources": ("resource", "uri", check_uri, inf, inf),
@@ -66,6 +80,18 @@ def _go_on() -> None:
     """Let a refresh go on."""
 
 
+@dataclass(slots=True)
+class WholeCatalog:
+    """The catalog without limits: reading the snapshot is reading a field."""
+
+    snapshot: Snapshot
+
+    @property
+    def whole(self) -> WholeCatalog:
+        """Return the same."""
+        return self
+
+
 class Catalog:
     """Builds snapshots from the downstream clients and the documents."""
 
@@ -78,20 +104,24 @@ class Catalog:
         *,
         configured: Callable[[], frozenset[str]],
         reserved: frozenset[str] = frozenset(),
+        approvals: Approvals | None = None,
     ) -> None:
         """Start with an empty snapshot; `refresh` fills it.
 
         ``clients`` returns the current downstream clients, in the order of the configuration, ``configured``
         the names of all servers, also of those that are switched off; ``reserved`` has the names of the
-        proxy's own tools and prompts.
+        proxy's own tools and prompts. ``approvals`` decides about definitions; without it, all are served.
         """
+        self._approvals = approvals
+        self._identities: dict[str, tuple[ServerConfig, str]] = {}
+        self._withheld: dict[Approvable, list[Withheld]] = {}
         self._expose, self._limits, self._reserved = expose, limits, reserved
         self._serving, self._configured, self._documents = clients, configured, documents
         self._servers: frozenset[str] = frozenset()
         self._bare = False
         """True while names need no prefix: it is not wanted, and every server is known."""
         self._clients: tuple[DownstreamClient, ...] = ()
-        self._parsed: dict[str, _ParsedTools] = {}
+        self._parsed: dict[str, ParsedTools] = {}
         self._fitted: dict[tuple[str, str], _FittedEntries] = {}
         """Entries of the other lists as they may be shown, by server and name of the list."""
         self._parsed_skills: dict[str, _ParsedSkills] = {}
@@ -102,8 +132,10 @@ class Catalog:
         """The resources and templates that it was made of, and the servers."""
         self._refreshing = threading.Lock()
         self._check: Callable[[], object] = _go_on
-        self.snapshot = Snapshot(generation=0, sources=(), owner_of=self._owner_of)
-        """The current snapshot. A request takes it once and uses it to the end."""
+        self.whole = WholeCatalog(Snapshot(generation=0, sources=(), owner_of=self._owner_of))
+        """The whole catalog, for the proxy's own tasks and for principals without limits."""
+        self._parts: OrderedDict[tuple[int, Principal], Snapshot] = OrderedDict()
+        """Parts of snapshots by generation and principal, those used last at the end."""
         self.changed: list[Callable[[], None]] = []
         """Callbacks, which must not block, for when hosts may have to be notified of a change."""
 
@@ -112,6 +144,24 @@ class Catalog:
         with self._refreshing:
             self._expose, self._limits = expose, limits
             self._parsed, self._fitted = {}, {}
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The current snapshot, as far as the principal may reach it for whom this is done.
+
+        A request takes it once and uses it to the end. Lists, searches, calls, resources, prompts and the
+        REST API see nothing else, so that none of them can show what another hides.
+        """
+        principal, whole = ACTING.get(), self.whole.snapshot
+        if not principal.limited:
+            return whole
+        key = whole.generation, principal
+        part = self._parts.get(key)
+        if part is None or part.part_of is not whole:
+            part = self._parts[key] = part_for(principal, whole)
+            if len(self._parts) > PARTS_KEPT:
+                self._parts.popitem(last=False)
+        return part
 
     def refresh(self, check: Callable[[], object] = _go_on) -> Snapshot:
         """Build and publish a snapshot of the current listings and documents. Thread-safe.
@@ -122,7 +172,8 @@ class Catalog:
         """
         with self._refreshing:
             self._check = check
-            before, findings = self.snapshot, list[str]()
+            before, findings = self.whole.snapshot, list[str]()
+            self._withheld = {kind: [] for kind in Approvable}
             self._clients, self._servers = tuple(self._serving()), self._configured()
             unlisted = tuple(client.name for client in self._clients if client.introduction is None)
             self._bare = not self._expose.prefix and not unlisted
@@ -140,6 +191,7 @@ class Catalog:
             documents = [item for source in sources for item in source.items if isinstance(item, Document)]
             resources = self._resources("resources", before.resources, findings)
             templates = self._resources("templates", before.templates, findings)
+            prompts = definitions.keep_unchanged(before.prompts, self._prompts(findings))
             servers = self._servers if resources or templates else frozenset[str]()
             owned = list(resources.values()), list(templates.values()), servers
             unchanged = owned == self._indexed
@@ -150,6 +202,9 @@ class Catalog:
                 sources=sources,
                 tools=tools,
                 turned_off=self._turned_off(),
+                withheld={one.exposed_name: one for one in self._withheld[Approvable.TOOL]},
+                withheld_prompts={one.exposed_name: one for one in self._withheld[Approvable.PROMPT]},
+                first_seen={} if self._approvals is None else self._approvals.first_seen,
                 documents=(by_uri := {one.uri: one for one in sorted(documents, key=lambda one: one.uri)}),
                 other_uris={
                     uri: one
@@ -159,15 +214,15 @@ class Catalog:
                 resources=_listed(dict(sorted(resources.items()))),
                 templates=_listed(templates),
                 owner_of=owner_of,
-                prompts=definitions.keep_unchanged(before.prompts, self._prompts(findings)),
+                prompts=prompts,
                 skills=skills,
                 findings=tuple(findings),
                 servers=self._servers,
                 unlisted=unlisted,
             )
             if not _same(before, made):
-                self.snapshot, self._owner_of, self._indexed = made, owner_of, owned
-            return self.snapshot
+                self.whole.snapshot, self._owner_of, self._indexed = made, owner_of, owned
+            return self.whole.snapshot
 
     def _checked(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         for entry in entries:
@@ -179,7 +234,7 @@ class Catalog:
         for tool in tools:
             by_server[tool.server].append(tool)
         # Reversed, because documents follow the servers and a server, too, may be called ``rules``.
-        known = {source.key: source for source in reversed(self.snapshot.sources)}
+        known = {source.key: source for source in reversed(self.whole.snapshot.sources)}
         for client in self._clients:
             items = tuple(by_server[client.name])
             source = known.get(client.name)
@@ -227,12 +282,14 @@ class Catalog:
 
     def _tools(self, findings: list[str]) -> dict[str, Tool]:
         """Return all tools by exposed name."""
-        tools = [tool for client in self._clients for tool in self._tools_of(client, findings)]
+        tools = [tool for client in self._clients for tool in self._approved_tools(client, findings)]
         if (excess := len(tools) - self._limits.tools) > 0:
             findings.append(f"{excess:,} tools over {self._limits.tools:,} are withheld")
             del tools[self._limits.tools :]
         if self._bare:
-            exposed = self._names([(tool.server, tool.name) for tool in tools])
+            waiting = self._withheld[Approvable.TOOL]
+            pairs = [(one.server, one.name) for one in tools]
+            exposed = self._names(pairs + [(one.server, one.name) for one in waiting])
             tools = [replace(tool, exposed_name=exposed[tool.server, tool.name]) for tool in tools]
         return self._owned("tool", tools, findings)
 
@@ -249,79 +306,61 @@ class Catalog:
         owned = names.keep_owned(items, self._servers, findings)
         return _unique(owned, lambda item: item.exposed_name, kind, findings)
 
-    def _tools_of(self, client: DownstreamClient, findings: list[str]) -> tuple[Tool, ...]:
+    def _approved_tools(self, client: DownstreamClient, findings: list[str]) -> Iterator[Tool]:
+        """Yield the tools of one client that are approved, with hints no looser than the approved ones."""
+        parsed = self._tools_of(client, findings)
+        rulings = self._rulings(client, "tools", Approvable.TOOL, parsed.candidates, findings)
+        for tool in parsed.tools:
+            ruling = rulings.get(tool.name, APPROVED)
+            if ruling.taken and ruling.hints is None:
+                yield tool
+            elif ruling.taken and ruling.hints is not None:
+                stays = definitions.restrained(tool, ruling.hints)
+                danger = Danger(stays.tool_class, stays.class_reason)
+                if names.turned_off_by(client.config, tool.name, danger) is None:
+                    asked_by = names.asked_by(client.config, tool.name, stays.tool_class)
+                    yield replace(stays, asked_by=asked_by)
+
+    def _rulings(
+        self,
+        client: DownstreamClient,
+        list_name: str,
+        kind: Approvable,
+        candidates: Mapping[str, Candidate],
+        findings: list[str],
+    ) -> Mapping[str, Ruling]:
+        """Return the decisions about one list. This is where it is decided which definitions are served."""
+        if self._approvals is None:
+            return {}
+        config = client.config
+        known = self._identities.get(config.name)
+        if known is None or known[0] is not config:
+            known = self._identities[config.name] = config, connection_identity(config)
+        mode = config.approval or self._approvals.mode
+        origin = Origin(config.name, mode, known[1], client.listing.versions.get(list_name, ""))
+        rulings = self._approvals.rulings(origin, kind, candidates)
+        held = {name: ruling.why for name, ruling in rulings.items() if not ruling.taken}
+        if held:
+            exposed = self._names([(config.name, name) for name in held])
+            self._withheld[kind] += (
+                Withheld(*pair, exposed[pair], held[pair[1]]) for pair in exposed if pair[1] in held
+            )
+            findings.append(f"{config.name}: {withheld(config.name, kind, [*held.values()])}")
+        if kind is Approvable.TOOL and (finding := self._approvals.findings.get(config.name)):
+            findings.append(f"{config.name}: {finding}")
+        return rulings
+
+    def _tools_of(self, client: DownstreamClient, findings: list[str]) -> ParsedTools:
         """Return the tools of one client; parsed again only when its listing or its settings have changed."""
         config, listing = client.config, client.listing
         known = self._parsed.get(client.name)
         if known is None or known.definitions is not listing.tools or known.config is not config:
-            known = self._parsed[client.name] = self._parse(config, listing.tools)
+            known = self._parsed[client.name] = parse_tools(
+                config, listing.tools, self._checked, self._expose.max_name_length, self._limits
+            )
         findings += known.findings
         findings += (f"{client.name}: {finding}" for finding in listing.remarks)
-        return known.tools
-
-    def _parse(self, config: ServerConfig, listed: Sequence[bytes]) -> _ParsedTools:
-        tools: dict[str, Tool | TurnedOffTool] = {}
-        findings: list[str] = []
-        for position, definition in enumerate(self._checked(listed), 1):
-            try:
-                tool, remark = self._parse_tool(config, definition)
-            except UnfitError as error:
-                findings.append(_withheld(position, "tools", error))
-                continue
-            if tool.name in tools:
-                findings.append(f"a second tool named {tool.name!r} is withheld")
-                continue
-            tools[tool.name] = tool
-            if remark:
-                findings.append(f"tool {tool.name!r}: {remark}")
-        findings.extend(definitions.lookalikes(tools))
-        if listed:
-            findings.extend(names.without_effect(config, tools))
-        told = tuple(f"{config.name}: {finding}" for finding in findings)
-        on = tuple(tool for tool in tools.values() if isinstance(tool, Tool))
-        off = tuple(tool for tool in tools.values() if isinstance(tool, TurnedOffTool))
-        return _ParsedTools(config, listed, on, off, told)
-
-    def _parse_tool(self, config: ServerConfig, definition: bytes) -> tuple[Tool | TurnedOffTool, str]:
-        """Return a tool with a remark on a cut; of one that is turned off nothing but its name is read.
-
-        Raises:
-            UnfitError: The tool cannot be shown.
-        """
-        try:
-            members = envelope.members(definition)
-        except (ValueError, RecursionError):
-            raise UnfitError("it is not an object") from None
-        name = envelope.text(members.get("name"))
-        if not name or not name.isprintable():
-            raise UnfitError("it has no usable name")
-        exposed = definitions.exposed_name(config.name, name, self._expose.max_name_length)
-        if (reason := names.turned_off_by(config, name)) is not None:
-            return TurnedOffTool(config.name, name, exposed, reason), ""
-        schema = members.get("inputSchema")
-        if schema is None or not envelope.starts_with(schema, b"{"):
-            raise UnfitError(f"tool {name!r} has no inputSchema object")
-        try:
-            shown, remark = definitions.fit(definition, self._limits)
-        except UnfitError as error:
-            raise UnfitError(f"tool {name!r}: {error}") from None
-        markers = definitions.markers_of(members)
-        tool = Tool(
-            server=config.name,
-            name=name,
-            exposed_name=exposed,
-            description=envelope.text(envelope.members(shown).get("description")) or "",
-            definition=shown,
-            fingerprint=definitions.fingerprint(config.name, definition),
-            include=config.include_of(name),
-            tags=config.tags_of(name),
-            category=config.category_of(name),
-            tool_class=markers.tool_class,
-            interactive=markers.interactive,
-            confirm=config.confirms(name, markers.tool_class),
-            result_characters=markers.result_characters,
-        )
-        return tool, remark
+        return known
 
     def _resources(
         self, name: str, before: Mapping[str, Resource], findings: list[str]
@@ -333,24 +372,31 @@ class Catalog:
             entries, listed = self._last_listed(client, name)
             taken = size = 0
             fitted = self._entries(client.name, name, entries, member, findings)
-            for uri, definition in self._checked(fitted):
+            rulings: Mapping[str, Ruling] = {}
+            if name == "templates":
+                rulings = self._rulings(client, name, Approvable.TEMPLATE, fitted.candidates, findings)
+            for uri, definition in self._checked(fitted.shown):
+                ruling = rulings.get(uri, APPROVED)
+                if not ruling.taken and not ruling.replaces:
+                    continue
                 try:
                     check(uri)
                     if (claimed := skill_claim(uri, client.name, self._servers)) is not None:
                         whose = "the user's own" if claimed == OWN_SKILLS else f"one of server {claimed!r}"
                         raise UnfitError(f"it would pass for a skill that is {whose}")
                 except UnfitError as error:
-                    findings.append(f"{client.name}: {kind} {uri[:URI_SHOWN]!r} is withheld: {error}")
+                    findings.append(f"{client.name}: {kind} {quoted(uri)} is withheld: {error}")
                     continue
                 taken, size = taken + 1, size + len(uri.encode())
                 if taken > most or size > most_bytes:
                     findings.append(f"{client.name}: its {name} after the first {taken - 1:,} are withheld")
                     break
-                resource = Resource(client.name, uri, definition, listed)
+                # What was served before keeps its URIs, so that they lead to no other server meanwhile.
+                resource = Resource(client.name, uri, definition, listed and ruling.taken, ruling.why)
                 first = found.setdefault(uri, resource)
                 if first is not resource:
                     reason = f"{first.server} offers it too"
-                    findings.append(f"{client.name}: {kind} {uri[:URI_SHOWN]!r} is withheld: {reason}")
+                    findings.append(f"{client.name}: {kind} {quoted(uri)} is withheld: {reason}")
         return definitions.keep_unchanged(before, found)
 
     def _last_listed(self, client: DownstreamClient, name: str) -> tuple[tuple[bytes, ...], bool]:
@@ -369,12 +415,17 @@ class Catalog:
         return entries, True
 
     def _prompts(self, findings: list[str]) -> dict[str, Prompt]:
-        found = [
-            (client.name, *entry)
-            for client in self._clients
-            for entry in self._entries(client.name, "prompts", client.listing.prompts, "name", findings)
-        ]
-        exposed = self._names([(server, name) for server, name, _ in found])
+        found = []
+        for client in self._clients:
+            listed = self._entries(client.name, "prompts", client.listing.prompts, "name", findings)
+            rulings = self._rulings(client, "prompts", Approvable.PROMPT, listed.candidates, findings)
+            found += [
+                (client.name, name, definition)
+                for name, definition in listed.shown
+                if rulings.get(name, APPROVED).taken
+            ]
+        waiting = [(one.server, one.name) for one in self._withheld[Approvable.PROMPT]]
+        exposed = self._names([*((server, name) for server, name, _ in found), *waiting])
         prompts = [
             Prompt(server, name, exposed[server, name], definition) for server, name, definition in found
         ]
@@ -389,8 +440,8 @@ class Catalog:
 
     def _entries(
         self, server: str, name: str, entries: tuple[bytes, ...], member: str, findings: list[str]
-    ) -> Sequence[tuple[str, bytes]]:
-        """Return key and definition of each entry of one list (``name``) of a server.
+    ) -> _FittedEntries:
+        """Return the entries of one list (``name``) of a server, each with its key.
 
         The key is the text of ``member``. Entries that cannot be shown are left out. A list is taken apart
         again only when it has changed.
@@ -398,13 +449,20 @@ class Catalog:
         fitted = self._fitted.get((server, name))
         if fitted is None or fitted.entries is not entries:
             told: list[str] = []
-            shown = tuple(self._fit(server, name, entries, member, told))
-            fitted = self._fitted[server, name] = _FittedEntries(entries, shown, tuple(told))
+            candidates: dict[str, Candidate] = {}
+            shown = tuple(self._fit(server, name, entries, member, told, candidates))
+            fitted = self._fitted[server, name] = _FittedEntries(entries, shown, tuple(told), candidates)
         findings += fitted.findings
-        return fitted.shown
+        return fitted
 
     def _fit(
-        self, server: str, name: str, entries: tuple[bytes, ...], member: str, findings: list[str]
+        self,
+        server: str,
+        name: str,
+        entries: tuple[bytes, ...],
+        member: str,
+        findings: list[str],
+        candidates: dict[str, Candidate],
     ) -> Iterator[tuple[str, bytes]]:
         for position, definition in enumerate(self._checked(entries), 1):
             try:
@@ -413,24 +471,15 @@ class Catalog:
                     raise UnfitError(f"it has no {member}")
                 shown, remark = definitions.fit(definition, self._limits)
             except UnfitError as error:
-                findings.append(f"{server}: {_withheld(position, name, error)}")
+                findings.append(f"{server}: {entry_withheld(position, name, error)}")
             except (ValueError, RecursionError):
-                findings.append(f"{server}: {_withheld(position, name, 'it is not an object')}")
+                findings.append(f"{server}: {entry_withheld(position, name, 'it is not an object')}")
             else:
                 if remark:
                     findings.append(f"{server}: {key!r} of its {name}: {remark}")
+                if (kind := _APPROVED_LISTS.get(name)) is not None and key not in candidates:
+                    candidates[key] = Candidate.of(kind, key, definition, shown)
                 yield key, shown
-
-
-@dataclass(frozen=True, slots=True)
-class _ParsedTools:
-    """The tools of a listing under one configuration of its server."""
-
-    config: ServerConfig
-    definitions: Sequence[bytes]
-    tools: tuple[Tool, ...]
-    turned_off: tuple[TurnedOffTool, ...]
-    findings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +490,8 @@ class _FittedEntries:
     """The list as it came."""
     shown: tuple[tuple[str, bytes], ...]
     findings: tuple[str, ...]
+    candidates: Mapping[str, Candidate]
+    """Definitions by key, where they are approved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +510,9 @@ def _same(before: Snapshot, after: Snapshot) -> bool:
         before.sources == after.sources
         and before.tools == after.tools
         and before.turned_off == after.turned_off
+        and before.withheld == after.withheld
+        and before.withheld_prompts == after.withheld_prompts
+        and before.first_seen == after.first_seen
         and before.documents == after.documents
         and before.resources == after.resources
         and before.templates == after.templates
@@ -484,7 +538,3 @@ def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: li
 def _listed(resources: Mapping[str, Resource]) -> dict[str, Resource]:
     """Return those that a server lists now."""
     return {uri: resource for uri, resource in resources.items() if resource.listed}
-
-
-def _withheld(position: int, list_name: str, reason: object) -> str:
-    return f"entry {position} of its {list_name} is withheld: {reason}"

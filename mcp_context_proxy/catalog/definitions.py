@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +30,12 @@ from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
-from mcp_context_proxy.protocol.strangers import BLANK_LINES, NAME_CHARACTERS, compact, one_line, unmarked
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import BLANK_LINES, compact, one_line, quoted, unmarked
+from mcp_context_proxy.protocol.text import clean, normalized
 from mcp_context_proxy.protocol.validation import nests_deeper
+from mcp_context_proxy.trust import fingerprints
+from mcp_context_proxy.trust.danger import is_stricter
+from mcp_context_proxy.trust.fingerprints import Hints, canonical
 
 SCHEMAS = ("inputSchema", "outputSchema")
 
@@ -66,7 +68,6 @@ _VALID_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
 _INVALID_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _SEEMS_SEPARATOR = re.compile(r"[-_./ ]{2}")
 """The separator, or two characters that a person takes for it."""
-_ESCAPED_COLONS: Final = (b"\\u003a", b"\\u003A")
 
 LETTERS: Final = dict(
     zip(
@@ -88,8 +89,6 @@ RESULT_CHARACTERS: Final = 500_000
 """Largest such length that hosts take."""
 
 Defined = TypeVar("Defined", bound=Tool | Resource | Prompt)
-
-_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
 class UnfitError(ValueError):
@@ -133,6 +132,11 @@ def fit(definition: bytes, limits: Limits) -> tuple[bytes, str]:
     return envelope.encode(shown), f"its description is cut: {limit:,} of {size:,} bytes are shown"
 
 
+def with_description(definition: bytes, description: str) -> bytes:
+    """Return a definition with another description."""
+    return envelope.encode({**envelope.members(definition), "description": envelope.raw(description)})
+
+
 def _finite(written: str) -> float:
     number = float(written)
     if math.isinf(number):
@@ -171,15 +175,13 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
 def _unchanged(value: str, key: str) -> str:
     if clean(value) == value:
         return value
-    raise UnfitError(
-        f"it hides characters in {one_line(key, NAME_CHARACTERS) or 'a name'!r}, which calls depend on"
-    )
+    raise UnfitError(f"it hides characters in {quoted(one_line(key) or 'a name')}, which calls depend on")
 
 
 def _name(value: str, key: str) -> str:
     if compact(value) == clean(value):
         return _unchanged(value, key)
-    raise UnfitError(f"it hides part of {one_line(key, NAME_CHARACTERS)!r} behind a run of spaces")
+    raise UnfitError(f"it hides part of {quoted(one_line(key))} behind a run of spaces")
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -191,7 +193,8 @@ def _escape(found: re.Match[str]) -> str:
 class Markers:
     """Statements of a tool about its calls, which hosts decide by."""
 
-    tool_class: ToolClass
+    hinted: ToolClass | None
+    """Class that its hints state; None if they state none."""
     interactive: bool
     """True if the user must be asked before each call."""
     result_characters: int
@@ -201,19 +204,41 @@ class Markers:
 def markers_of(definition: Members) -> Markers:
     """Return the markers of a tool's definition; an unreadable one loosens nothing.
 
-    The class is decided here and nowhere else: a tool only reads if it says so and does not also say that it
-    destroys. One that says nothing may write.
+    A tool that says that it reads and that it destroys destroys.
     """
     # Member by member, so that one that cannot be decoded takes no other with it.
     hints, meta = _members(definition.get("annotations")), meta_of(definition)
-    tool_class = ToolClass.WRITE
+    hinted = None
     if bytes(hints.get("destructiveHint", b"")) == b"true":
-        tool_class = ToolClass.DESTRUCTIVE
+        hinted = ToolClass.DESTRUCTIVE
     elif bytes(hints.get("readOnlyHint", b"")) == b"true":
-        tool_class = ToolClass.READ
+        hinted = ToolClass.READ
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
-    return Markers(tool_class, interactive, int(min(max(size, 0), RESULT_CHARACTERS)))
+    return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)))
+
+
+def restrained(tool: Tool, hints: Hints) -> Tool:
+    """Return a tool with the hints that were approved before its definition changed."""
+    members = envelope.members(tool.definition)
+    own = {key: raw for key, raw in _members(members.get("annotations")).items() if key not in HINTS}
+    own["readOnlyHint"] = envelope.raw(hints.tool_class is ToolClass.READ)
+    own["destructiveHint"] = envelope.raw(hints.tool_class is ToolClass.DESTRUCTIVE)
+    members["annotations"] = envelope.raw(own)
+    if hints.interactive:
+        members["_meta"] = envelope.raw({**meta_of(members), USER_INTERACTION: True})
+    stricter = is_stricter(hints.tool_class, tool.tool_class)
+    return replace(
+        tool,
+        definition=envelope.encode(members),
+        tool_class=hints.tool_class if stricter else tool.tool_class,
+        class_reason="a person has approved it as that" if stricter else tool.class_reason,
+        interactive=tool.interactive or hints.interactive,
+    )
+
+
+HINTS: Final = frozenset({"readOnlyHint", "destructiveHint"})
+"""Annotations that state the class of a tool."""
 
 
 def _members(raw: Raw | None) -> Members:
@@ -320,25 +345,13 @@ def lookalikes(names: Iterable[str]) -> Iterator[str]:
 
 def folded(name: str) -> str:
     """Return the same text for names that a person takes for one another."""
-    small = name.lower() if name.isascii() else unicodedata.normalize("NFKC", name[:COMPARED]).casefold()
+    small = name.lower() if name.isascii() else normalized("NFKC", name[:COMPARED]).casefold()
     return small.translate(_LOOKALIKES)
 
 
 def fingerprint(server: str, definition: bytes) -> str:
     """Return SHA-256 (hex) over the server and all members of a definition, in any order."""
-    return hashlib.sha256(server.encode() + b"\0" + _canonical(definition)).hexdigest()
-
-
-def _canonical(definition: bytes) -> bytes:
-    """Return JSON without spaces and with sorted members; the bytes themselves where one would be lost."""
-    try:
-        encoded = _encode_sorted(msgspec.json.decode(definition))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return definition
-    # Each member has a colon, and others stand in texts unless they are escaped: fewer, and a member that was
-    # named twice is gone.
-    whole = encoded.count(b":") == definition.count(b":")
-    return encoded if whole and not any(each in definition for each in _ESCAPED_COLONS) else definition
+    return fingerprints.fingerprint(definition).of(server)
 
 
 def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) -> dict[str, Defined]:
@@ -352,7 +365,7 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
         if known is None or known == item or replace(known, definition=item.definition) != item:
             continue
         # The fingerprint of a tool is part of the comparison above.
-        if isinstance(item, Tool) or _canonical(known.definition) == _canonical(item.definition):
+        if isinstance(item, Tool) or canonical(known.definition) == canonical(item.definition):
             kept[key] = known
     return kept
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from mcp_context_proxy.catalog.own_skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind, SkillFolder
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.text import clean, normalized
 
 PRIORITY: Final = 500
 """Default priority of a document: in the middle."""
@@ -146,7 +145,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
         while size < len(own) and sum(other[-size:] == own[-size:] for other in distinct) > 1:
             size += 1
         name = "/".join(own[-size:]).encode("utf-8", "replace").decode()
-        labels.append(unicodedata.normalize("NFC", one_line(name)) or "documents")
+        labels.append(normalized("NFC", one_line(name)) or "documents")
     return labels
 
 
@@ -230,7 +229,7 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     skill = _skill_folder(file, folder) if form is Format.SKILL else None
     documents = []
     for name, description, part in parts:
-        facts = (kind, unicodedata.normalize("NFC", name), description, part)
+        facts = (kind, normalized("NFC", name), description, part)
         # As a JSON array, in which no two different lists look alike.
         identity = json.dumps((*facts, include, priority, front.tags), ensure_ascii=True)
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()

@@ -6,9 +6,10 @@ name leads somewhere only if exactly one server has it, and every enabled server
 been connected yet may have it as well.
 
 The configuration can turn tools off, and `turned_off_by` alone decides it, for every way to reach a tool.
-``allow`` and ``deny`` of a server are globs over the tools' own names, and ``enabled = false`` stands under
-a single tool. Any of them turns a tool off, and none turns on what another one turns off. The catalog leaves
-such tools out of the snapshot, so that lists, searches, the index, learned pairs and calls cannot disagree.
+``allow`` and ``deny`` of a server are globs over the tools' own names, ``enabled = false`` stands under a
+tool or a glob, and ``"never"`` under one of these or for a danger class. The first three turn a tool off
+whatever else is set; of the last, `permission` says which counts. The catalog leaves such tools out of the
+snapshot, so that lists, searches, the index, learned pairs and calls cannot disagree.
 Prompts and resources are not tools: only ``enabled = false`` for the whole server turns them off.
 """
 
@@ -22,8 +23,22 @@ from typing import Final, TypeVar
 from mcp_context_proxy.catalog.definitions import HASH_LENGTH, SEPARATOR, folded, is_altered_name, seems_full
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.source import KeyPath, dotted
-from mcp_context_proxy.errors import AwaitedServersError, TurnedOffError, UnknownItemError, nearest_names
-from mcp_context_proxy.items import Prompt, Snapshot, Tool, TurnedOffTool
+from mcp_context_proxy.config.tool_settings import (
+    CONFIRM,
+    configured_class,
+    matches,
+    permission,
+    settings_of,
+)
+from mcp_context_proxy.errors import (
+    AwaitedServersError,
+    TurnedOffError,
+    UnknownItemError,
+    WithheldError,
+    nearest_names,
+)
+from mcp_context_proxy.items import Prompt, Snapshot, Tool, ToolClass, TurnedOffTool, Withheld
+from mcp_context_proxy.trust.danger import Danger
 
 COMPARED_ON_LOOP: Final = 500
 """Names that an unknown one is compared with on the event loop: 10 ms at most."""
@@ -34,7 +49,7 @@ NEAREST: Final = 3
 
 _HAS_DIGEST: Final = re.compile(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
-Named = TypeVar("Named", Tool, Prompt, TurnedOffTool)
+Named = TypeVar("Named", Tool, Prompt, TurnedOffTool, Withheld)
 
 
 def is_full(name: str) -> bool:
@@ -113,12 +128,14 @@ def tool_named(
 
     Raises:
         TurnedOffError: the tool with that name is turned off.
+        WithheldError: the tool with that name waits for a person's approval.
         UnknownItemError: no tool has that name, or several have, or a server that may have it is not known.
     """
     tools = snapshot.tools
     found = by_full_name(tools, name, snapshot.servers)
     if found is not None and server in (None, found.server):
         return found
+    raise_if_withheld("tool", snapshot.withheld, name, snapshot.servers, server, tools.values())
     if server is None and is_full(name):
         _raise_if_turned_off(snapshot, name, server)
         raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared))
@@ -132,6 +149,30 @@ def tool_named(
         _raise_if_turned_off(snapshot, name, server)
     names = names or suggested(tools, name, snapshot.servers, compared)
     raise UnknownItemError("tool", name, names)
+
+
+def raise_if_withheld(
+    kind: str,
+    withheld: Mapping[str, Withheld],
+    name: str,
+    servers: Collection[str],
+    server: str | None = None,
+    served: Iterable[Tool | Prompt] = (),
+) -> None:
+    """Raise `WithheldError` for a name of what waits for approval, also where another server has it too.
+
+    Otherwise an own name would lead to another server as soon as a definition is withheld.
+    """
+    if not withheld:
+        return
+    found = by_full_name(withheld, name, servers)
+    if found is None and not is_full(name):
+        found = next((one for one in withheld.values() if one.name == name), None)
+    if found is None or server not in (None, found.server):
+        found = next((one for one in withheld.values() if (one.server, one.name) == (server, name)), None)
+    if found is not None:
+        other = next((one.exposed_name for one in served if one.name == name), "")
+        raise WithheldError(kind, found.exposed_name, found.server, found.reason, other)
 
 
 def _raise_if_turned_off(snapshot: Snapshot, name: str, server: str | None) -> None:
@@ -162,22 +203,38 @@ def nearest(name: str, names: Iterable[str], most: int = COMPARED_ON_LOOP) -> li
     return nearest_names(name, itertools.islice(names, most), NEAREST)
 
 
-ANY: Final = "*"
-"""Stands for any characters, or none. Nothing else is special in a glob, so a host's list of names is one of
-globs."""
+def turned_off_by(config: ServerConfig, tool: str, danger: Danger | None) -> str | None:
+    """Return the setting that turns a tool off, as the end of "is turned off ..."; None if it is on.
 
-
-def turned_off_by(config: ServerConfig, tool: str) -> str | None:
-    """Return the setting that turns a tool off, as the end of "is turned off ..."; None if it is on."""
-    own = config.tools.get(tool)
-    if own is not None and not own.enabled:
-        return f"by {_place(config, ('tools', tool, 'enabled'))}"
+    ``danger`` is its class, since a class of tools may be turned off; None leaves that out, where the class
+    is not known.
+    """
+    for key, own in settings_of(config.tools, tool):
+        if not own.enabled:
+            return f"by {_place(config, ('tools', key, 'enabled'))}"
     for index, glob in enumerate(config.deny):
         if matches(glob, tool):
             return f"by {_place(config, ('deny', index))}"
     if config.allow is not None and not any(matches(glob, tool) for glob in config.allow):
         return f"by {_place(config, ('allow',))}, which does not name it"
-    return None
+    tool_class = None if danger is None else danger.tool_class
+    allow, rule = permission(config.tools, config.classes, tool, tool_class)
+    if allow != "never":
+        return None
+    of_class = f", because it is {tool_class}: {danger.reason}" if danger and rule[0] == "classes" else ""
+    return f"by {_place(config, rule)}{of_class}"
+
+
+def asked_by(config: ServerConfig, tool: str, tool_class: ToolClass) -> str:
+    """Return the setting by which a person is asked before each call of a tool; empty if there is none."""
+    allow, rule = permission(config.tools, config.classes, tool, tool_class)
+    return _place(config, rule) if allow == "ask" else ""
+
+
+def class_by(config: ServerConfig, tool: str) -> tuple[ToolClass | None, str]:
+    """Return the class that the configuration gives a tool, and the setting; None if it gives none."""
+    configured, key = configured_class(config.tools, tool)
+    return configured, _place(config, key) if key else ""
 
 
 def without_effect(config: ServerConfig, tools: Iterable[str]) -> Iterator[str]:
@@ -190,33 +247,22 @@ def without_effect(config: ServerConfig, tools: Iterable[str]) -> Iterator[str]:
     offered = frozenset(tools)
     globs: list[tuple[KeyPath, str]] = [(("allow",), glob) for glob in config.allow or ()]
     globs += [(("deny", index), glob) for index, glob in enumerate(config.deny)]
-    globs += [(("tools", name, "enabled"), name) for name, tool in config.tools.items() if not tool.enabled]
+    globs += [
+        (("tools", name, key), name)
+        for name, tool in config.tools.items()
+        for key in ("enabled", "allow", "danger")
+        if getattr(tool, key) not in (True, None)
+    ]
     for key, glob in globs:
-        if glob in offered if key[0] == "tools" else any(matches(glob, tool) for tool in offered):
+        if glob in offered or any(matches(glob, tool) for tool in offered):
             continue
         own = glob.removeprefix(f"{config.name}__")
         hint = "" if own == glob else f"; write the name that the server itself uses: {own}"
         yield f"{_place(config, key)}: {glob!r} matches none of its tools{hint}"
 
 
-def matches(glob: str, name: str) -> bool:
-    """Return whether a glob matches a whole name; upper and lower case differ. Takes linear time."""
-    first, *others = glob.split(ANY)
-    if not others:
-        return glob == name
-    *inner, last = others
-    if not name.startswith(first) or not name.endswith(last):
-        return False
-    # Taking the first place of each piece leaves most room for the next, so nothing is tried twice.
-    at, end = len(first), len(name) - len(last)
-    for piece in inner:
-        found = name.find(piece, at, end)
-        if found < 0:
-            return False
-        at = found + len(piece)
-    return at <= end
-
-
 def _place(config: ServerConfig, key: KeyPath) -> str:
     """Return key, file and line of a setting; the key alone where it comes from no file."""
-    return config.places.get(dotted(key)) or f"servers.{config.name}.{dotted(key)}"
+    older = (*key[:-1], CONFIRM) if key[0] == "tools" else (CONFIRM,)
+    written = (config.places.get(dotted(one)) for one in (key, older))
+    return next(filter(None, written), f"servers.{config.name}.{dotted(key)}")

@@ -30,7 +30,7 @@ from mcp_context_proxy.catalog.uri_owners import SKILL_SCHEME, check_uri
 from mcp_context_proxy.items import JSON, Document, Kind, Skill, SkillFile
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import SERVER_KEY
-from mcp_context_proxy.protocol.strangers import clean_json, named, one_line
+from mcp_context_proxy.protocol.strangers import clean_json, named, one_line, quoted
 from mcp_context_proxy.protocol.validation import nests_deeper
 
 MANIFEST: Final = "SKILL.md"
@@ -188,18 +188,18 @@ def _files(given: _Entry, root: str) -> dict[str, SkillFile]:
     files: dict[str, SkillFile] = {}
     for file in given.resources:
         if not file.uri.startswith(folder):
-            raise UnfitError(f"{file.uri[:100]!r} is not within its folder")
+            raise UnfitError(f"{quoted(file.uri)} is not within its folder")
         path = file.uri.removeprefix(folder)
         checked_parts(path)
         check_uri(file.uri)
         method, _, digits = file.digest.partition(":")
         if method != "sha256" or len(digits) != 64 or not _HEX.issuperset(digits):
-            raise UnfitError(f"the digest of {path[:100]!r} is not sha256: and 64 small hexadecimal digits")
+            raise UnfitError(f"the digest of {quoted(path)} is not sha256: and 64 small hexadecimal digits")
         if file.size < 0:
-            raise UnfitError(f"the size of {path[:100]!r} is negative")
+            raise UnfitError(f"the size of {quoted(path)} is negative")
         uri = f"{root}/{path}"
         if uri in files:
-            raise UnfitError(f"it lists {path[:100]!r} twice")
+            raise UnfitError(f"it lists {quoted(path)} twice")
         files[uri] = SkillFile(uri, file.uri, file.digest, file.size)
     if f"{root}/{MANIFEST}" not in files:
         raise UnfitError(f"its manifest does not list its {MANIFEST}")

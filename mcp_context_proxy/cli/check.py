@@ -7,6 +7,7 @@ pinned version, which becomes another program whenever its author publishes one.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -37,7 +38,7 @@ from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
-from mcp_context_proxy.items import Kind, TurnedOffTool
+from mcp_context_proxy.items import Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.threads import in_thread
 
@@ -53,6 +54,12 @@ VARIABLES_NAMED: Final = 8
 
 NAMED: Final = 5
 """Tools turned off that a line names."""
+
+COPIED_SHARE: Final = 0.8
+"""Share of the words of two descriptions that both have, from which on one says the same as the other."""
+
+TAKEN_DAYS: Final = 7
+"""Days for which a change that was taken without a person is repeated."""
 
 STATUS_SECONDS: Final = 5.0
 """Time limit of the request for the HTTP status of a failed server."""
@@ -132,17 +139,17 @@ def check_command(
     try:
         config = load_config(ctx, config_path, complain=False)
     except ConfigError as error:
-        _show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
+        show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
         console.say()
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
-    verdicts = [*_configuration(config), _model(config), _store(config)]
+    verdicts = [*_configuration(config), _model(config), _store(config), _audit(config)]
     verdicts += _folders(config)
-    _show(console, verdicts)
+    show(console, verdicts)
     versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
     found = run(_check_proxy, config, profile, versions)
     found += _pins(console, config, versions, writing=pin, host_file=host_file)
-    _show(console, found)
+    show(console, found)
     ctx.exit(_summary(console, [*verdicts, *found], config, strict))
 
 
@@ -179,7 +186,7 @@ def _pins(
         return [Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(told)}", remedy=remedy)]
     try:
         pinning = pins.pin(config.path, versions)
-        of_host = read(config.path).is_json and not host_file
+        of_host = read(config.path).of_host and not host_file
         backup = None if of_host or pinning.after == pinning.before else pins.write(config.path, pinning)
     except (OSError, ConfigError) as error:
         reason = error.strerror or "it cannot be written" if isinstance(error, OSError) else str(error)
@@ -230,6 +237,17 @@ def _store(config: Config) -> Verdict:
         return Verdict(Level.OK, "store", str(store.path or "in memory: nothing is kept"))
 
 
+def _audit(config: Config) -> Verdict:
+    from mcp_context_proxy.trust.audit import audit_file
+
+    file = audit_file(config)
+    if file is None:
+        return Verdict(Level.OK, "audit", "off: no record of calls is kept")
+    if (fault := file.fault()) is not None:
+        return Verdict(Level.PROBLEM, "audit", fault, remedy="calls go on, and are not recorded")
+    return Verdict(Level.OK, "audit", str(file.path))
+
+
 def _folders(config: Config) -> Iterator[Verdict]:
     """Yield the folders in which servers start: their programs may read files there."""
     servers: dict[str, list[str]] = {}
@@ -268,6 +286,7 @@ async def _check_proxy(
             verdicts.append(await _server(client, offered, len(off), seconds[name]))
             verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
             verdicts += _turned_off(name, off)
+            verdicts += _dangers(name, snapshot.tools.values())
             if (missing := unpinned(server)) is not None and client.connected is not None:
                 group = client.connected.process_group
                 version = await in_thread(partial(version_that_runs, server, missing, group))
@@ -275,6 +294,8 @@ async def _check_proxy(
                     versions[name] = (missing, server, version)
         for name, message in findings(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
+        verdicts += await in_thread(_taken_lately, proxy)
+        verdicts += _copies(proxy)
         verdicts += _suspected(proxy)
         for one in host_check.names(proxy) if host is None else host_check.effects(proxy, host):
             subject = one.about if host is None else f"{host.title}: {one.about}"
@@ -309,6 +330,56 @@ def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict
     for reason, names in by_reason.items():
         more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
         yield Verdict(Level.OK, server, f"turned off {reason}: {', '.join(names[:NAMED])}{more}")
+
+
+def _taken_lately(proxy: Proxy) -> list[Verdict]:
+    """Return a line for each server whose changes were taken although nobody has looked at them."""
+    from mcp_context_proxy.trust.decisions import changes
+
+    verdicts = []
+    for name in proxy.fleet.clients:
+        taken = [one for one in changes(proxy.store, name, days=TAKEN_DAYS) if one.taken_by_mode]
+        if taken:
+            names = ", ".join(one_line(one.row.name, NAME_CHARACTERS) for one in taken[:NAMED])
+            more = f" and {len(taken) - NAMED:,} more" if len(taken) > NAMED else ""
+            message = f"changed or new in the last {TAKEN_DAYS} days, and taken: {names}{more}"
+            remedy = f"look: mcp-context-proxy changes {name}"
+            verdicts.append(Verdict(Level.OK, name, message, remedy=remedy))
+    return verdicts
+
+
+def _copies(proxy: Proxy) -> Iterator[Verdict]:
+    """Yield each tool that has the name and nearly the description of an older server's tool."""
+    snapshot = proxy.catalog.snapshot
+    by_name: dict[str, list[Tool]] = {}
+    for tool in snapshot.tools.values():
+        by_name.setdefault(tool.name, []).append(tool)
+    for tools in by_name.values():
+        tools.sort(key=lambda tool: snapshot.first_seen.get(tool.server, 0.0))
+        oldest, others = tools[0], tools[1:]
+        words = set(oldest.description.lower().split())
+        for tool in others[:NAMED]:
+            if tool.definition == oldest.definition:
+                continue  # two accounts of one service; an answer tells them as one, and names both
+            common = words & (own := set(tool.description.lower().split()))
+            if len(common) >= COPIED_SHARE * max(len(words | own), 1):
+                name = one_line(tool.exposed_name, NAME_CHARACTERS)
+                first = one_line(oldest.exposed_name, NAME_CHARACTERS)
+                message = f"{name} says the same as {first} of {oldest.server}, which was there before"
+                remedy = "if only one of them is wanted, turn the other off with deny"
+                yield Verdict(Level.WARNING, tool.server, message, remedy=remedy)
+
+
+def _dangers(server: str, tools: Iterable[Tool]) -> Iterator[Verdict]:
+    """Yield the number of tools in each danger class, and of those whose calls a person confirms."""
+    own = [tool for tool in tools if tool.server == server]
+    if not own:
+        return
+    classes = Counter(tool.tool_class for tool in own)
+    counts = ", ".join(f"{classes[one]:,} {one}" for one in ToolClass if classes[one])
+    asked = sum(bool(tool.asked_by) for tool in own)
+    confirmed = f"; a person confirms calls of {counted(asked, 'tool')}" if asked else ""
+    yield Verdict(Level.OK, server, f"danger classes: {counts}{confirmed}")
 
 
 async def _server(client: DownstreamClient, offered: int, turned_off: int, seconds: float) -> Verdict:
@@ -347,7 +418,22 @@ def _suspected(proxy: Proxy) -> Iterator[Verdict]:
         yield Verdict(Level.WARNING, server, f"{reason}, {effect}", remedy=remedy)
 
 
-def _show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
+def start_once(
+    config: Config, names: Iterable[str]
+) -> tuple[list[Verdict], dict[str, tuple[Unpinned, ServerConfig, str]]]:
+    """Start some servers once; return the verdicts about them, and the versions of those without a pin."""
+    chosen = {name: config.servers[name] for name in names if name in config.servers}
+    versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
+    only = config.model_copy(update={"servers": chosen, "documents": (), "off": {}})
+    verdicts = [one for one in run(_check_proxy, only, None, versions) if one.subject in chosen]
+    for name in names:
+        if name in config.off:
+            verdicts.append(Verdict(Level.PROBLEM, name, f"off: {config.off[name]}"))
+    return verdicts, versions
+
+
+def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
+    """Print verdicts, each with its remedy."""
     for verdict in verdicts:
         head = Text.assemble(
             (f"{verdict.level:<8} ", STYLES[verdict.level]), (f"{verdict.subject}: ", "cyan"), verdict.message
@@ -365,12 +451,16 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict:
     warnings = sum(verdict.level is Level.WARNING for verdict in verdicts)
     enabled = sum(server.enabled for server in config.servers.values())
     servers = counted(known := len(config.servers) + len(config.off), "server")
+    if problems:
+        broken = {verdict.subject for verdict in verdicts if verdict.level is Level.PROBLEM}
+        working = sum(server.enabled and name not in broken for name, server in config.servers.items())
+        work = f"{working:,} of {servers} {'works' if working == 1 else 'work'}"
+        console.say()
+        console.note(f"{_counts(problems, warnings)}: {work}.", style="bold red")
+        return 1
     if enabled < known:
         servers = f"{enabled:,} of {servers} {'is' if enabled == 1 else 'are'} on"
     console.say()
-    if problems:
-        console.note(f"{_counts(problems, warnings)}: {servers}.", style="bold red")
-        return 1
     if not enabled and not config.documents:
         why = "every server is switched off" if config.servers else "no server is configured"
         console.note(f"Nothing to serve: {why}.", style="bold yellow")

@@ -216,6 +216,8 @@ def _show(console: Terminal, explained: Explanation) -> None:
     console.say(Text(explained.name, style="bold cyan"), f" is {chosen}: {explained.reason}")
     options = explained.options
     rows = [("mode", f"{explained.include}, as configured")]
+    if explained.danger is not None:
+        rows.append(("danger", explained.danger))
     if explained.read_as is not None:
         rows.append(("query, as it was read", one_line(explained.read_as)))
     if explained.selected is not None:

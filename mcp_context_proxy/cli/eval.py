@@ -180,7 +180,7 @@ def _of_corpus(
 
 async def _of_servers(config: Config, queries_file: Path, method: Method, top_k: int) -> Evaluation:
     queries = read_queries(queries_file)
-    numbers = config.search.resolved("tools", config.embedding.packaged)
+    numbers = config.search.resolved("tools", config.embedding.packaged is not None)
     options = replace(tool_search(DomainOptions.of(numbers)), method=method)
     async with open_started_proxy(config) as proxy:
         measured = partial(evaluate, proxy.search.engine, proxy.catalog.snapshot, queries, options, top_k)

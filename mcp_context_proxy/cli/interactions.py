@@ -91,7 +91,7 @@ def forget(
     interaction: int | None,
     everything: bool,
 ) -> None:
-    """Forget interactions for good: a single one, or all that match every given option."""
+    """Forget one interaction, or all that meet the options, for good."""
     from mcp_context_proxy.interactions.memory import scope_of
 
     narrowed = any(each is not None for each in (agent, kind, days))

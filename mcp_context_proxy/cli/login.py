@@ -11,6 +11,7 @@ import click
 
 from mcp_context_proxy.cli.options import configured, run, shown
 from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.trust.audit import note_now
 
 if TYPE_CHECKING:
     from mcp_context_proxy.oauth.credentials import OAuthCredentials
@@ -35,7 +36,7 @@ def login_command(config: Config, server: str, no_browser: bool) -> None:
         raise click.ClickException(
             f"servers.{server}.headers sets Authorization already; remove it to log in instead"
         )
-    run(_log_in, remote, not no_browser)
+    run(_log_in, config, remote, not no_browser)
 
 
 def _remote(config: Config, name: str) -> ServerConfig:
@@ -51,7 +52,7 @@ def _remote(config: Config, name: str) -> ServerConfig:
     return server
 
 
-async def _log_in(config: ServerConfig, with_browser: bool) -> None:
+async def _log_in(whole: Config, config: ServerConfig, with_browser: bool) -> None:
     from mcp_context_proxy.system.threads import load_oauth
 
     await load_oauth()
@@ -83,6 +84,7 @@ async def _log_in(config: ServerConfig, with_browser: bool) -> None:
             raise AuthorizationError(config.name, f"nobody logged in within {LOGIN_SECONDS:g} s")
     async with file.locked():
         await anyio.to_thread.run_sync(file.write, credentials)
+    note_now(whole, "login", server=config.name, event="logged in", issuer=credentials.issuer)
     click.echo(
         f"Logged in to {config.name} at {shown(credentials.issuer)}. The token is kept in {file.path}."
     )
@@ -111,10 +113,10 @@ def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | No
 @configured
 def logout_command(config: Config, server: str) -> None:
     """Forget the login to SERVER: revoke its token if possible, and delete it."""
-    run(_log_out, _remote(config, server))
+    run(_log_out, config, _remote(config, server))
 
 
-async def _log_out(config: ServerConfig) -> None:
+async def _log_out(whole: Config, config: ServerConfig) -> None:
     from mcp_context_proxy.system.threads import load_oauth
 
     await load_oauth()
@@ -129,5 +131,6 @@ async def _log_out(config: ServerConfig) -> None:
         click.echo(f"There was no login to {config.name}.")
         return
     revoked = credentials is not None and await token_endpoint.revoke(config, credentials)
+    note_now(whole, "login", server=config.name, event="logged out", revoked=revoked)
     state = "revoked and deleted" if revoked else "deleted, but may stay valid until it expires"
     click.echo(f"Logged out of {config.name}. Its token is {state}.")

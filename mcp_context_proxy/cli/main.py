@@ -24,6 +24,16 @@ from mcp_context_proxy.protocol.strangers import LogFormatter
 from mcp_context_proxy.system.process import close_to_others, ignore_sighup
 
 COMMANDS: Final = {
+    "install": (
+        "Set up",
+        "install",
+        "Move the servers of hosts behind this proxy, and connect the hosts to it.",
+    ),
+    "uninstall": ("Set up", "install", "Give hosts their own settings back."),
+    "import": ("Set up", "configure", "Copy the servers of a host or a file into the configuration."),
+    "add": ("Set up", "configure", "Add a server to the configuration."),
+    "remove": ("Set up", "configure", "Remove a server from the configuration."),
+    "init": ("Set up", "configure", "Write a configuration to begin with."),
     "serve": ("Daily use", "serve", "Serve hosts over stdio, or over HTTP with --http. The default command."),
     "ui": ("Daily use", "serve", "Print the address of the page that shows requests and usage."),
     "search": ("Daily use", "search", "Search the tools, rules and references behind the proxy."),
@@ -35,14 +45,20 @@ COMMANDS: Final = {
     "requests": ("Understand", "contexts", "Show the items selected for earlier requests, and why."),
     "stats": ("Understand", "stats", "Show how often tools and searches are used, and the saved tokens."),
     "eval": ("Understand", "eval", "Measure how well search finds the tools that queries need."),
+    "audit": ("Understand", "audit", "Show what was called, refused, asked and changed, and by whom."),
     "learning": ("Learn", "learning", "Show, export, import or forget the pairs learned from use."),
     "recall": ("Learn", "interactions", "Search earlier searches, calls and messages of agents."),
     "interactions": ("Learn", "interactions", "Count the remembered interactions, or forget some."),
     "backfill": ("Learn", "interactions", "Embed the interactions that have no embedding."),
     "check": ("Maintain", "check", "Check the configuration and start each server once; name all problems."),
+    "changes": ("Maintain", "approval", "Show what servers have changed, and what waits for approval."),
+    "approve": ("Maintain", "approval", "Approve changed definitions of a server."),
+    "reject": ("Maintain", "approval", "Withhold definitions of a server until they are approved."),
     "index": ("Maintain", "servers", "Index everything ahead of the first search."),
     "login": ("Maintain", "login", "Log in to a server that requires it (OAuth)."),
     "logout": ("Maintain", "login", "Forget the login to a server."),
+    "token": ("Maintain", "tokens", "Add, list or revoke tokens of those who connect over HTTP."),
+    "secret": ("Maintain", "secret", "Keep secrets for the configuration in the keyring of the system."),
 }
 """Each command with its section of the help, its module, and its line in the help."""
 

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import unified_diff
@@ -26,20 +26,14 @@ from mcp_context_proxy.config.hosts import from_host
 from mcp_context_proxy.config.programs import environment_of
 from mcp_context_proxy.config.source import KeyPath, parse, read
 from mcp_context_proxy.errors import ConfigError
-
-_RUNNERS: Final = {
-    ("npx",): "@",
-    ("npm", "exec"): "@",
-    ("npm", "x"): "@",
-    ("pnpm", "dlx"): "@",
-    ("yarn", "dlx"): "@",
-    ("bunx",): "@",
-    ("bun", "x"): "@",
-    ("uvx",): "==",
-    ("uv", "tool", "run"): "==",
-    ("pipx", "run"): "==",
-}
-"""Programs that download the package they run, each with its mark before a version."""
+from mcp_context_proxy.trust.versions import (
+    RUNNERS,
+    arguments_of_group,
+    program_of,
+    requested_package,
+    version_in_node,
+    version_in_python,
+)
 
 _CONTAINERS: Final = {"docker", "podman", "nerdctl"}
 _WITHOUT_VALUE: Final = {
@@ -48,21 +42,15 @@ _WITHOUT_VALUE: Final = {
 }
 """Options of their ``run`` without a value; all others have one."""
 
-_PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
-_FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
 _PINNED: Final = re.compile(r".+(?:==|@)v?\d[^,<>~^*]*")
 _RANGE: Final = re.compile(r"(?<=.)@|[<>=~!^]")
 """Beginning of a tag or a range of versions; the ``@`` of a scope comes first in a name."""
 _ELSEWHERE: Final = re.compile(r"[./~]|[a-z+]+://|git\+|[A-Za-z]:\\")
 """Beginning of a path or a URL: those are the user's own to pin."""
 
-_VERSION: Final = re.compile(r"\d[0-9A-Za-z.+!-]{0,63}")
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
-_PACKAGE_BYTES: Final = 1024 * 1024
-"""Size up to which the description of a package is read: strangers write it."""
 _INSPECT_SECONDS: Final = 10.0
 """Time for a container program to tell the digest of an image that it has."""
-_MODULES: Final = "/node_modules/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +73,15 @@ class Unpinned:
 
 def unpinned(config: ServerConfig) -> Unpinned | None:
     """Return the argument of a server that lacks a version; None if it has one, or needs none."""
-    program = PurePath(config.command or "").name.removesuffix(".cmd").removesuffix(".exe")
-    if program in _CONTAINERS:
+    if program_of(config) in _CONTAINERS:
         return _unpinned_image(config.args)
-    words = (program, *config.args)
-    found = next((one for one in _RUNNERS if words[: len(one)] == one), None)
-    named = None if found is None else _package(config.args, len(found) - 1)
-    if found is None or named is None:
+    requested = requested_package(config)
+    if requested is None:
         return None
-    position, before, package = named
+    runner, position, before, package = requested
     if _PINNED.fullmatch(package) or _ELSEWHERE.match(package):
         return None
-    return Unpinned(position, before, _RANGE.split(package)[0], _RUNNERS[found])
+    return Unpinned(position, before, _RANGE.split(package)[0], RUNNERS[runner])
 
 
 def _unpinned_image(args: tuple[str, ...]) -> Unpinned | None:
@@ -127,26 +112,6 @@ def _image(args: tuple[str, ...]) -> int | None:
     return None
 
 
-def _package(args: tuple[str, ...], start: int) -> tuple[int, str, str] | None:
-    """Return the package that a runner downloads: after a flag for it, else the first word.
-
-    It comes with its place, and with the text before it in the same argument.
-    """
-    words = iter([*enumerate(args)][start:])
-    for position, word in words:
-        flag, equals, value = word.partition("=")
-        if flag in _PACKAGE_FLAGS:
-            if value:
-                return position, flag + equals, value
-            following = next(words, None)
-            return None if following is None else (following[0], "", following[1])
-        if flag in _FLAGS_WITH_VALUE and not value:
-            next(words, None)
-        elif not word.startswith("-"):
-            return position, "", word
-    return None
-
-
 def version_that_runs(config: ServerConfig, missing: Unpinned, group: int | None) -> str | None:
     """Return the version of the package or image that a server runs; None if it cannot be told. Blocking.
 
@@ -154,55 +119,10 @@ def version_that_runs(config: ServerConfig, missing: Unpinned, group: int | None
     """
     if PurePath(config.command or "").name in _CONTAINERS:
         return _digest(config, missing.package)
-    arguments = [] if group is None else [*_arguments_of_group(group)]
-    found = _of_node if missing.mark == "@" else _of_python
+    arguments = [] if group is None else [*arguments_of_group(group)]
+    found = version_in_node if missing.mark == "@" else version_in_python
     versions = {version for one in arguments if (version := found(one, missing.package)) is not None}
     return versions.pop() if len(versions) == 1 else None
-
-
-def _arguments_of_group(group: int) -> Iterator[str]:
-    """Yield the arguments of all programs of a process group that are absolute paths."""
-    processes = Path("/proc")
-    if not (processes / "self" / "cmdline").exists():
-        listed = subprocess.run(
-            ["ps", "-A", "-o", "pgid=,args="], capture_output=True, text=True, check=False, errors="replace"
-        )
-        for line in listed.stdout.splitlines():
-            number, *words = line.split()
-            if number == str(group):
-                yield from (word for word in words if word.startswith("/"))
-        return
-    for folder in processes.iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                if os.getpgid(int(folder.name)) == group:
-                    words = (folder / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
-                    yield from (word for word in words if word.startswith("/"))
-
-
-def _of_node(program: str, package: str) -> str | None:
-    root, modules, _ = program.partition(_MODULES)
-    if not modules:
-        return None
-    with suppress(OSError, ValueError):
-        with Path(root + modules, package, "package.json").open("rb") as stream:
-            described = json.loads(stream.read(_PACKAGE_BYTES))
-        version = described.get("version") if isinstance(described, dict) else None
-        if isinstance(version, str) and _VERSION.fullmatch(version):
-            return version
-    return None
-
-
-def _of_python(program: str, package: str) -> str | None:
-    wanted = re.sub(r"[-_.]+", "_", package.split("[", maxsplit=1)[0]).lower()
-    place = Path(program)
-    if place.parent.name != "bin":
-        return None
-    for found in place.parent.parent.glob("lib/python*/site-packages/*.dist-info"):
-        name, _, version = found.name.removesuffix(".dist-info").partition("-")
-        if re.sub(r"[-_.]+", "_", name).lower() == wanted and _VERSION.fullmatch(version):
-            return version
-    return None
 
 
 def _digest(config: ServerConfig, image: str) -> str | None:
@@ -247,7 +167,7 @@ def pin(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> P
     """
     text = before = file.read_bytes().decode("utf-8")
     source = read(file)
-    if source.is_json:
+    if source.of_host:
         from_host(source, lambda _warning: None)
     by_hand = []
     for name, (missing, config, version) in pins.items():

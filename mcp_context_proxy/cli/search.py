@@ -204,6 +204,7 @@ def _item_data(result: Result, explain: bool) -> dict[str, Any]:
             "novelty": result.novelty,
             "cosine": result.cosine,
             "lexical": result.lexical,
+            "action": result.action,
             "need": result.need,
             "serves": result.serves,
             "terms": terms_data(result.terms),
@@ -264,8 +265,11 @@ def _explain(console: Terminal, result: Result) -> None:
     similarity = "-" if result.cosine is None else f"{result.cosine:.3f}"
     need = f", bonus for a part of the query {result.need:.3f}" if result.need > 0 else ""
     learned = f", learned {result.learned:.3f}" if result.learned > 0 else ""
+    action = f", action {result.action:+.3f}" if result.action else ""
     new = f", new {result.novelty:.3f}" if result.novelty > 0 else ""
-    console.say(f"similarity {similarity}, words {result.lexical:.2f}{need}{learned}{new}", indent=INDENT)
+    console.say(
+        f"similarity {similarity}, words {result.lexical:.2f}{action}{need}{learned}{new}", indent=INDENT
+    )
     rows = [(f"{added:.2f}", field, term) for field, term, added in result.terms]
     console.columns(rows, indent=INDENT + 2, right=(0,))
     past = None if result.support is None else result.support.query

@@ -33,6 +33,8 @@ PROBE_SECONDS = 2.0
     default=None,
     help="With stdio: a port of this machine for the API and the page. With --http they share its port.",
 )
+@click.option("--shared", is_flag=True, help="Join the proxy that runs for this configuration, or start it.")
+@click.option("--listen-on", type=int, default=None, hidden=True)
 @click.pass_context
 def serve_command(
     ctx: click.Context,
@@ -42,12 +44,16 @@ def serve_command(
     port: int | None,
     no_auth: bool,
     api_port: int | None,
+    shared: bool,
+    listen_on: int | None,
 ) -> None:
     """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz, and the API and page at /api/v1 and /ui."""
     from mcp_context_proxy import app
 
     if not http and (host is not None or port is not None or (no_auth and api_port is None)):
         raise click.UsageError("--host and --port need --http; --no-auth needs --http or --api-port")
+    if shared and (http or api_port is not None):
+        raise click.UsageError("--shared is for stdio; set http.api_port in the configuration")
     if http and api_port is not None:
         raise click.UsageError("--api-port is for stdio; with --http the API is at the same port")
     overrides = {
@@ -60,12 +66,15 @@ def serve_command(
     config = load_config(ctx, config_path, overrides, complain=False)
     # The first reading of the file gave its warnings.
     load_again = partial(load, config.path, overrides=overrides, warn=lambda _message: None)
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and listen_on is None:
         # Beside it, a host or a service manager would only have a line more in its log.
         how = "HTTP" if http else "stdio; normally a host starts this command"
         click.echo(f"Serving over {how}. Ctrl-C stops it.", err=True)
+    front = app.http_front if http else app.stdio_front
+    if listen_on is not None:
+        front = partial(app.shared_front, listening=listen_on)
     try:
-        anyio.run(app.serve, config, app.http_front if http else app.stdio_front, load_again)
+        anyio.run(app.serve, config, front, load_again)
     except BaseExceptionGroup as group:
         error = innermost(group)
         if isinstance(error, OSError):

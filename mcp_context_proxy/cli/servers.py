@@ -36,7 +36,7 @@ from mcp_context_proxy.cli.terminal import (
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.lifecycle import ServerState
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, ToolClass
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.retrieval.item_metadata import described
 
@@ -147,6 +147,10 @@ def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
             console.prose(Text(f"{facts['name']}: {remarks}", style="yellow"), hanging=2)
 
 
+CLASS_STYLES: Final = {ToolClass.READ: "dim", ToolClass.WRITE: "", ToolClass.DESTRUCTIVE: "red"}
+"""Colours of the danger classes."""
+
+
 @click.command("tools")
 @configured
 @json_option
@@ -233,12 +237,13 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
             (
                 Text(tool["name"], style="cyan"),
                 tool["include"],
+                Text(tool["danger"], style=CLASS_STYLES[tool["danger"]]),
                 str(tool["tokens"]),
                 Text(one_line(tool["description"]), style="dim"),
             )
             for tool in tools
         ]
-        console.columns(rows, indent=2, right=(2,))
+        console.columns(rows, indent=2, right=(3,))
         console.say()
     if chosen := [tool for tool in data["tools"] if tool["working_set"] is not None]:
         console.say(Text("Working set", style="bold"), Text("  in the default list", style="dim"))

@@ -74,7 +74,7 @@ def _is_offered(config: Config, server: str, tool: str) -> bool:
     from mcp_context_proxy.catalog.names import turned_off_by
 
     known = config.servers.get(server)
-    if known is None or not known.enabled or turned_off_by(known, tool) is not None:
+    if known is None or not known.enabled or turned_off_by(known, tool, None) is not None:
         return False
     return known.include_of(tool) is not IncludeMode.MANUAL
 

@@ -1,8 +1,10 @@
 """Configuration: loaded from one file, validated as a whole, frozen afterwards."""
 
 from mcp_context_proxy.config.limits import Limits
-from mcp_context_proxy.config.load import default_path, find, load
+from mcp_context_proxy.config.load import find, load
 from mcp_context_proxy.config.settings import (
+    PACKAGED_MODELS,
+    AuditConfig,
     Config,
     ContextConfig,
     DocumentsConfig,
@@ -18,12 +20,17 @@ from mcp_context_proxy.config.settings import (
     ResultsConfig,
     SearchConfig,
     ServerConfig,
+    SharedConfig,
     StatisticsConfig,
     StoreConfig,
-    ToolConfig,
 )
+from mcp_context_proxy.config.tool_settings import ClassesConfig, ToolConfig
+from mcp_context_proxy.system.places import default_path
 
 __all__ = [
+    "PACKAGED_MODELS",
+    "AuditConfig",
+    "ClassesConfig",
     "Config",
     "ContextConfig",
     "DocumentsConfig",
@@ -40,6 +47,7 @@ __all__ = [
     "ResultsConfig",
     "SearchConfig",
     "ServerConfig",
+    "SharedConfig",
     "StatisticsConfig",
     "StoreConfig",
     "ToolConfig",

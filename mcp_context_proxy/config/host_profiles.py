@@ -121,7 +121,7 @@ _CLAUDE_CODE: Final = HostProfile(
         ResultLimit(25_000, "tokens", "in a file"), "code.claude.com/docs/en/mcp: MAX_MCP_OUTPUT_TOKENS"
     ),
     tools=Fact(None, "code.claude.com/docs/en/mcp: it searches its tools instead"),
-    list_changes=Fact(True, "its changelog, 2.1.0"),
+    list_changes=Fact(True, "its changelog, 2.1.0; not over HTTP in 2.1.215: #79826"),
     elicitation=Fact(True, "its changelog, 2.1.76; some versions do not declare it: #65572"),
     sampling=Fact(False, "anthropics/claude-code#1785"),
 )
@@ -135,7 +135,7 @@ _HOSTS: Final = (
         clients=Fact((), "assumed: the same as without the plugin"),
         names=Fact(
             NameRule(f"mcp__plugin_{PLUGIN}_{{server}}__", 64, "refused"),
-            "cloudflare/skills#11, ChromeDevTools/chrome-devtools-mcp#1169",
+            "anthropics/claude-code#23149, ChromeDevTools/chrome-devtools-mcp#1169",
         ),
         server=PLUGIN_SERVER,
     ),
@@ -186,7 +186,7 @@ _HOSTS: Final = (
             "microsoft/vscode#329276: chat.agent.largeToolResultsToDisk",
         ),
         tools=Fact(128, "microsoft/vscode-copilot-release#13065"),
-        list_changes=Fact(True, "github/copilot-cli#132"),
+        list_changes=Fact(True, "microsoft/vscode#243944"),
         elicitation=Fact(True, "apify/mcp-client-capabilities"),
         sampling=Fact(True, "apify/mcp-client-capabilities"),
     ),
@@ -210,7 +210,10 @@ _HOSTS: Final = (
         title="Copilot in JetBrains IDEs",
         clients=Fact(("jetbrains",), "apify/mcp-client-capabilities: JetBrains-IU-copilot-intellij"),
         result=Fact("both", "microsoft/copilot-intellij-feedback#2058"),
-        names=Fact(NameRule("mcp_{server}_", 64, "refused"), "assumed"),
+        names=Fact(
+            NameRule("mcp_{server}_", 64, "refused"),
+            "assumed, as in VS Code; the characters: microsoft/copilot-intellij-feedback#1583",
+        ),
         description_bytes=UNKNOWN,
         results=UNKNOWN,
         tools=Fact(128, "microsoft/copilot-intellij-feedback#1842"),
@@ -222,7 +225,7 @@ _HOSTS: Final = (
         name="cursor",
         title="Cursor",
         clients=Fact(("cursor",), "apify/mcp-client-capabilities: cursor-vscode"),
-        result=Fact("text", "assumed"),
+        result=Fact("structured", "modelcontextprotocol/modelcontextprotocol#1411"),
         # A server and a tool of 60 characters together are one too many, so there is one between them.
         names=Fact(NameRule("{server}:", 60, "dropped"), "ComposioHQ/composio#2788, PostHog/posthog#51483"),
         description_bytes=UNKNOWN,

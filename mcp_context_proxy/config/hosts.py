@@ -1,7 +1,8 @@
-"""Converts the JSON files of hosts to our tables.
+"""Converts the files of hosts to our tables.
 
 Claude Desktop, Claude Code, Cursor and many others write ``mcpServers``; VS Code writes ``servers``, or
-``mcp.servers`` in its settings. The rest of such a file belongs to the host and is ignored.
+``mcp.servers`` in its settings; others have places and forms of their own (`host_entries`). The rest of such
+a file belongs to the host and is ignored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from mcp_context_proxy.config.host_entries import PLACES, converted, dialect_of
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
@@ -21,12 +23,6 @@ from mcp_context_proxy.errors import ConfigError, ConfigProblem
 Warn: TypeAlias = Callable[[str], None]
 """Receives a sentence about an entry that is skipped without being a mistake."""
 
-_PLACES: Final[tuple[KeyPath, ...]] = (
-    ("mcpServers",),
-    ("servers",),
-    ("mcp", "servers"),
-    ("mcp", "mcpServers"),
-)
 _FIELDS: Final = {
     "command": "command",
     "args": "args",
@@ -37,6 +33,8 @@ _FIELDS: Final = {
     "headers": "headers",
     "type": "transport",
     "transport": "transport",
+    "connect_timeout": "connect_timeout",
+    "call_timeout": "call_timeout",
 }
 _TRANSPORTS: Final = {
     "stdio": "stdio",
@@ -76,32 +74,58 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
     Raises:
         ConfigError: the file has no server entries, or has them twice.
     """
-    place = next((place for place in _PLACES if isinstance(_at(source.tables, place), dict)), None)
+    place = servers_place(source.tables)
     if place is None:
         message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
         raise ConfigError([source.problem(Mistake((), message))])
     entries = _at(source.tables, place)
+    dialect = dialect_of(place, source.file.parent.name, entries)
+    written_at = {name: (*place, name) for name in entries} if isinstance(entries, dict) else {}
+    if isinstance(entries, list):
+        named = [(_name_in_list(entry, at), at) for at, entry in enumerate(entries)]
+        written_at = {name: (*place, at) for name, at in named}
+        entries = {name: entries[at] for name, at in named}
     names = names_for(entries)
     mistakes = [*_given_twice(source, place, names), *_unreadable_lists(source.tables)]
     servers: dict[str, Any] = {}
     for written, entry in entries.items():
-        path = (*place, written)
-        source.origins["servers", names[written]] = path
+        name, path = names[written], written_at[written]
+        source.origins["servers", name] = path
         if not isinstance(entry, dict):
             message = "must be an object with a command or a url"
-            mistakes.append(Mistake(("servers", names[written]), message))
-        elif _is_ourselves(entry):
+            mistakes.append(Mistake(("servers", name), message))
+            continue
+        common = converted(dialect, entry)
+        if common.not_a_server:
+            warn(f"{source.file}: server {written!r} {common.not_a_server}, and is skipped")
+        elif is_ourselves(common.entry):
             warn(f"{source.file}: server {written!r} is this proxy itself and is skipped")
         else:
-            name = names[written]
-            servers[name] = _entry(source, ("servers", name), path, entry, mistakes)
+            servers[name] = _entry(source, ("servers", name), path, common.entry, mistakes)
             if (key := _switched_off(source.tables, written)) is not None:
                 servers[name]["enabled"] = False
                 source.origins["servers", name, "enabled"] = key
-            source.remarks[name] = tuple(_remarks(source, path, entry))
+            source.remarks[name] = tuple(_remarks(source, path, common.entry))
             if "envFile" in entry:
                 warn(f"{source.file}: server {written!r}: envFile is not read; name its variables in env")
     return replace(source, tables={"servers": servers}), mistakes
+
+
+def servers_place(tables: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the keys under which a host's file has its servers; None if it has none."""
+    for place, _ in PLACES:
+        if isinstance(found := _at(tables, place), dict | list) and (place != ("mcp",) or _all_tables(found)):
+            return place
+    return None
+
+
+def _all_tables(entries: Any) -> bool:
+    return isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values())
+
+
+def _name_in_list(entry: Any, at: int) -> str:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return name if isinstance(name, str) and name else f"server {at + 1}"
 
 
 def _given_twice(source: ConfigSource, place: KeyPath, names: Mapping[str, str]) -> list[Mistake]:
@@ -261,7 +285,8 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-def _is_ourselves(entry: Mapping[str, Any]) -> bool:
+def is_ourselves(entry: Mapping[str, Any]) -> bool:
+    """Return True if an entry in the common form starts this proxy."""
     # Starting this proxy behind itself would start proxies forever.
     command, args = entry.get("command"), entry.get("args")
     words = [command, *(args if isinstance(args, list) else [])]

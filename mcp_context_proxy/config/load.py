@@ -17,7 +17,6 @@ import errno
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +24,14 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from platformdirs import user_config_path
 from pydantic import ValidationError
 
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
+from mcp_context_proxy.config.secret_sources import SecretSource, sources
 from mcp_context_proxy.config.settings import (
     LAUNCH,
+    PACKAGED_MODELS,
     SERVER_NAME,
     SERVER_NAME_CHARACTERS,
     Config,
@@ -47,8 +47,10 @@ from mcp_context_proxy.config.source import (
     expand,
     read,
 )
+from mcp_context_proxy.config.tool_settings import CONFIRM
 from mcp_context_proxy.config.validation_messages import mistakes, unknown_key
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.system.places import default_path
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ _NEEDED: Final = frozenset({"http"})
 """Tables without which nothing starts: who may connect is not decided by a default."""
 _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "context": {"keep_requests": False},
+    "approval": {"mode": "all"},
     "learning": {"enabled": False},
     "statistics": {"enabled": False},
     "interactions": {"enabled": False},
@@ -79,8 +82,6 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
 """Environment variable with the path of the file."""
-APP: Final = "mcp-context-proxy"
-FILE_NAME: Final = "config.toml"
 
 
 def load(
@@ -104,7 +105,7 @@ def load(
     source = read(_file(path, environ))
     refused = changeable_by_others(source.file, environ)
     found: list[Mistake] = []
-    if source.is_json:
+    if source.of_host:
         source, found = from_host(source, warn)
     draft = _Draft(source, environ, _copied(source.tables), found)
     draft.override(overrides)
@@ -148,14 +149,6 @@ def find(environ: Mapping[str, str]) -> Path | None:
         return default  # reading it says why it cannot be used
 
 
-def default_path(environ: Mapping[str, str]) -> Path:
-    """Return the place of the user's own configuration."""
-    folder = environ.get("XDG_CONFIG_HOME")
-    if folder and sys.platform != "win32" and Path(folder).is_absolute():
-        return Path(folder) / APP / FILE_NAME
-    return user_config_path(APP, appauthor=False) / FILE_NAME
-
-
 def expand_home(text: str, environ: Mapping[str, str]) -> Path:
     """Convert text to a path, with a leading ``~`` replaced by the home folder."""
     if text == "~" or text.startswith(("~/", "~\\")):
@@ -175,6 +168,18 @@ class _Draft:
     overridden: set[KeyPath] = field(default_factory=set)
     secrets: dict[KeyPath, dict[str, str]] = field(default_factory=dict)
     """Variables that may be secrets, by the table that has them."""
+    sources: dict[str, SecretSource] = field(init=False)
+    """Other places for values, by prefix."""
+
+    def __post_init__(self) -> None:
+        # Of the file alone: what an argument says is not what the user has written down.
+        secrets = self.source.tables.get("secrets")
+        self.sources = sources(
+            commands=isinstance(secrets, Mapping) and secrets.get("commands") is True,
+            is_host_file=self.source.of_host,
+            folder=self.source.file.parent,
+            environ=self.environ,
+        )
 
     def config(self, refused: Sequence[ConfigProblem]) -> Config:
         """Return the configuration without the parts that have a mistake.
@@ -261,7 +266,7 @@ class _Draft:
             return {key: self._expanded((*path, key), item) for key, item in value.items()}
         if not isinstance(value, str):
             return value
-        result = expand(value, self.environ)
+        result = expand(value, self.environ, self.sources)
         self.found += [Mistake(path, one.message, one.remedy, one.variable) for one in result.problems]
         if path[0] == "env":
             self.secrets.setdefault(("env",), {}).update(result.variables)
@@ -275,6 +280,8 @@ class _Draft:
         for name in _MODEL_TABLES:
             table = self.tables.get(name)
             if isinstance(table, dict) and "endpoint" not in table:
+                if name == "embedding" and table.get("model") in PACKAGED_MODELS:
+                    continue
                 self._resolve((name, "model"), table, "model")
         for name, server in _tables(self.tables.get("servers")):
             if server.get("cwd") == "":
@@ -326,7 +333,7 @@ class _Draft:
         given = server | {
             "name": name,
             "secrets": tuple(secrets.items()),
-            "places": {dotted(key): self._place(("servers", name, *key)) for key in _turning_off(server)},
+            "places": {dotted(key): self._place(("servers", name, *key)) for key in _refusing(server)},
             "remarks": self.source.remarks.get(name, ()),
         }
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
@@ -387,18 +394,20 @@ def _in_file_order(problems: Iterable[ConfigProblem]) -> tuple[ConfigProblem, ..
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
 
-def _turning_off(server: Mapping[str, Any]) -> Iterator[KeyPath]:
-    """Yield the keys of a server that turn it off, or tools of it; mistakes in them are found later."""
+def _refusing(server: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """Yield the keys of a server by which a call can be refused; mistakes in them are found later."""
     if server.get("enabled") is False:
         yield ("enabled",)
-    if "allow" in server:
-        yield ("allow",)
+    yield from ((key,) for key in ("allow", CONFIRM) if key in server)
     denied = server.get("deny")
     for index in range(len(denied)) if isinstance(denied, list) else ():
         yield "deny", index
+    classes = server.get("classes")
+    yield from (("classes", name) for name in (classes if isinstance(classes, dict) else ()))
     for name, tool in _tables(server.get("tools")):
         if tool.get("enabled") is False:
             yield "tools", name, "enabled"
+        yield from (("tools", name, key) for key in ("allow", "danger", CONFIRM) if key in tool)
 
 
 def _unreadable(path: Path) -> str | None:
@@ -477,7 +486,7 @@ def _check_working_set(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str
 
 def _check_embedding(embedding: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     yield from _check_endpoint(embedding, "embedding")
-    if "endpoint" not in embedding and "model" not in embedding:
+    if "endpoint" not in embedding and embedding.get("model", PACKAGED_MODELS[0]) in PACKAGED_MODELS:
         for key in _OTHER_MODEL_KEYS:
             if key in embedding:
                 yield (key,), "has no effect on the packaged model; name another one with model"

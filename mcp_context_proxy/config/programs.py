@@ -11,64 +11,23 @@ half of a package that is there for the whole.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Final
 
 from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
 from mcp_context_proxy.config.settings import ServerConfig
-
-_SYSTEM: Final = (
-    (
-        *("APPDATA", "COMSPEC", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATH", "PATHEXT"),
-        *(
-            "PROCESSOR_ARCHITECTURE",
-            "PROGRAMDATA",
-            "PROGRAMFILES",
-            "SYSTEMDRIVE",
-            "SYSTEMROOT",
-            "TEMP",
-            "TMP",
-        ),
-        *("USERNAME", "USERPROFILE", "WINDIR"),
-    )
-    if sys.platform == "win32"
-    else ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "XDG_*")
-)
-"""The user, the programs, and the folders for temporary and other files."""
-_LANGUAGE: Final = ("LANG", "LANGUAGE", "LC_*", "TZ")
-_CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE")
-"""Certificates to trust, such as those of a company's network. Without them, every request of a server fails
-there, and so does its download."""
-_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-"""The way out of such a network. The URL of a proxy may have a password: see `inherited_secrets`."""
-
-INHERITED: Final = (
-    *_SYSTEM,
-    *_LANGUAGE,
-    *_CERTIFICATES,
-    *_PROXIES,
-    *(name.lower() for name in _PROXIES),
-)
-"""Names and patterns of the variables that every server inherits."""
+from mcp_context_proxy.system.variables import INHERITED, matches
 
 
 def inherited(server: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a server inherits: the usual ones, and those of its ``inherit``."""
-    return {name: value for name, value in environ.items() if _matches(name, (*INHERITED, *server.inherit))}
+    return {name: value for name, value in environ.items() if matches(name, (*INHERITED, *server.inherit))}
 
 
 def environment_of(server: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of a server's program; its ``env`` replaces what it inherits."""
     return {**inherited(server, environ), **server.env}
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    if sys.platform == "win32":  # where the case of a name does not count
-        name, patterns = name.upper(), tuple(pattern.upper() for pattern in patterns)
-    return name in patterns or any("*" in one and fnmatchcase(name, one) for one in patterns)
 
 
 def inherited_secrets(server: ServerConfig, environ: Mapping[str, str]) -> Iterator[Secret]:

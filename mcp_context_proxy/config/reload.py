@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from mcp_context_proxy.config.limits import Reload
 from mcp_context_proxy.config.load import complaints
-from mcp_context_proxy.config.secrets import NOTICE
+from mcp_context_proxy.config.secrets import NOTICE, SHORTEST, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
@@ -147,6 +147,26 @@ def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
         with suppress(OSError):
             facts["cwd"] = None if of_0_1_0 else [LAUNCH, str(server.folder)]
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
+
+
+def connection_identity(server: ServerConfig) -> str:
+    """Return a digest of the program or URL behind a connection, the same for any secrets and folder.
+
+    Approvals go by it: another token makes no other server, and neither does another repository.
+    """
+    facts = {
+        "command": server.command,
+        "args": server.args,
+        "env": server.env,
+        "url": server.url,
+        "transport": server.transport,
+        "headers": sorted(server.headers),
+    }
+    text = msgspec.json.encode(facts, order="deterministic").decode()
+    for name, value in sorted(secrets_of(server), key=lambda secret: -len(secret[1])):
+        if len(value) >= SHORTEST:
+            text = text.replace(msgspec.json.encode(value).decode()[1:-1], f"${{{name}}}")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def same_connection(one: ServerConfig, other: ServerConfig) -> bool:

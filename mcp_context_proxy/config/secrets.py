@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import AnyStr, Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
@@ -52,6 +52,8 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED) -> None:
         """Redact `secrets`, and the latest `learned` ones of those given to `learn`."""
+        self.on_learned: Callable[[Iterable[Secret]], None] | None = None
+        """Takes what is learned, where somebody else needs to know it as well."""
         self._secrets = dict.fromkeys(secrets)
         self._learned: deque[Secret] = deque(maxlen=learned)
         self._forms: list[Secret] | None = None
@@ -67,6 +69,8 @@ class Redactor:
         new = [secret for secret in secrets if secret not in self._learned]
         if new:
             self.remember(new)
+            if self.on_learned is not None:
+                self.on_learned(new)
             for known in _log_filters():
                 known.redact.remember(new)
 
@@ -107,7 +111,7 @@ class Redactor:
             found = {
                 (_bytes(written), json.dumps(shown).encode()[1:-1])
                 for form, shown in self._known()
-                for written in (form, *_in_json(form))
+                for written in (form, *in_json(form))
             }
             self._forms_in_json = _longest_first(found)
         return self._forms_in_json
@@ -126,10 +130,10 @@ def _forms(value: str) -> Iterator[str]:
         yield _INVALID_IN_NAME.sub("_", plain)
         # Invisible characters are removed from many texts before their secrets are.
         yield "".join(filter(str.isprintable, plain))
-        yield from _in_urls(plain)
-        for quoted in _in_json(plain):
+        yield from in_urls(plain)
+        for quoted in in_json(plain):
             yield quoted
-            yield from _in_json(quoted)
+            yield from in_json(quoted)
         for literal in (repr(plain), ascii(plain), repr(_bytes(plain))[1:]):
             yield literal[1:-1]
         yield from (
@@ -140,7 +144,7 @@ def _forms(value: str) -> Iterator[str]:
     data = _bytes(value)
     yield data.hex()
     yield data.hex().upper()
-    yield from _in_base64(data)
+    yield from in_base64(data)
 
 
 def _bytes(text: str) -> bytes:
@@ -150,17 +154,19 @@ def _bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogatepass")
 
 
-def _in_urls(plain: str) -> Iterator[str]:
+def in_urls(plain: str) -> Iterator[str]:
+    """Yield a value as the usual functions encode it for URLs."""
     for quoted in (quote_plus(_bytes(plain)), *(quote(_bytes(plain), safe) for safe in _SPARED_IN_URLS)):
         yield quoted
         yield _PERCENT.sub(lambda found: found[0].lower(), quoted)
 
 
-def _in_json(plain: str) -> tuple[str, str]:
+def in_json(plain: str) -> tuple[str, str]:
+    """Return a value as it stands in the strings of JSON, in ASCII or not."""
     return json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1]
 
 
-def _in_base64(data: bytes) -> Iterator[str]:
+def in_base64(data: bytes) -> Iterator[str]:
     """Yield a value in base64 by itself and as a part, such as the password in basic authentication."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         yield encode(data).decode().rstrip("=")

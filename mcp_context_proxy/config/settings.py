@@ -15,76 +15,14 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
+from mcp_context_proxy.config.tables import Amount, Flag, Score, Synonyms, Table, Tag, Text
+from mcp_context_proxy.config.tool_settings import ClassesConfig, ToolConfig, settings_of, with_classes
 from mcp_context_proxy.errors import ConfigProblem
-from mcp_context_proxy.items import IncludeMode, ToolClass
-
-Flag = Annotated[bool, Field(strict=True)]
-Amount = Annotated[int, Field(strict=True, ge=0)]
-Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
-
-TAG_CHARACTERS: Final = 64
-"""Longest category or tag: a word or two."""
-
-MEANING_CHARACTERS: Final = 200
-"""Longest meaning of a word of queries: a short phrase, which counts as part of the query."""
-
-
-def _is_tag(text: str) -> str:
-    if not 1 <= len(text) <= TAG_CHARACTERS or text != text.strip() or set(text) & {",", "\n"}:
-        message = "must be 1 to {most} characters, without commas, and without spaces at its ends"
-        raise PydanticCustomError("tag", message, {"most": TAG_CHARACTERS})
-    return text
-
-
-Tag = Annotated[str, AfterValidator(_is_tag)]
-"""A category or tag, without commas, because commas separate several tags in a search."""
-
-
-def _is_meaning(text: str) -> str:
-    if not text.strip() or len(text) > MEANING_CHARACTERS:
-        message = "must be 1 to {most} characters"
-        raise PydanticCustomError("meaning", message, {"most": MEANING_CHARACTERS})
-    return " ".join(text.split())
-
-
-Meaning = Annotated[str, AfterValidator(_is_meaning)]
-"""Words that a word of queries stands for."""
-
-
-def _by_word(meanings: dict[str, str]) -> dict[str, str]:
-    for word in meanings:
-        ends = word[:1].isalnum() and word[-1:].isalnum()
-        if len(word) > TAG_CHARACTERS or not ends or len(word.split()) > 1:
-            message = "{word} must be one word that begins and ends with a letter or digit, {most} characters"
-            raise PydanticCustomError(
-                "word", message, {"word": repr(word), "most": f"at most {TAG_CHARACTERS}"}
-            )
-    return {word.lower(): meaning for word, meaning in meanings.items()}
-
-
-Synonyms = Annotated[dict[str, Meaning], AfterValidator(_by_word)]
-"""Words of queries, in lower case, each with the words that it stands for."""
-
-
-class Table(BaseModel):
-    """One table of the file: frozen, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    derived: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are computed while loading and cannot be set in a file."""
-
-    @classmethod
-    def keys(cls) -> list[str]:
-        """Return the keys that a file may set."""
-        return [name for name in cls.model_fields if name not in cls.derived]
-
+from mcp_context_proxy.items import IncludeMode
 
 SERVER_NAME_CHARACTERS: Final = 32
 """Longest name of a server: half of the characters that hosts allow for a tool name."""
@@ -115,26 +53,7 @@ class OAuthConfig(Table):
     """Whether a login goes on at an authorization server that does not say that it supports PKCE."""
 
 
-Confirm: TypeAlias = Literal["destructive", "write", "never"]
-
-CONFIRMED: Final[Mapping[Confirm, frozenset[ToolClass]]] = {
-    "destructive": frozenset({ToolClass.DESTRUCTIVE}),
-    "write": frozenset({ToolClass.WRITE, ToolClass.DESTRUCTIVE}),
-    "never": frozenset(),
-}
-"""Classes of tools whose calls a person confirms, by the value of ``confirm``."""
-
-
-class ToolConfig(Table):
-    """Settings of one tool of a server."""
-
-    enabled: Flag = True
-    """False turns the tool off: it is not listed, not found, and cannot be called."""
-    include: IncludeMode | None = None
-    confirm: Confirm | None = None
-    tags: tuple[Tag, ...] = ()
-    """Tags in addition to those of the server."""
-    category: Tag | None = None
+ApprovalMode: TypeAlias = Literal["notice", "changed", "all"]
 
 
 class ServerResultsConfig(Table):
@@ -174,14 +93,18 @@ class ServerConfig(Table):
     """Globs over the tools' own names, such as ``get_*``; a tool that none of them matches is turned off."""
     deny: Annotated[tuple[Text, ...], Reload.LIVE] = ()
     """Globs of tools that are turned off, even where ``allow`` matches."""
-    confirm: Annotated[Confirm, Reload.LIVE] = "never"
-    """Class of its tools from which a person confirms each call. Hosts ask by themselves, and a second
-    question for each call would teach people to agree unread."""
+    classes: Annotated[ClassesConfig, Reload.LIVE] = ClassesConfig()
+    """Calls that are made, asked about or refused, by the danger class of the tool."""
+    approval: Annotated[ApprovalMode | None, Reload.LIVE] = None
+    """By default ``approval.mode``."""
     tools: Annotated[dict[str, ToolConfig], Reload.LIVE] = Field(default={})
+    """Settings of its tools, by own name or by glob."""
     tags: Annotated[tuple[Tag, ...], Reload.LIVE] = ()
     """Tags of all its tools, for filtered searches; more tags are derived."""
     category: Annotated[Tag | None, Reload.LIVE] = None
     """Category of its tools that have none of their own; derived by default."""
+    trusted: Annotated[Flag, Reload.LIVE] = False
+    """Whether its descriptions are never suspected of keyword stuffing."""
     connect_timeout: Annotated[Seconds, Reload.LIVE] = 30.0
     """Timeout in seconds; the default is ``limits.connect_seconds``."""
     first_connect_timeout: Annotated[Seconds | None, Reload.LIVE] = None
@@ -200,9 +123,14 @@ class ServerConfig(Table):
     secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE] = Field(default=(), repr=False)
     """Name and value of the expanded variables, to be redacted wherever text leaves the proxy."""
     places: Annotated[dict[str, str], Reload.LIVE] = Field(default={}, repr=False)
-    """Key, file and line of each setting that turns something off, by dotted key, such as ``deny[0]``."""
+    """Key, file and line of each setting that refuses calls, by dotted key, such as ``deny[0]``."""
     remarks: Annotated[tuple[str, ...], Reload.LIVE] = Field(default=(), repr=False)
     """Sentences about settings of a host that were carried over, or could not be."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_classes(cls, data: Any) -> Any:
+        return with_classes(data)
 
     @model_validator(mode="before")
     @classmethod
@@ -232,24 +160,23 @@ class ServerConfig(Table):
 
     def include_of(self, tool_name: str) -> IncludeMode:
         """Return the include mode of a tool: its own setting, or the server's."""
-        tool = self.tools.get(tool_name)
-        return tool.include if tool is not None and tool.include is not None else self.include
-
-    def confirms(self, tool_name: str, tool_class: ToolClass) -> bool:
-        """Return whether a person confirms each call of a tool: by its own setting, or the server's."""
-        tool = self.tools.get(tool_name)
-        confirm = tool.confirm if tool is not None and tool.confirm is not None else self.confirm
-        return tool_class in CONFIRMED[confirm]
+        found = (tool.include for _, tool in settings_of(self.tools, tool_name))
+        return next(filter(None, found), self.include)
 
     def tags_of(self, tool_name: str) -> tuple[str, ...]:
         """Return the tags of a tool: the server's, then its own."""
+        own = (tag for _, tool in settings_of(self.tools, tool_name) for tag in tool.tags)
+        return (*self.tags, *own)
+
+    def described(self, tool_name: str) -> tuple[str | None, tuple[str, ...]]:
+        """Return the configured description and use cases of a tool."""
         tool = self.tools.get(tool_name)
-        return self.tags if tool is None else (*self.tags, *tool.tags)
+        return (None, ()) if tool is None else (tool.description, tool.use_cases)
 
     def category_of(self, tool_name: str) -> str | None:
         """Return the category of a tool: its own setting, or the server's."""
-        tool = self.tools.get(tool_name)
-        return tool.category if tool is not None and tool.category is not None else self.category
+        found = (tool.category for _, tool in settings_of(self.tools, tool_name))
+        return next(filter(None, found), self.category)
 
 
 Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
@@ -390,6 +317,14 @@ class ResultsConfig(Table):
     """``auto``: a result in two forms is sent once to clients that pass on both; ``drop``: to all clients."""
 
 
+class ApprovalConfig(Table):
+    """Settings of the approval of definitions."""
+
+    mode: ApprovalMode = "notice"
+    """Definitions that are held until a person approves them. ``notice``: changes without a new version, and
+    signs of an attack; ``changed``: everything new and each change that a model sees; ``all``: any change."""
+
+
 class LearningConfig(Table):
     """Settings of learning from successful calls."""
 
@@ -406,6 +341,10 @@ class StatisticsConfig(Table):
     enabled: Flag = True
 
 
+SMALLEST_AUDIT: Final = 10_000
+"""Smallest file of the audit: some tens of entries."""
+
+
 class InteractionsConfig(Table):
     """Settings of the memory of searches, calls and messages."""
 
@@ -416,6 +355,16 @@ class InteractionsConfig(Table):
     """Days for which they are kept."""
     recall_tool: Flag = False
     """Whether models get ``recall`` to search them."""
+
+
+class AuditConfig(Table):
+    """Settings of the audit, the record of calls and of the decisions about them."""
+
+    enabled: Flag = True
+    max_bytes: Annotated[int, Field(strict=True, ge=SMALLEST_AUDIT)] = 10_000_000
+    """Size from which a new file is begun."""
+    files: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
+    """Files that are kept, with the current one."""
 
 
 class StoreConfig(Table):
@@ -440,11 +389,23 @@ class HttpConfig(Table):
     """Further host names that clients may use for this proxy."""
 
 
+class SharedConfig(Table):
+    """Settings of a proxy that several hosts share (``serve --shared``)."""
+
+    linger_seconds: Seconds = 300.0
+    """Time that it goes on for after the last host has gone."""
+
+
+PACKAGED_MODELS: Final = ("tools-MiniLM-L6", "all-MiniLM-L6-v2")
+"""Names of the packaged embedding models: the default, and the published one that it was trained from."""
+
+
 class EmbeddingConfig(Table):
     """Settings of the embedding model."""
 
     model: Text | None = None
-    """Folder of another model, or its name at the endpoint; None is the packaged model."""
+    """Folder of another model, its name at the endpoint, or one of `PACKAGED_MODELS`; None is the first of
+    these."""
     endpoint: Text | None = None
     """Base URL of a service with the OpenAI embeddings API."""
     api_key: str | None = Field(default=None, repr=False)
@@ -457,13 +418,16 @@ class EmbeddingConfig(Table):
     passage_prefix: str | None = None
     """Text before each text of the catalog."""
     fitting_cosine: Score | None = None
-    """Cosine of the best match below which nothing fits. By default the value measured for the packaged
-    model; with another model everything fits."""
+    """Cosine of the best match below which nothing fits. By default, a packaged model compares the query with
+    general requests, and with another model everything fits."""
 
     @property
-    def packaged(self) -> bool:
-        """True for the packaged model, which scores are calibrated for."""
-        return self.model is None
+    def packaged(self) -> str | None:
+        """Name of the packaged model in use, which scores are calibrated for; None for another model."""
+        if self.endpoint is not None:
+            return None
+        name = self.model or PACKAGED_MODELS[0]
+        return name if name in PACKAGED_MODELS else None
 
 
 class RerankConfig(Table):
@@ -477,6 +441,24 @@ class RerankConfig(Table):
     endpoint: Text | None = None
     """Base URL of a service with the OpenAI chat API."""
     api_key: str | None = Field(default=None, repr=False)
+
+
+class GuardsConfig(Table):
+    """Settings of the guard of known secrets."""
+
+    secrets: Flag = True
+    """Whether a request is refused that would tell a server a secret which it was not given."""
+    results: Literal["off", "redact"] = "off"
+    """``redact`` removes known secrets from results, too."""
+    public: tuple[Text, ...] = ()
+    """Variables, headers and arguments whose values are no secrets."""
+
+
+class SecretsConfig(Table):
+    """Settings of the places that values of the configuration may come from."""
+
+    commands: Flag = False
+    """Whether ``${cmd:...}`` runs a command."""
 
 
 class DocumentsConfig(Table):
@@ -517,13 +499,18 @@ class Config(Table):
     search: Annotated[SearchConfig, Reload.LIVE] = SearchConfig()
     context: Annotated[ContextConfig, Reload.LIVE] = ContextConfig()
     results: Annotated[ResultsConfig, Reload.LIVE] = ResultsConfig()
+    approval: Annotated[ApprovalConfig, Reload.LIVE] = ApprovalConfig()
     learning: LearningConfig = LearningConfig()
     statistics: StatisticsConfig = StatisticsConfig()
     interactions: InteractionsConfig = InteractionsConfig()
+    audit: AuditConfig = AuditConfig()
     store: StoreConfig = StoreConfig()
     http: HttpConfig = HttpConfig()
+    shared: SharedConfig = SharedConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
     rerank: RerankConfig = RerankConfig()
+    guards: Annotated[GuardsConfig, Reload.LIVE] = GuardsConfig()
+    secrets: Annotated[SecretsConfig, Reload.LIVE] = SecretsConfig()
     limits: Annotated[Limits, Reload.LIVE] = Limits()
     servers: Annotated[dict[str, ServerConfig], Reload.LIVE] = Field(default={})
     """Servers by name, in the order of the file."""

@@ -1,11 +1,11 @@
-"""Reads one configuration file, TOML or a host's JSON, knows the line of each key, and expands variables.
+"""Reads one configuration file, TOML or a host's JSON or YAML, with the line of each key; expands variables.
 
 Problems name the line of a key, which neither `tomllib` nor `json` tells, so it is searched for. That is done
 only for text that the real parser has accepted, and a line that is not found is no error.
 
 Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
 literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
-the variable is unset or empty.
+the variable is unset or empty. `secret_sources` has other places for values.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+from mcp_context_proxy.config.secret_sources import SecretSource, SecretSourceError
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -102,7 +104,12 @@ def plain_json(text: str) -> str:
 
     Comments and commas become spaces, so that every position stays the one that a person sees.
     """
-    return _TRAILING_COMMA.sub(_blank, _COMMENT.sub(_blank, text))
+    return _TRAILING_COMMA.sub(_blank, without_comments(text))
+
+
+def without_comments(text: str) -> str:
+    """Blank the comments of JSON with comments; its length stays the same."""
+    return _COMMENT.sub(_blank, text)
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -172,6 +179,8 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 TRUST_VARIABLE: Final = "MCP_CONTEXT_PROXY_TRUST_CONFIG"
 """Environment variable that allows a file others can change, for volumes with owners of their own."""
 _JSON_SUFFIXES: Final = frozenset({".json", ".jsonc", ".code-workspace"})
+_YAML_SUFFIXES: Final = frozenset({".yaml", ".yml"})
+_CODEX: Final = "mcp_servers"
 _POSITION: Final = re.compile(
     r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$"
 )
@@ -196,7 +205,8 @@ class ConfigSource:
 
     file: Path
     tables: Mapping[str, Any]
-    is_json: bool
+    of_host: bool
+    """True for the settings of a host: JSON, YAML, or the TOML of Codex."""
     lines: Callable[[], Mapping[KeyPath, int]]
     """Computed for the first problem, so that a valid file costs nothing."""
     origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
@@ -249,21 +259,23 @@ def read(file: Path) -> ConfigSource:
     """Read and parse `file`.
 
     Raises:
-        ConfigError: the file cannot be read, or is neither TOML nor JSON.
+        ConfigError: the file cannot be read, or is not valid.
     """
     return parse(file, _text(file))
 
 
 def parse(file: Path, text: str) -> ConfigSource:
-    """Parse the text of `file`, as TOML or JSON.
+    """Parse the text of `file`, as TOML, JSON or YAML: by its suffix, or else by its beginning.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is not valid.
     """
-    is_json = file.suffix.lower() in _JSON_SUFFIXES or (
-        file.suffix.lower() != ".toml" and text.lstrip().startswith("{")
-    )
-    return _parse_json(file, text) if is_json else _parse_toml(file, text)
+    suffix = file.suffix.lower()
+    if suffix in _YAML_SUFFIXES:
+        return _parse_yaml(file, text)
+    if suffix in _JSON_SUFFIXES or (suffix != ".toml" and text.lstrip().startswith("{")):
+        return _parse_json(file, text)
+    return _parse_toml(file, text)
 
 
 def changeable_by_others(file: Path, environ: Mapping[str, str]) -> list[ConfigProblem]:
@@ -325,7 +337,43 @@ def _parse_toml(file: Path, text: str) -> ConfigSource:
         raise _failure(file, None, "is nested too deeply") from None
     except ValueError as error:
         raise _toml_failure(file, text, str(error)) from None
-    return ConfigSource(file, tables, False, cache(lambda: toml_lines(text)))
+    of_host = _CODEX in tables and "servers" not in tables
+    return ConfigSource(file, tables, of_host, cache(lambda: toml_lines(text)))
+
+
+def _parse_yaml(file: Path, text: str) -> ConfigSource:
+    import yaml  # noqa: PLC0415 - few hosts write it
+
+    try:
+        tables = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise _failure(file, line, f"is not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _failure(file, None, f"is not valid YAML: {error}") from None
+    if not isinstance(tables, dict):
+        raise _failure(file, 1, "must hold a YAML mapping")
+
+    def lines() -> dict[KeyPath, int]:
+        found: dict[KeyPath, int] = {}
+        nodes: list[tuple[KeyPath, Any]] = [((), yaml.compose(text, Loader=yaml.SafeLoader))]
+        seen: set[int] = set()  # an alias may stand for a node above it
+        while nodes:
+            path, node = nodes.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            pairs: Iterable[tuple[Any, Any, Any]] = ()
+            if isinstance(node, yaml.MappingNode):
+                pairs = [(key.value, key, value) for key, value in node.value]
+            elif isinstance(node, yaml.SequenceNode):
+                pairs = [(at, value, value) for at, value in enumerate(node.value)]
+            for part, key, value in pairs:
+                found.setdefault((*path, part), key.start_mark.line + 1)
+                nodes.append(((*path, part), value))
+        return found
+
+    return ConfigSource(file, tables, True, cache(lines))
 
 
 def _toml_failure(file: Path, text: str, message: str) -> ConfigError:
@@ -404,8 +452,10 @@ class ExpandedValue:
     problems: tuple[Unexpanded, ...]
 
 
-def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
-    """Expand every variable in a text."""
+def expand(
+    text: str, environ: Mapping[str, str], sources: Mapping[str, SecretSource] = MappingProxyType({})
+) -> ExpandedValue:
+    """Expand every variable in a text; ``sources`` has other places for values, by prefix."""
     variables: list[tuple[str, str]] = []
     problems: list[Unexpanded] = []
 
@@ -415,6 +465,15 @@ def expand(text: str, environ: Mapping[str, str]) -> ExpandedValue:
         if match["open"]:
             problems.append(Unexpanded("'${' has no matching '}'; write '$${' for a literal '${'"))
             return ""
+        prefix, colon, rest = match["body"].partition(":")
+        if colon and prefix in sources:
+            try:
+                found = sources[prefix](rest)
+            except SecretSourceError as error:
+                problems.append(Unexpanded(error.message, error.remedy, match["body"]))
+                return ""
+            variables.append((match["body"], found))
+            return found
         return _lookup(match["body"], environ, variables, problems)
 
     return ExpandedValue(_REFERENCE.sub(value_of, text), tuple(variables), tuple(problems))

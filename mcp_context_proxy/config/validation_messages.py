@@ -13,8 +13,9 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from mcp_context_proxy.config.settings import Config, Table
+from mcp_context_proxy.config.settings import Config
 from mcp_context_proxy.config.source import KeyPath
+from mcp_context_proxy.config.tables import KEY_ERROR, Table
 
 _WANTED: Final = {
     "string_type": "text in quotes",
@@ -40,7 +41,12 @@ _OTHER_WORDS: Final = {
 
 def mistakes(error: ValidationError) -> list[tuple[KeyPath, str]]:
     """Return path and message of each error of the models."""
-    return [(detail["loc"], _sentence(detail)) for detail in error.errors(include_url=False)]
+    return [(_path(detail), _sentence(detail)) for detail in error.errors(include_url=False)]
+
+
+def _path(detail: ErrorDetails) -> KeyPath:
+    # A last part "[key]" says that it is the key, and not its value, that has the mistake.
+    return detail["loc"][:-1] if detail["type"] == KEY_ERROR else detail["loc"]
 
 
 def unknown_key(key: str, allowed: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
+from mcp_context_proxy.trust.tokens import ACTING
 
 RELATED = 20
 """Related items in one response: a screen."""
@@ -107,9 +108,12 @@ class ContextEngine:
         origin: Origin = "context",
         scope: Scope | None = None,
         remember: bool = True,
+        owner: str | None = None,
     ) -> RequestContext:
         """Return the context for a query; see `select`."""
-        answer = await self.select(query, session, overrides, origin=origin, scope=scope, remember=remember)
+        answer = await self.select(
+            query, session, overrides, origin=origin, scope=scope, remember=remember, owner=owner
+        )
         return answer.context
 
     async def select(
@@ -144,7 +148,7 @@ class ContextEngine:
                 never for a list, which has an order of its own, or without `remember`.
             client: Model of the client, where it may be asked.
             listed: Exposed names in the list of a handshake-era session, if this decides on that list.
-            owner: Digest of the credentials of an MCP client.
+            owner: Principal of the client.
             deliver: Amount that the caller gives to a model of the documents in the context. The record and
                 the session note it.
 
@@ -167,7 +171,8 @@ class ContextEngine:
             deliver=deliver,
         )
         try:
-            snapshot = await self._searcher.ready(self._catalog, on_progress, on_wait)
+            catalog = self._catalog if ACTING.get().limited else self._catalog.whole
+            snapshot = await self._searcher.ready(catalog, on_progress, on_wait)
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise
@@ -327,6 +332,8 @@ class Explanation:
     """Form in which the answer to a search gives a rule or reference to the model; None if it does not."""
     read_as: str | None = None
     """The query with its words corrected and written out; None where nothing was changed."""
+    danger: str | None = None
+    """Danger class of a tool and why it has it, such as ``destructive: its name says 'delete'``."""
 
 
 def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
@@ -360,6 +367,7 @@ def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int)
         rerank=None if context.rerank is None or kind is not Kind.TOOL else context.rerank.reason,
         delivered=None if here is None else here.delivered,
         read_as=ranking.read_as,
+        danger=f"{item.tool_class}: {item.class_reason}" if isinstance(item, Tool) else None,
     )
 
 

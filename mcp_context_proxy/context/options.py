@@ -100,7 +100,7 @@ NO_OVERRIDES = Overrides()
 
 def configured(config: Config) -> ContextOptions:
     """Return the options of the configuration."""
-    search, context, calibrated = config.search, config.context, config.embedding.packaged
+    search, context, calibrated = config.search, config.context, config.embedding.packaged is not None
     return ContextOptions(
         tools=DomainOptions.of(search.resolved("tools", calibrated)),
         documents=DomainOptions.of(search.resolved("documents", calibrated)),

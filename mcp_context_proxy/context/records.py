@@ -8,6 +8,8 @@ of its own: nobody waits for the disk.
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -161,11 +163,12 @@ class RequestRecords:
 
     def __init__(self, limits: Limits, store: RequestStore | None = None) -> None:
         self._store, self._keep, self._age = store, limits.requests_kept, limits.requests_age_seconds
-        self._recent: OrderedDict[str, RequestContext] = OrderedDict()
+        self._recent: OrderedDict[str, tuple[float, RequestContext]] = OrderedDict()
+        """Each with the time at which it was added, on the clock that only goes forward."""
         self._writer = BatchWriter(self._put, seconds=GATHERING_SECONDS, limit=UNWRITTEN)
         self._added: list[Callable[[RequestContext], None]] = []
-        self.newest = 0.0
-        """Time of the newest one, in seconds since 1970."""
+        self.newest = -math.inf
+        """Time at which the newest was added, on the same clock."""
 
     def when_added(self, callback: Callable[[RequestContext], None]) -> None:
         """Call with every request context that is added; the callback must not block."""
@@ -173,8 +176,8 @@ class RequestRecords:
 
     def add(self, context: RequestContext) -> None:
         """Record a request context. Does not block."""
-        self._recent[context.id] = context
-        self.newest = context.time
+        self.newest = time.monotonic()
+        self._recent[context.id] = self.newest, context
         if len(self._recent) > min(IN_MEMORY, self._keep):
             self._recent.popitem(last=False)
         if self._store is not None:
@@ -182,13 +185,17 @@ class RequestRecords:
         for added in self._added:
             added(context)
 
-    def recent(self) -> Iterator[RequestContext]:
-        """Iterate over the request contexts in memory, newest first."""
-        return reversed(self._recent.values())
+    def recent(self, seconds: float = math.inf) -> Iterator[RequestContext]:
+        """Iterate over the request contexts in memory that are not older, newest first."""
+        since = time.monotonic() - seconds
+        for added, context in reversed(self._recent.values()):
+            if added < since:
+                return
+            yield context
 
     async def get(self, request_id: str) -> RequestContext | None:
         """Return the request context with an id; None if it is unknown or forgotten."""
-        known = self._recent.get(request_id)
+        _, known = self._recent.get(request_id, (0.0, None))
         if known is None:
             known = next((one for one in self._writer.unwritten if one.id == request_id), None)
         if known is not None or self._store is None:

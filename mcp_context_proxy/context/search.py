@@ -25,6 +25,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import reaches
 
 ENGINE_DEFAULTS: Final = Filters()
 
@@ -225,7 +226,7 @@ class Searcher:
         until = anyio.current_time() + patience
         snapshot = catalog.snapshot
         if not self._engine.indexed(snapshot):
-            await self.indexing.wait(snapshot, until, patience, on_progress)
+            await self.indexing.wait(snapshot.part_of or snapshot, until, patience, on_progress)
         return snapshot
 
     async def check(self, wanted: SearchFilters, snapshot: Snapshot) -> None:
@@ -236,8 +237,12 @@ class Searcher:
         """
 
         def checked() -> None:
-            servers = {name: one for name, one in self.config.servers.items() if one.enabled}
-            search_filters.check(wanted, snapshot, servers, self._engine.index_of(snapshot).has_label)
+            settings = self.config.servers.items()
+            servers = {name: one for name, one in settings if one.enabled and reaches(name)}
+            # The labels of the index are those of all servers.
+            index = self._engine.index_of(snapshot)
+            has_label = index.has_label if snapshot.part_of is None else _no_label
+            search_filters.check(wanted, snapshot, servers, has_label)
 
         if wanted != NO_FILTERS:
             await self.off_loop(checked)
@@ -262,6 +267,8 @@ class Searcher:
         queries, latest first; ``explore`` raises tools that are new.
         """
         filters = self.filters(scope)
+        if snapshot.hidden:
+            filters = replace(filters, without=filters.without | snapshot.hidden)
         question = (query, options, filters, scope.filters, history, depth, explore)
         state = self._engine.state(snapshot)
         known = None if state is None else self.remembered.get(state, question)
@@ -358,3 +365,7 @@ def _may_have(snapshot: Snapshot, filters: Filters) -> bool:
     """Return whether documents may meet a filter by server: only the skills of that server do."""
     servers = filters.servers
     return servers is None or any(skill.owner in servers for skill in snapshot.skills.values())
+
+
+def _no_label(_label: str) -> bool:
+    return False

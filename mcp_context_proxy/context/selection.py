@@ -197,6 +197,7 @@ class Selector:
         selection.read_as = found.read_as
         selection.near_misses = tuple(self._selected(result) for result in found.near_misses)
         selection.add(self._selected(result) for result in found.results)
+        selection.add(self._item(*twin) for twin in _twins(found))
         companions: list[Companion] = []
         try:
             items = [result.item for result in found.results]
@@ -292,6 +293,13 @@ class Selector:
         kind, name = key_of(item)
         server = item.server if isinstance(item, Tool) else None
         return ContextItem(kind, name, server, mode, score, self._costs.of(item), why)
+
+
+def _twins(found: Found) -> Iterator[tuple[Tool, Mode, float, str]]:
+    """Yield the same tools of other servers, which an answer names beside those found."""
+    for result in found.results:
+        for twin in result.twins:
+            yield twin, Mode.AGENT, round(result.score, 4), f"the same tool as {key_of(result.item)[1]}"
 
 
 def _is_doubted(selection: Selection) -> bool:

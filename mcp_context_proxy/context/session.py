@@ -7,6 +7,7 @@ keyed to a modern connection.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import OrderedDict, deque
@@ -30,6 +31,7 @@ from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, Request
 from mcp_context_proxy.protocol.validation import covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.process import time_of_day
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
 ID_BYTES = 8
 """Length of a session's public id: it is shown in lists, records and logs, and grants nothing."""
@@ -121,6 +123,8 @@ class SessionContext:
     """Documents that the model was given in this session. One that changes is given again."""
     noted: dict[str, frozenset[str]] = field(default_factory=dict)
     """Servers of which the latest answer to a search could have said something, by the note about them."""
+    principal: str | None = None
+    """Principal that created it and alone may use it; None where callers have no names."""
 
     @property
     def kind(self) -> str:
@@ -215,6 +219,8 @@ class Session(SessionContext):
 
     party: Party = field(default_factory=lambda: Party(lasting=True))
     """Identity of the client at the downstream connections."""
+    rights: Principal = THE_USER
+    """What its client may reach."""
     log_level: str | None = None
     """Least severe log level that the client asked for; None until it does."""
     introduced: set[str] = field(default_factory=set)
@@ -260,8 +266,6 @@ class Handle(SessionContext):
 
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(HANDLE_BYTES), repr=False)
     """The ``context_id`` of the client."""
-    principal: str | None = None
-    """Principal that created it and alone may use it; None where callers have no names."""
 
     @property
     def kind(self) -> str:
@@ -325,6 +329,41 @@ class Handles:
                 handles.popitem(last=False)
             if not handles:
                 del self._of[principal]
+
+
+NOTED_SECONDS = 600.0
+"""Time after which a client without a session is told of the same servers again."""
+
+NOTED_CLIENTS = 200
+"""Clients without a session whose notes are remembered; beyond it, the first one is forgotten."""
+
+AGENT_CHARACTERS = 64
+"""Length to which the name of such a client is cut."""
+
+
+class NotedClients:
+    """Servers that notes for clients without a session named: see `SessionContext.noted`.
+
+    Each of their requests stands alone, and one client may hold several conversations. So they are told
+    again after `NOTED_SECONDS`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._of: OrderedDict[tuple[str | None, str], tuple[float, dict[str, frozenset[str]]]] = OrderedDict()
+        """Time of the first note, and servers by note, by principal and name of the client."""
+
+    def of(self, principal: str | None, agent: str | None) -> dict[str, frozenset[str]]:
+        """Return the servers by note of one client, to be kept up to date by the caller."""
+        key, now = (principal, (agent or "")[:AGENT_CHARACTERS]), self._clock()
+        begun, noted = self._of.get(key, (-math.inf, {}))
+        if now - begun < NOTED_SECONDS:
+            return noted
+        self._of.pop(key, None)
+        self._of[key] = now, {}
+        if len(self._of) > NOTED_CLIENTS:
+            self._of.popitem(last=False)
+        return self._of[key][1]
 
 
 QUERY_CHARACTERS = 4000

@@ -6,8 +6,10 @@ the server is reported to the callers of this server alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import anyio
 from msgspec import Raw
@@ -27,7 +29,6 @@ from mcp_context_proxy.downstream.inbound import (
     OnEvent,
     answer,
     party_of,
-    redacted_params,
     shown_params,
     waiting_facts,
 )
@@ -42,16 +43,21 @@ from mcp_context_proxy.errors import (
     DisconnectedError,
     DownstreamError,
     RemoteError,
+    SecretRefusedError,
     ServerUnavailableError,
 )
 from mcp_context_proxy.items import IndexedChunk
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.strangers import said, said_json, shown_json
+from mcp_context_proxy.protocol.strangers import said, said_json, stranger_json
 from mcp_context_proxy.protocol.validation import nests_deeper
+from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.guard import KnownSecrets
+
+logger = logging.getLogger(__name__)
 
 PENDING_SHARE = 2
 """Divisor of the largest message size that bounds the params of all pending requests to one server.
@@ -65,6 +71,10 @@ WAITING_TOLD_SECONDS = 1.0
 REDACTED_IN_LOOP_BYTES = 16 * 1024
 """Size up to which a result is redacted on the event loop: each secret has some forty forms to look for, and
 each string that hides something is decoded on its own."""
+
+REDACTED_NOTE = (
+    "[note of the proxy: known secrets were removed from this result, because the configuration says so]"
+)
 
 
 class DownstreamClient(ServerLifecycle):
@@ -80,11 +90,12 @@ class DownstreamClient(ServerLifecycle):
         on_event: OnEvent,
         store: ListingStore,
         unprobed: Unprobed,
+        known: KnownSecrets,
     ) -> None:
         """Prepare a client; nothing is started until `run`.
 
-        `on_event` takes notifications that belong to no request, such as an updated resource. See
-        `ServerLifecycle` for the other arguments.
+        `on_event` takes notifications that belong to no request, such as an updated resource; `known` has the
+        secrets of all servers. See `ServerLifecycle` for the other arguments.
         """
         super().__init__(
             config,
@@ -100,7 +111,8 @@ class DownstreamClient(ServerLifecycle):
         self.skill_embeddings: dict[str, list[IndexedChunk]] = {}
         """Chunks of its skills, by URI."""
         self._dedicated = DedicatedConnections(config, limits, self._redact, self._route)
-        self._on_event = on_event
+        self._on_event, self._known = on_event, known
+        self._redact.on_learned = partial(known.learn, config.name)
         self._admission = Admission(config.name)
         self._pending, self._pending_bytes = 0, 0
         self._none_pending = anyio.Event()
@@ -115,6 +127,11 @@ class DownstreamClient(ServerLifecycle):
     def limits(self) -> Limits:
         """Bounds for everything that the server sends."""
         return self._limits
+
+    @property
+    def redact(self) -> Redactor:
+        """Removes the secrets that the server was given."""
+        return self._redact
 
     @property
     def link(self) -> Link | None:
@@ -178,6 +195,8 @@ class DownstreamClient(ServerLifecycle):
             DownstreamError: see `Link.request`; or too much is pending.
         """
         limits = self._limits
+        # First, because it may wait for a thread: nothing may come between the bounds and the count.
+        await self.refuse_secrets(params, outgoing.subject)
         if self._pending >= limits.in_flight_per_server:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._pending} requests are under way; try again"
@@ -190,7 +209,7 @@ class DownstreamClient(ServerLifecycle):
             outgoing,
             timeout=self.config.call_timeout if outgoing.timeout is None else outgoing.timeout,
             on_notification=self._bounded(outgoing.on_notification),
-            ask=self._noting(outgoing.ask, outgoing.party),
+            ask=self._noting(self._guarded(outgoing.ask), outgoing.party),
         )
         self._pending, self._pending_bytes = self._pending + 1, self._pending_bytes + size
         if outgoing.on_counted is not None:
@@ -211,7 +230,9 @@ class DownstreamClient(ServerLifecycle):
             fault = await in_thread(_fault_of, result, limits) if large else _fault_of(result, limits)
             if fault is not None:
                 raise BadAnswerError(self.name, fault)
-            return await self._redacted_result(result) if b'"isError"' in result else result
+            if self._known.redacts_results:
+                result = await self._without_secrets(method, result)
+            return await self._redacted_result(result) if _may_report_error(result) else result
         except DownstreamError as error:
             if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
                 self._admission.expect_completions(error.data, outgoing.party)
@@ -221,6 +242,44 @@ class DownstreamClient(ServerLifecycle):
             self._idle.last_used = anyio.current_time()
             if not self._pending:
                 self._none_pending.set()
+
+    async def refuse_secrets(self, params: Members, subject: str) -> None:
+        """Refuse what has a secret that this server was not given.
+
+        Raises:
+            SecretRefusedError: it has one; `subject` says what it is.
+        """
+        if sum(map(len, params.values())) > REDACTED_IN_LOOP_BYTES:
+            secret = await in_thread(self._known.in_params, self.name, params)
+        else:
+            secret = self._known.in_params(self.name, params)
+        if secret is not None:
+            subject = self._known.without(subject)
+            logger.warning("%s was not sent to server %s: it has the value of %s", subject, self.name, secret)
+            raise SecretRefusedError(self.name, subject, str(secret))
+
+    def _guarded(self, ask: Ask | None) -> Ask | None:
+        """Return a way to ask whose answers tell this server no secret that it was not given."""
+        if ask is None:
+            return None
+
+        async def guarded(method: str, params: Members) -> bytes:
+            answer = await ask(method, params)
+            try:
+                await self.refuse_secrets({"answer": Raw(answer)}, f"the answer to {method}")
+            except SecretRefusedError as error:
+                raise RequestError(INTERNAL_ERROR, "the answer has a secret of the user") from error
+            return answer
+
+        return guarded
+
+    async def _without_secrets(self, method: str, result: bytes) -> bytes:
+        """Return a result without known secrets; that of a tool says that something was removed."""
+        if len(result) > REDACTED_IN_LOOP_BYTES:
+            redacted, had_one = await in_thread(self._known.redacted, result)
+        else:
+            redacted, had_one = self._known.redacted(result)
+        return with_note(redacted, REDACTED_NOTE) if had_one and method == "tools/call" else redacted
 
     async def _connected(self, outgoing: Outgoing) -> Connected:
         """Return the shared connection; wait for the attempt to connect, if there is one to wait for.
@@ -279,7 +338,7 @@ class DownstreamClient(ServerLifecycle):
         return noting
 
     async def _redacted_result(self, result: bytes) -> bytes:
-        """Remove secrets and hidden characters from a result that reports an error.
+        """Remove secrets, hidden characters and marks of servers from a result that reports an error.
 
         Any other result is left alone: a proxy that edits data gets it wrong sooner or later.
         """
@@ -288,9 +347,15 @@ class DownstreamClient(ServerLifecycle):
         return await in_thread(self._shown_failure, result)
 
     def _shown_failure(self, result: bytes) -> bytes:
-        if bytes(envelope.members(result).get("isError", b"")) != b"true":
+        if bytes(envelope.members(result).get("isError", b"false")) in (b"false", b"null"):
             return result
-        return shown_json(result, self._redact.json)
+        return stranger_json(result, self._redact.json)
+
+    def can_watch(self, uri: str) -> bool:
+        """Return whether a subscription may be passed on: there is room, and the URI has no secret in it."""
+        if not self.subscriptions.has_room_for(uri):
+            return False
+        return self._known.in_params(self.name, {"uri": envelope.raw(uri)}) is None
 
     async def watch(self, uri: str, params: Members, outgoing: Outgoing) -> None:
         """Subscribe a session to updates of a resource.
@@ -298,6 +363,7 @@ class DownstreamClient(ServerLifecycle):
         Raises:
             DownstreamError: the server refuses, or cannot be reached.
         """
+        await self.refuse_secrets({"uri": envelope.raw(uri)}, outgoing.subject)
         handshake = self.era is Era.HANDSHAKE
         if not self.subscriptions.has_room_for(uri):
             raise ServerUnavailableError(self.name, "busy", f"{WATCHED:,} of its resources are subscribed to")
@@ -356,10 +422,7 @@ class DownstreamClient(ServerLifecycle):
                 return
             parties = frozenset({asked})
         # The copies do not keep the whole message in memory.
-        if method == LOG_MESSAGE:
-            params = shown_params(self.name, method, params, self._redact)
-        else:
-            params = redacted_params(params, self._redact)
+        params = shown_params(self.name, method, params, self._redact)
         self._on_event(self.name, method, params, parties)
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
@@ -383,6 +446,12 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
         case ServerUnavailableError():
             return ServerUnavailableError(error.server, error.state, said(error.cause, redact), error.stderr)
     return error
+
+
+def _may_report_error(result: bytes) -> bool:
+    """Return whether a result may report an error; False for nearly all, without parsing them."""
+    # Its name cannot be written in any other way than with the escape of a Latin letter.
+    return b'"isError"' in result or b"\\u00" in result
 
 
 def _fault_of(result: bytes, limits: Limits) -> str | None:

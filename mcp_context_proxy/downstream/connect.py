@@ -65,6 +65,8 @@ class Connected:
     """Open requests of the server; None where it cannot make any."""
     process_group: int | None = None
     """See `Channel`."""
+    version: str = ""
+    """Name and version of the server's package; empty where they cannot be told."""
 
     async def wait_for_first_requests(self, seconds: float) -> None:
         """Wait, no longer than `seconds`, until the server's requests on connecting are answered.

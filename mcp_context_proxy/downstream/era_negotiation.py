@@ -34,6 +34,7 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
@@ -216,7 +217,7 @@ async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]
     if version not in eras.HANDSHAKE_VERSIONS:
         known = ", ".join(sorted(eras.HANDSHAKE_VERSIONS))
         raise BadAnswerError(
-            link.server, f"initialize with protocol version {version[:40]!r}, not one of {known}"
+            link.server, f"initialize with protocol version {quoted(version)}, not one of {known}"
         )
     await link.notify("notifications/initialized")
     return _introduction(Era.HANDSHAKE, version, result.get("serverInfo"), result)

@@ -18,6 +18,8 @@ from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ServerUnavailableError
 from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.trust.guard import KnownSecrets
+from mcp_context_proxy.trust.tokens import reaches
 
 
 class Clients(dict[str, DownstreamClient]):
@@ -46,12 +48,15 @@ class Fleet:
         on_change: Callable[[], None],
         on_event: OnEvent,
         store: ListingStore,
-        off: Mapping[str, ServerOff] = MappingProxyType({}),
+        off: Mapping[str, ServerOff],
+        known: KnownSecrets,
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments.
 
         `off` has the servers with mistakes in their settings, which are not started.
         """
+        self.known = known
+        """Secrets of all servers, none of which another one is told."""
         configs = list(configs)
         self.off = off
         """Servers that are off because of a mistake, with the mistake."""
@@ -86,6 +91,7 @@ class Fleet:
             on_event=self._on_event,
             store=self._store,
             unprobed=self._unprobed,
+            known=self.known,
         )
         client.subscriptions.set_log_level(self._log_level)
         return client
@@ -143,7 +149,12 @@ class Fleet:
             self._on_change()
 
     def raise_if_unavailable(self, name: str | None) -> None:
-        """Raise `ServerUnavailableError` if a configured server is off or was never connected."""
+        """Raise `ServerUnavailableError` if a configured server is off or was never connected.
+
+        Nothing is said about a server that the principal for whom this is done may not reach.
+        """
+        if name is not None and not reaches(name):
+            return
         client = self.clients.get(name or "")
         if client in self.unlisted:
             raise client.unavailable()

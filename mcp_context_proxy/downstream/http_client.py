@@ -19,6 +19,7 @@ from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
 from mcp_context_proxy.protocol.envelope import RequestId
 from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError, gate
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
 from mcp_context_proxy.system import threads
 
 CONNECTIONS = 256
@@ -38,9 +39,6 @@ METHOD_KEPT = frozenset({307, 308})
 
 REDIRECTS = 2
 """Redirects of one request that are followed. A server that redirects has not run the request."""
-
-LOCATION_SHOWN = 200
-"""Characters of a refused redirect's address that the error shows."""
 
 PIECE_BYTES = 64 << 10
 """Bytes of a body that are processed at a time: compressed bodies arrive by the megabyte."""
@@ -120,7 +118,7 @@ def _redirects_within_origin(server: str) -> Callable[[httpx2.Response], Awaitab
         kept = response.status_code in METHOD_KEPT or response.request.method == "GET"
         if there is not None and _origin(there) == _origin(here) and there != here and kept:
             return
-        address = str(location if there is None else there)[:LOCATION_SHOWN]
+        address = str(location if there is None else there)[:LINE_CHARACTERS]
         text = f"with HTTP status {response.status_code}, a redirect to {address}, which is not followed"
         raise BadAnswerError(server, text, response.status_code)
 

@@ -33,7 +33,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
 )
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, said_json
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, said, said_json, unmarked
 from mcp_context_proxy.protocol.text import clean
 
 logger = logging.getLogger(__name__)
@@ -120,17 +120,21 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
         return await latest.ask(method, params)
 
 
-def redacted_params(params: Members, redact: Redactor) -> Members:
-    """Return the params of a notification without secrets; ids and URIs in them stay as they are."""
-    return {name: Raw(redact.json(bytes(raw))) for name, raw in params.items()}
+_EXACT = frozenset({"uri", eras.ELICITATION_ID})
+"""Params that a client compares with what it knows already. Only secrets are removed from them."""
 
 
 def shown_params(server: str, method: str, params: Members, redact: Redactor) -> Members:
-    """Return the params of log messages and progress, which people and models read, as they may be shown.
+    """Return the params of a notification as people and models may read them, names of members included.
 
     The logger of a message begins with the name of its server, so that no server can speak for another one.
     """
-    shown = {name: Raw(said_json(bytes(value), redact.json)) for name, value in params.items()}
+    shown = {
+        said(name, redact, NAME_CHARACTERS): Raw(
+            redact.json(bytes(value)) if name in _EXACT else said_json(bytes(value), redact.json)
+        )
+        for name, value in params.items()
+    }
     if method == LOG_MESSAGE:
         own = one_line(envelope.text(shown.get("logger")) or "", NAME_CHARACTERS)
         shown["logger"] = envelope.raw(f"{server}/{own}" if own else server)
@@ -267,14 +271,15 @@ class Output:
         return tuple([line for line in shown if line][-LINES_KEPT:])
 
     def _shown(self, line: bytes) -> str:
-        return one_line(self._redact(clean(line.decode("utf-8", "replace"))))[-LINE_CHARACTERS:].strip()
+        text = one_line(self._redact(clean(line.decode("utf-8", "replace"))))
+        return unmarked(text[-LINE_CHARACTERS:].strip())
 
     def add_stray(self, line: bytes) -> None:
         """Keep a line that is no message if it is among the first."""
         if len(self.strays) >= STRAYS_KEPT:
             return
         shown = one_line(self._redact(clean(line[:STRAY_BYTES].decode("utf-8", "replace"))))
-        shown = shown[:STRAY_CHARACTERS]
+        shown = unmarked(shown[:STRAY_CHARACTERS])
         if shown and shown not in self.strays:
             self.strays.append(shown)
             logger.warning("%s: skipped a line that is not a message: %r", self._server, shown)

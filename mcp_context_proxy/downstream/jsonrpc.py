@@ -33,6 +33,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket, Oversized
+from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -331,7 +332,7 @@ class ServerRequests:
         One that comes faster than any server asks is not even refused.
         """
         if not self._rate.take():
-            logger.debug("%s: dropped a %s request: too many a second", self._peer.server, method[:40])
+            logger.debug("%s: dropped a %s request: too many a second", self._peer.server, quoted(method))
             return
         too_large = self._bytes + size > self._most_bytes
         if request_id in self._open or len(self._open) >= OPEN_REQUESTS or too_large:

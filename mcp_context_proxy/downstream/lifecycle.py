@@ -16,6 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 
@@ -35,6 +36,7 @@ from mcp_context_proxy.oauth.credentials import CredentialFile
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.versions import package_version
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +240,8 @@ class ServerLifecycle:
                     config, self._limits, self.output, self._redact, self._inbound
                 ) as connected:
                     await self._era_memory.succeeded(connected.introduction)
+                    version = await in_thread(package_version, config, connected.process_group)
+                    connected = replace(connected, version=version)  # noqa: PLW2901 - the same connection
                     if may_sleep and self._idle.last_used is not None:
                         # A caller is waiting, and need not wait for lists that are known.
                         await self._lists.resume(connected)
@@ -283,9 +287,19 @@ class ServerLifecycle:
         self._transition(ServerState.FAILED, cause=cause, fault=fault)
 
     @property
+    def _may_download(self) -> bool:
+        """True if a start may have to download the server: none has succeeded, or the latest took too long.
+
+        A server without a pinned version is downloaded again whenever there is a newer one.
+        """
+        if self.config.first_connect_timeout is None:
+            return False
+        return self.introduction is None or self.fault is Fault.SILENT
+
+    @property
     def _start_seconds(self) -> float:
-        """Time limit of a start: longer until one has succeeded, if the server is downloaded first."""
-        first = None if self.introduction is not None else self.config.first_connect_timeout
+        """Time limit of a start: longer if the server may be downloaded first."""
+        first = self.config.first_connect_timeout if self._may_download else None
         return self.config.connect_timeout if first is None else first
 
     @property
@@ -297,9 +311,9 @@ class ServerLifecycle:
     @property
     def downloading(self) -> float | None:
         """Seconds for which a package runner has been downloading the server; None while it does not."""
-        if self.introduction is not None or self.config.first_connect_timeout is None:
+        if self.state is not ServerState.STARTING or not self._may_download:
             return None
-        return time.monotonic() - self._began if self.state is ServerState.STARTING else None
+        return time.monotonic() - self._began
 
     def _log_download(self, began: float) -> None:
         """Log the progress of the download that began at a time, as long as it lasts."""

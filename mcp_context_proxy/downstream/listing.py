@@ -26,7 +26,7 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import SKILLS_EXTENSION
-from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, quoted, said
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
@@ -47,9 +47,6 @@ OTHERS_SECONDS = 5.0
 
 FAR_TOO_MANY = 4
 """Multiple of the entries that are taken from which on a page is not read; with fewer, its first ones are."""
-
-NAME_SHOWN = 100
-"""Characters of the name of a withheld tool that a finding repeats."""
 
 STALE = "stale"
 """Key among the findings of a listing that could not be fetched again after a change."""
@@ -107,6 +104,8 @@ class ServerListing:
     skills: tuple[bytes, ...] = ()
     findings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Reasons why parts of a list are missing, by list, for a person."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Version of the server's package that listed it, by list; without those that are not known."""
 
     @property
     def remarks(self) -> Iterator[str]:
@@ -225,7 +224,12 @@ class Lists:
         listing = known
         if LISTS[name].offered_by(connected.introduction):
             entries, cuts = await _fetch_pages(connected.link, LISTS[name], self.limits)
-            listing = replace(known, **{name: entries}, findings={**known.findings, name: cuts})
+            versions = {key: version for key, version in known.versions.items() if key != name}
+            if connected.version:
+                versions[name] = connected.version
+            listing = replace(
+                known, **{name: entries}, findings={**known.findings, name: cuts}, versions=versions
+            )
         self._missing.discard(name)
         outdated = {STALE} if listing.skills == known.skills else {STALE, UNVERIFIED}
         findings = {name: found for name, found in listing.findings.items() if name not in outdated}
@@ -275,7 +279,7 @@ def _header_maps(
             usable.append(definition)
             maps[name] = mapping
         else:
-            problems.append(f"tool {name[:NAME_SHOWN]!r} is withheld: {one_line(problem)}")
+            problems.append(f"tool {quoted(name)} is withheld: {one_line(problem)}")
     return maps, tuple(usable), tuple(problems)
 
 

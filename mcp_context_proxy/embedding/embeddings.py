@@ -15,14 +15,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embedder import EmbeddingModel, Matrix, are_unit
-from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, read_folder
+from mcp_context_proxy.embedding.folder import model_of, read_folder
 from mcp_context_proxy.embedding.model import load_model
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
@@ -51,14 +50,14 @@ def open_model(config: Config) -> EmbeddingModel:
         from mcp_context_proxy.embedding.endpoint import EndpointModel  # noqa: PLC0415
 
         return EndpointModel(settings, config.limits)
-    return load_model(None if settings.model is None else Path(settings.model), settings)
+    return load_model(settings=settings)
 
 
 def check_model_files(config: Config) -> None:
     """Read the files of the configured model without opening it, or raise a `ModelError`. Blocking."""
     settings = config.embedding
     if settings.endpoint is None:
-        read_folder(PACKAGED_MODEL if settings.model is None else Path(settings.model), settings)
+        read_folder(model_of(settings), settings)
 
 
 class LazyModel:

@@ -1,8 +1,11 @@
 """Reads the folder of an embedding model: its files, and how its graph becomes a sentence's vector.
 
-Two kinds of folder are supported: with a ``manifest.json``, as scripts/build_model.py writes it, and as
+Two kinds of folder are supported: with a ``manifest.json``, as encoder/soup.py writes it, and as
 sentence-transformers and optimum export it, where several small files complete the graph. Nothing named in a
 manifest is loaded before its SHA-256 is verified. This module reads and hashes files; it opens no model.
+
+The package has two models in one folder, each with a manifest and a graph of its own. They share the
+tokenizer and the vectors of words, which are half of a model.
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.errors import ModelError
 
 PACKAGED_MODEL = Path(__file__).parent / "files"
 """The model that comes with the package; its origin is described in PROVENANCE.md beside it."""
 
+BASE_MODEL = PACKAGED_MODEL / f"{PACKAGED_MODELS[1]}.json"
+"""Manifest of the published model that it was trained from."""
+
 MANIFEST, GRAPH, TOKENIZER = "manifest.json", "model.onnx", "tokenizer.json"
-"""The files of a model folder, as scripts/build_model.py writes them."""
+"""The files of a model folder. The manifest may name another graph, and files that the graph reads."""
 
 GRAPHS = ("model.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx", "model_quantized.onnx")
 """Paths of the graph in exported folders; the first that exists is used."""
@@ -44,7 +50,7 @@ RESERVED_POSITIONS = 2
 
 REINSTALL = "reinstall mcp-context-proxy"
 EXPORT = "export it as ONNX with its tokenizer.json (docs/models.md tells how), or name another folder"
-REBUILD = "build it again with scripts/build_model.py, or remove the setting to use the packaged model"
+REBUILD = "build it again, or remove the setting to use the packaged model"
 
 Pooling: TypeAlias = Literal["mean", "cls"]
 """Combination of the vectors of a text's tokens: their mean, or the first token's vector."""
@@ -72,29 +78,39 @@ class ModelFolder:
     """True if its graph leaves the runtime nothing to optimise, as those of scripts/build_model.py."""
 
 
+def model_of(settings: EmbeddingConfig) -> Path:
+    """Return the folder of the configured model, or `BASE_MODEL`."""
+    if settings.packaged is None:
+        return Path(settings.model or "")
+    return PACKAGED_MODEL if settings.packaged == PACKAGED_MODELS[0] else BASE_MODEL
+
+
 def read_folder(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
     """Read the description of a model; ``settings`` override the files. Blocking.
+
+    ``directory`` may be `BASE_MODEL`.
 
     Raises:
         ModelError: a file is missing or damaged, or needs something that is not supported.
     """
-    if directory == PACKAGED_MODEL:
-        return _read_built(directory, settings, REINSTALL)
+    if directory in (PACKAGED_MODEL, BASE_MODEL):
+        manifest = directory / MANIFEST if directory == PACKAGED_MODEL else directory
+        return _read_built(manifest, settings, REINSTALL)
     with _readable(directory):
         is_built = (directory / MANIFEST).exists()
     if is_built:
-        return _read_built(directory, settings, REBUILD)
+        return _read_built(directory / MANIFEST, settings, REBUILD)
     return _read_exported(directory, settings)
 
 
-def _read_built(directory: Path, settings: EmbeddingConfig, remedy: str) -> ModelFolder:
-    path = directory / MANIFEST
+def _read_built(path: Path, settings: EmbeddingConfig, remedy: str) -> ModelFolder:
+    directory = path.parent
     try:
         with _readable(path, remedy):
             facts = json.loads(_text(path))
         name, dimensions = str(facts["model"]), int(facts["dimensions"])
-        built_tokens = int(facts["max_tokens"])
-        sha256 = {file: str(facts["sha256"][file]) for file in (GRAPH, TOKENIZER)}
+        built_tokens, graph = int(facts["max_tokens"]), str(facts.get("graph", GRAPH))
+        sha256 = {file: str(facts["sha256"][file]) for file in (graph, TOKENIZER, *sorted(facts["sha256"]))}
     except (ValueError, KeyError, TypeError) as e:
         raise ModelError(path, "the file is damaged: it is not a manifest", remedy) from e
     for file, expected in sha256.items():
@@ -103,13 +119,13 @@ def _read_built(directory: Path, settings: EmbeddingConfig, remedy: str) -> Mode
         if actual != expected:
             reason = f"the file is damaged: sha256 {actual[:12]}..., expected {expected[:12]}..."
             raise ModelError(directory / file, reason, remedy)
-    model_id = f"{name}@{hashlib.sha256((sha256[GRAPH] + sha256[TOKENIZER]).encode()).hexdigest()[:16]}"
+    model_id = f"{name}@{hashlib.sha256(''.join(sha256.values()).encode()).hexdigest()[:16]}"
     max_tokens, passage_prefix = settings.max_tokens or built_tokens, settings.passage_prefix or ""
     if (max_tokens, passage_prefix) != (built_tokens, ""):
         model_id = _with_settings(model_id, max_tokens, passage_prefix)
     return ModelFolder(
         model_id=model_id,
-        graph=directory / GRAPH,
+        graph=directory / graph,
         tokenizer=directory / TOKENIZER,
         dimensions=dimensions,
         max_tokens=max_tokens,

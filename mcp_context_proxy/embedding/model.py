@@ -21,7 +21,15 @@ import numpy as np
 
 from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, Matrix, unit_rows
-from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, REINSTALL, TOKENIZER, ModelFolder, read_folder
+from mcp_context_proxy.embedding.folder import (
+    BASE_MODEL,
+    PACKAGED_MODEL,
+    REINSTALL,
+    TOKENIZER,
+    ModelFolder,
+    model_of,
+    read_folder,
+)
 from mcp_context_proxy.errors import ModelError
 
 BULK_THREADS = 2
@@ -52,14 +60,15 @@ option would only slow it down (seen with onnxruntime 1.31)."""
 
 
 def load_model(directory: Path | None = None, settings: EmbeddingConfig | None = None) -> OnnxModel:
-    """Load the packaged model, or the one in ``directory``. Blocking.
+    """Load the configured model, by default the packaged one, or the one in ``directory``. Blocking.
 
     Raises:
         ModelError: a file is missing or damaged, or the runtime cannot use it.
     """
-    directory = PACKAGED_MODEL if directory is None else directory
-    folder = read_folder(directory, settings or EmbeddingConfig())
-    remedy = REINSTALL if directory == PACKAGED_MODEL else REFUSED
+    settings = settings or EmbeddingConfig()
+    directory = model_of(settings) if directory is None else directory
+    folder = read_folder(directory, settings)
+    remedy = REINSTALL if directory in (PACKAGED_MODEL, BASE_MODEL) else REFUSED
     try:
         session = open_session(folder.graph, folder.optimised)
         tokenizer = open_tokenizer(folder.tokenizer, folder.max_tokens)

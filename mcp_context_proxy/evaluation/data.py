@@ -39,6 +39,9 @@ class CorpusLine(msgspec.Struct):
     name: Name
     description: str | None = None
     input_schema: Raw = Raw(b"{}")
+    title: str | None = None
+    annotations: Raw = Raw(b"{}")
+    use_cases: tuple[str, ...] = ()
 
 
 class QueryLine(msgspec.Struct):
@@ -80,7 +83,15 @@ def read_corpus(path: Path) -> Snapshot:
 
 def _tool(line: CorpusLine) -> Tool:
     schema = line.input_schema if bytes(line.input_schema).startswith(b"{") else Raw(b"{}")
-    members = {"name": line.name, "description": line.description or "", "inputSchema": schema}
+    members: dict[str, str | Raw] = {
+        "name": line.name,
+        "description": line.description or "",
+        "inputSchema": schema,
+    }
+    if line.title is not None:
+        members["title"] = line.title
+    if bytes(line.annotations) != b"{}":
+        members["annotations"] = line.annotations
     definition = msgspec.json.encode(members)
     return Tool(
         server=line.server,
@@ -89,6 +100,7 @@ def _tool(line: CorpusLine) -> Tool:
         description=line.description or "",
         definition=definition,
         fingerprint=fingerprint(line.server, definition),
+        use_cases=line.use_cases,
     )
 
 

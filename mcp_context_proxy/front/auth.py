@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
@@ -31,14 +31,15 @@ import anyio
 import platformdirs
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.server.caller import PRINCIPAL_KEY
+from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, rights_of
 from mcp_context_proxy.system import process
+from mcp_context_proxy.trust.tokens import OWNER, THE_USER, NamedToken, Principal, TokenBook, acting_as
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,11 @@ class Policy:
     hosts: frozenset[str] | None
     """``host:port`` values of the Host header; None for any, where a token is required."""
     token: str | None
-    """The bearer token; None if none is required."""
+    """The bearer token of the owner; None if none is required."""
+    named: TokenBook = field(default_factory=lambda: TokenBook(None))
+    """Tokens of others."""
+    refused: Callable[[str], None] = lambda _address: None
+    """Takes the address of a client that has sent a wrong token."""
 
 
 def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
@@ -98,9 +103,9 @@ class Guard:
         self._app, self._policy = app, policy
         self._pages = frozenset(pages)
         self._guesses = Guesses()
-        token = policy.token
-        self._principal = None if token is None else _identity(f"Bearer {token}")
-        """Identity of those who have the token, however they write the header."""
+        self._open: dict[anyio.CancelScope, NamedToken] = {}
+        """Requests under way with a named token."""
+        policy.named.changed.append(self._end_unaccepted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one request."""
@@ -114,7 +119,43 @@ class Guard:
             if refusal is not None:
                 await refusal(scope, receive, send)
                 return
+            with acting_as(rights_of(scope)):
+                named = scope.get(_TOKEN_KEY)
+                if isinstance(named, NamedToken):
+                    await self._serve_while_accepted(named, scope, receive, send)
+                else:
+                    await self._app(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+    async def _serve_while_accepted(
+        self, token: NamedToken, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a request, and end it, with its stream, when its token is no longer accepted."""
+        started = complete = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started, complete
+            started = True
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        with anyio.CancelScope() as ending:
+            self._open[ending] = token
+            try:
+                await self._app(scope, receive, noting)
+            finally:
+                del self._open[ending]
+        if ending.cancelled_caught and not complete:
+            if started:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                await _unauthorized()(scope, receive, send)
+
+    def _end_unaccepted(self) -> None:
+        for ending, token in list(self._open.items()):
+            if not self._policy.named.accepts(token):
+                ending.cancel()
 
     def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
         """Return the refusal of a request that nobody may make, with whatever token."""
@@ -136,7 +177,7 @@ class Guard:
         given = headers.getlist("authorization")
         if self._policy.token is None:
             # Without a token a client may still say who it is, to be kept apart from others.
-            scope[PRINCIPAL_KEY] = _identity(given[0]) if given else None
+            _note(scope, Principal(_identity(given[0])) if given else THE_USER)
             return None
         if self._is_public(scope) and (not given or scope["path"] != HEALTH_PATH):
             return None
@@ -147,17 +188,31 @@ class Guard:
         if delayed and not await self._guesses.wait(client):
             return _too_many()
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        authorized = hmac.compare_digest(token.strip().encode(), self._policy.token.encode())
-        if authorized and scheme.lower() == "bearer":
+        token = token.strip() if scheme.lower() == "bearer" else ""
+        owned = hmac.compare_digest(token.encode(), self._policy.token.encode())
+        named = self._policy.named.find(token)
+        if owned or named is not None:
             self._guesses.right(client)
-            scope[PRINCIPAL_KEY] = self._principal
+            _note(scope, named.principal if named is not None and not owned else Principal(OWNER))
+            scope[_TOKEN_KEY] = None if owned else named
+            scope[PROVEN_KEY] = True
             return None
         self._guesses.wrong(client)
+        self._policy.refused(_address(client))
         return _too_many() if delayed else _unauthorized()
 
     def _is_public(self, scope: Scope) -> bool:
         known = scope["path"] == HEALTH_PATH or scope["path"] in self._pages
         return known and scope["method"] in ("GET", "HEAD")
+
+
+_TOKEN_KEY: Final = "mcp-context-proxy/token"
+"""Key of an ASGI scope: the named token of the request, if it has one."""
+
+
+def _note(scope: Scope, principal: Principal) -> None:
+    """Note whose request this is."""
+    scope[RIGHTS_KEY], scope[PRINCIPAL_KEY] = principal, principal.name
 
 
 def _identity(credentials: str) -> str:

@@ -27,6 +27,7 @@ from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Gateway
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
@@ -89,11 +90,11 @@ class Conversation:
         limits: Limits,
         channel: HostChannel,
         write_response: Callable[[bytes], Awaitable[None]],
-        principal: str | None = None,
+        rights: Principal = THE_USER,
     ) -> None:
-        """Converse over `channel`, to which `write_response` writes; `principal` identifies the host."""
+        """Converse over `channel`, to which `write_response` writes; `rights` are those of the host."""
         self._gateway, self._limits, self._channel = gateway, limits, channel
-        self._write_response, self._principal = write_response, principal
+        self._write_response, self._rights = write_response, rights
         self._methods = gateway.methods
         self._session: Session | None = None
         self._handshake: Members = {}
@@ -239,7 +240,8 @@ class Conversation:
             session=session,
             capabilities=capabilities,
             client_info=client_info,
-            principal=self._principal,
+            principal=self._rights.name,
+            rights=self._rights,
             notify=self._messages.notify,
             ask=self._messages.ask,
             release=release,
@@ -355,7 +357,9 @@ class Conversation:
             response_to = None if hasattr(message, "method") else message.id
             negotiated = hasattr(message, "result") and response_to == self._initialize_id
             if negotiated and self._session is None:
-                self._session = server.session_after(getattr(message, "result", {}).get("instructions"))
+                self._session = server.session_after(
+                    getattr(message, "result", {}).get("instructions"), self._rights
+                )
                 self._gateway.open_session(self._session, notify)
             await self._channel.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
             if response_to is not None:

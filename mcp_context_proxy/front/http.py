@@ -33,7 +33,7 @@ from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
 from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.server.caller import principal_of
+from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.server.sdk import SdkServer
 from mcp_context_proxy.system.process import connections_for_hosts
 
@@ -102,7 +102,7 @@ def guarded(
 
     async def healthz(request: Request) -> Response:
         facts = health()
-        if policy.token is None or principal_of(request.scope) is None:
+        if policy.token is None or principal_of(request.scope) is None or not rights_of(request.scope).admin:
             # Problems name paths, servers and variables: they are for those who have the token.
             facts = {"status": facts["status"]}
         return JSONResponse(facts, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})

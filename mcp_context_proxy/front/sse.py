@@ -21,7 +21,7 @@ from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR
 from mcp_context_proxy.protocol.framing import on_one_line
-from mcp_context_proxy.server.caller import principal_of
+from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.server.sdk import SdkServer
 
 MESSAGES_PATH = "/messages/"
@@ -62,7 +62,7 @@ class EventStreams:
             limits=self._limits,
             channel=channel,
             write_response=channel.send,
-            principal=principal,
+            rights=rights_of(scope),
         )
         await channel.open(f"{scope.get('root_path', '')}{MESSAGES_PATH}?session_id={session_id}")
         async with anyio.create_task_group() as group:

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""Time between two looks at whether the host reads."""
-
 COPY_SECONDS = 2.0
 """Time at the end for output to be copied to a file or a terminal."""
 
@@ -101,7 +98,6 @@ class StandardPipes:
         self, read_fd: int, writer: PipeWriter, out: asyncio.WriteTransport, copying: threading.Thread | None
     ) -> None:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
-        self._turn = anyio.Lock()
         self._into: asyncio.ReadTransport | None = None
 
     async def read(
@@ -131,20 +127,11 @@ class StandardPipes:
 
     async def send(self, frame: bytes) -> None:
         """See `HostChannel`."""
-        if self._writer.writable.is_set() and not self._turn.locked():
-            self._writer.write_line(frame)
-            return
-        # One frame at a time: once there is room, the first may fill it.
-        async with self._turn:
-            await self._writer.writable.wait()
-            self._writer.write_line(frame)
+        await self._writer.send(frame)
 
     def send_nowait(self, frame: bytes) -> bool:
         """See `HostChannel`."""
-        if not self._writer.writable.is_set():
-            return False
-        self._writer.write_line(frame)
-        return True
+        return self._writer.send_nowait(frame)
 
     async def flush(self) -> None:
         """Wait until all is written, or the host is gone."""
@@ -153,14 +140,7 @@ class StandardPipes:
 
     async def stalled(self, seconds: float) -> None:
         """Wait until the host has read nothing of a full pipe for `seconds`; then abort the output."""
-        loop = asyncio.get_running_loop()
-        unsent, since = 0, loop.time()
-        while loop.time() - since < seconds:
-            await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
-            left = self._writer.unwritten
-            if self._writer.writable.is_set() or left < unsent:
-                since = loop.time()
-            unsent = left
+        await self._writer.stalled(seconds)
         if not self._out.is_closing():
             self._out.abort()
 

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -139,7 +138,7 @@ class CredentialFile:
             return
         with file:
             with anyio.move_on_after(LOCK_SECONDS):
-                while not _lock(file):  # noqa: ASYNC110 - another process
+                while not process.lock_file(file):  # noqa: ASYNC110 - another process
                     await anyio.sleep(LOCK_POLL_SECONDS)
             # The lock ends with the open file, also when the process dies.
             yield
@@ -170,19 +169,3 @@ class CredentialFile:
 def _plain(issuer: str) -> str:
     """Return an issuer for comparison: only a root URL is the same with and without its slash."""
     return issuer.rstrip("/") if issuer.count("/") <= 3 else issuer
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Try to lock an open file without waiting; return whether it is locked."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt  # noqa: PLC0415
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl  # noqa: PLC0415
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

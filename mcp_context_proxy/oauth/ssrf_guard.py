@@ -31,8 +31,16 @@ METADATA: Final = frozenset(
 )
 """Addresses at which clouds give a machine its own credentials, beside the link-local ones."""
 
-NAT64: Final = IPv6Network("64:ff9b::/96")
-"""Prefix of IPv6 addresses that hold an IPv4 address in their last four bytes."""
+LOCAL_TRANSLATION: Final = IPv6Network("64:ff9b:1::/48")
+"""Prefix of addresses that a translator of this machine's own network leads anywhere in IPv4 (RFC 8215)."""
+
+TRANSLATED: Final = (
+    IPv6Network("64:ff9b::/96"),  # NAT64
+    LOCAL_TRANSLATION,
+    IPv6Network("::ffff:0:0:0/96"),  # SIIT
+    IPv6Network("::/96"),  # IPv4-compatible
+)
+"""Prefixes of IPv6 addresses that hold an IPv4 address in their last four bytes."""
 
 
 class NetworkReach(IntEnum):
@@ -124,9 +132,9 @@ def _reach(address: Address) -> NetworkReach:
         return _reach_of(address)
     if address.ipv4_mapped is not None:
         return _reach_of(address.ipv4_mapped)
-    # 6to4, Teredo and NAT64.
+    # 6to4 and Teredo.
     meant = [address, address.sixtofour, *(address.teredo or ())]
-    if address in NAT64:
+    if any(address in prefix for prefix in TRANSLATED):
         meant.append(IPv4Address(int(address) & 0xFFFFFFFF))
     return max(_reach_of(each) for each in meant if each is not None)
 
@@ -136,7 +144,7 @@ def _reach_of(address: Address) -> NetworkReach:
         return NetworkReach.NOWHERE
     if address.is_loopback:
         return NetworkReach.LOOPBACK
-    of_a_site = isinstance(address, IPv6Address) and address.is_site_local
+    of_a_site = isinstance(address, IPv6Address) and (address.is_site_local or address in LOCAL_TRANSLATION)
     return NetworkReach.PUBLIC if address.is_global and not of_a_site else NetworkReach.PRIVATE
 
 

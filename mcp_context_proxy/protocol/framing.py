@@ -298,6 +298,9 @@ class MessageReader(PipeReader):
 LARGE_BYTES = 64 * 1024
 """Size from which a frame and its newline are written separately, to avoid a copy of the frame."""
 
+LOOK_SECONDS = 1.0
+"""Time between two looks at whether the other side reads."""
+
 PIECE_BYTES = 1 << 20
 """Bytes of a frame that are handed to a pipe at a time. The pipe copies what it cannot write at once: a list
 of 70 MB in one go keeps everybody else waiting for 50 ms."""
@@ -318,6 +321,7 @@ class PipeWriter(asyncio.BaseProtocol):
         self.writable.set()
         self.closed = asyncio.Event()
         self._pipe: asyncio.WriteTransport | None = None
+        self._turn = anyio.Lock()
         self._full = False
         self._left: deque[memoryview] = deque()
         """What is not handed to the pipe yet, in order."""
@@ -341,6 +345,34 @@ class PipeWriter(asyncio.BaseProtocol):
             self._left += (memoryview(frame), memoryview(b"\n"))
             self.writable.clear()
             self._write_piece()
+
+    async def send(self, frame: bytes) -> None:
+        """Write a frame once there is room; frames that wait follow one another in turn."""
+        if self.writable.is_set() and not self._turn.locked():
+            self.write_line(frame)
+            return
+        # One frame at a time: once there is room, the first may fill it.
+        async with self._turn:
+            await self.writable.wait()
+            self.write_line(frame)
+
+    def send_nowait(self, frame: bytes) -> bool:
+        """Write a frame if there is room; return whether there was."""
+        if not self.writable.is_set():
+            return False
+        self.write_line(frame)
+        return True
+
+    async def stalled(self, seconds: float) -> None:
+        """Wait until the other side has read nothing of a full pipe for `seconds`."""
+        loop = asyncio.get_running_loop()
+        unsent, since = 0, loop.time()
+        while loop.time() - since < seconds:
+            await anyio.sleep(min(LOOK_SECONDS, seconds / 4))
+            left = self.unwritten
+            if self.writable.is_set() or left < unsent:
+                since = loop.time()
+            unsent = left
 
     @property
     def unwritten(self) -> int:

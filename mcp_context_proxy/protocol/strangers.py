@@ -43,6 +43,9 @@ _MARK: Final = re.compile(
 _SUSPECT: Final = re.compile(rb"[^ -~\t\r\n]|\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
 """Bytes that JSON of plain words has none of. A result of a call is never searched for them."""
 
+_MAY_MARK: Final = re.compile(rb"server|\\\\u", re.IGNORECASE)
+"""Bytes without which JSON has no such mark, in letters or in escapes."""
+
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
@@ -82,6 +85,15 @@ def named(server: str, text: str, verb: str = "says") -> str:
     return f"[server {server!r} {verb}] {unmarked(text)}"
 
 
+def quoted(text: str) -> str:
+    """Return a name or a value of a stranger in quotation marks, as part of a message of ours.
+
+    It is cut where nobody reads on, and not earlier: whoever shows the message removes secrets from it, and
+    recognizes only those that are whole.
+    """
+    return repr(unmarked(text[:LINE_CHARACTERS]))
+
+
 def said(text: str, redact: Callable[[str], str], most: int = SAID_CHARACTERS) -> str:
     """Return what a stranger said as it may be shown: `bounded`, and without secrets (`redact`)."""
     # A secret is found only where nothing hides in it, and where it is whole.
@@ -94,10 +106,28 @@ def said_json(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
 
     Every string in it is `said`, the names of members as well. If there is too much, it says that instead.
     """
-    shown = shown_json(data, redact) if len(data) <= 2 * DATA_BYTES else data
+    shown = stranger_json(data, redact) if len(data) <= 2 * DATA_BYTES else data
     if len(shown) > DATA_BYTES:
         return json.dumps(f"[left out: {len(data):,} bytes, over {DATA_BYTES:,}]").encode()
     return shown if len(shown) <= SAID_CHARACTERS else _STRING.sub(_bounded_string, shown)
+
+
+def stranger_json(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
+    """Return JSON of one stranger, such as a failed result, as it may be shown.
+
+    Its strings, and the names of members, are clean and without secrets and marks of servers (`unmarked`).
+    """
+    shown = shown_json(data, redact)
+    return shown if _MAY_MARK.search(shown) is None else _STRING.sub(_unmarked_string, shown)
+
+
+def _unmarked_string(found: re.Match[bytes]) -> bytes:
+    string = found[0]
+    if _MAY_MARK.search(string) is None:
+        return string
+    text = json.loads(string, strict=False)
+    shown = unmarked(text)
+    return string if shown == text else json.dumps(shown, ensure_ascii=False).encode()
 
 
 def shown_json(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 _CONTROLS: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
 """C0 and C1 but for tab and newline."""
@@ -82,6 +82,10 @@ _ESCAPE_SEQUENCE: Final = re.compile(
 )
 """ECMA-48. No part can run over a control character, so matching stays linear in the text."""
 
+_CROWD: Final = re.compile("((?:[^\\w\x00-\x7f]|[\uff9e\uff9f]){30})(?:[^\\w\x00-\x7f]|[\uff9e\uff9f])+")
+"""More marks than any letter has, by Unicode's Stream-Safe Text Format, or a line drawn with characters.
+Normalization sorts the marks of a letter in time that is the square of their number."""
+
 _UNUSUAL: Final = re.compile(r"[^\t\n -~]")
 
 
@@ -101,6 +105,11 @@ def clean(text: str) -> str:
     # Each sees only neighbours that stay, so that cleaning a clean text changes nothing.
     text = _ATTACHED.sub(_effective, text)
     return _FILLERS.sub(_filling, text)
+
+
+def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:
+    """Return a text in a normalization form of Unicode, without crowds of marks on one letter."""
+    return text if text.isascii() else unicodedata.normalize(form, _CROWD.sub(r"\1", text))
 
 
 def _is_unseen(character: str) -> bool:

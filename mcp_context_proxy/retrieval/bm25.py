@@ -35,10 +35,12 @@ by less than a point."""
 
 FIELDS = tuple(field.name for field in fields(Fields))
 
-WEIGHTS = np.array([2.0, 1.0, 1.0, 0.5, 1.0, 0.5], dtype=np.float32)
-"""By field: name, description, parameter names, parameter descriptions, server; the body of a document."""
+WEIGHTS = np.array([2.0, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0, 0.5, 0.5, 1.0], dtype=np.float32)
+"""By field: name, description, parameter names, parameter descriptions, server; body of a document; title,
+values of parameters, labels and use cases. On 428 requests for 33 real lists, titles change nothing beyond
+chance, with 1 or 2; values gain 0.2 points of recall@5 with 0.5, and take half a point of recall@1 with 1."""
 
-MAX_COUNT = np.array([5, 5, 5, 5, 5, 65_535])
+MAX_COUNT = np.array([5, 5, 5, 5, 5, 65_535, 5, 5, 5, 5])
 """Highest count of one term, by field. A description that repeats the names of other tools a thousand times
 would otherwise come before them: its repetitions count for more than its length counts against it. Six public
 sets have the same recall@5 with 5 as without a bound; with 3 one has 0.4 points less. A document may repeat a

@@ -102,6 +102,8 @@ class Engine:
             history: Earlier queries, the latest first: they pull the query as a whole towards them.
         """
         started = time.perf_counter()
+        if snapshot.hidden:
+            filters = replace(filters, without=filters.without | snapshot.hidden)
         index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
         understood, vectors, note = self._read_query(query, index), None, None
         if options.method != "lexical":
@@ -123,9 +125,10 @@ class Engine:
             indexed = done, considered
             kind = "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
             if index.unread:
-                note = f"indexing has begun: {index.unread:,} {kind} could not be searched yet."
+                note = f"Indexing has begun: {index.unread:,} {kind} could not be searched yet."
             elif done < considered:
-                note = f"{done:,} of {considered:,} {kind} are indexed; the rest was searched by words."
+                left = considered - done
+                note = f"Indexing goes on: {left:,} of {considered:,} {kind} were searched by words alone."
         return Ranking(
             query=query,
             results=tuple(found.selected) if found.fits else (),
@@ -154,6 +157,7 @@ class Engine:
         Raises:
             EmbeddingCancelledError: ``cancelled()`` returned true; the next indexing goes on from there.
         """
+        snapshot = snapshot.part_of or snapshot
         if (index := self._known(snapshot)) is not None and index.complete:
             return index
         with self._building:
@@ -173,7 +177,7 @@ class Engine:
 
     def index_of(self, snapshot: Snapshot) -> Index:
         """Return a snapshot's index, as far as it is ready."""
-        return self._known(snapshot) or self._read(snapshot)
+        return self._known(snapshot) or self._read(snapshot.part_of or snapshot)
 
     def indexed(self, snapshot: Snapshot) -> bool:
         """Return whether all of a snapshot is indexed."""
@@ -232,7 +236,8 @@ class Engine:
             self._indexes = tuple(newest_first[:INDEXES_KEPT])
 
     def _known(self, snapshot: Snapshot) -> Index | None:
-        return next((index for index in self._indexes if index.snapshot is snapshot), None)
+        whole = snapshot.part_of or snapshot
+        return next((index for index in self._indexes if index.snapshot is whole), None)
 
     def _read_query(self, query: str, index: Index) -> ReadQuery:
         return read_query(query, index.lexical.has, index.words, self.stands_for)
@@ -315,7 +320,7 @@ def _rank(
     Suspected tools are scored apart from the others and not left out, for the suspicion may be wrong:
 
     - Where others fit, those that would have been selected come last: the best one of each suspected server,
-      and more if there are few others.
+      and more if there are few others. ``top_n`` and ``include_score`` hold for all of them together.
     - Where none of the others fits, suspected ones are ranked among them, in at most half of the places.
     - Where there are no others, or the query names a tool or past use speaks for it, it is ranked as usual.
     """
@@ -347,6 +352,9 @@ def _rank(
         room = min(options.most - kept, max(len(first), PLACES_BEFORE_SUSPECTS - kept))
         wanted.sort(key=lambda one: one not in first.values())
         taken = sorted(wanted[: max(0, room)], key=lambda one: -one.score)
+        if options.share_of_best is None:
+            places = max(0, options.top_n - min(kept, options.top_n))
+            taken = [one for place, one in enumerate(demoted) if place < places or _is_near(one, options)]
         selected = [*results[:kept], *taken]
         any_fits = True
     else:
@@ -361,6 +369,11 @@ def _rank(
     return _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
 
 
+def _is_near(result: Result, options: SearchOptions) -> bool:
+    """Return whether a result is selected for its cosine, whatever the number of results."""
+    return result.cosine is not None and result.cosine >= options.include_score
+
+
 def _selected_unless_suspected(
     results: Sequence[Result], demoted: Sequence[Result], options: SearchOptions
 ) -> list[Result]:
@@ -368,8 +381,4 @@ def _selected_unless_suspected(
     together = sorted([*results, *demoted], key=lambda one: -one.score)
     count = count_selected(np.array([one.score for one in together], np.float32), options)
     ranked = together[:count]
-    return [
-        one
-        for one in demoted
-        if one in ranked or (one.cosine is not None and one.cosine >= options.include_score)
-    ]
+    return [one for one in demoted if one in ranked or _is_near(one, options)]

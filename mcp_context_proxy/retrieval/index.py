@@ -100,6 +100,8 @@ class Reading:
     """Number of labels of each item."""
     evidence: Evidence
     """Evidence of keyword stuffing."""
+    actions: NDArray[np.uint8]
+    """Action of each item, as a position in `actions.ACTIONS`."""
     words: frozenset[str]
     """Words of the names of items and their parameters, with which misspelled words are corrected."""
 
@@ -115,6 +117,7 @@ class Reading:
             np.concatenate([np.zeros(0, np.int64), *(one.labels for one in readings)]),
             np.concatenate([np.zeros(0, np.int64), *(one.label_counts for one in readings)]),
             Evidence.joined([one.evidence for one in readings]),
+            np.concatenate([np.zeros(0, np.uint8), *(one.actions for one in readings)]),
             frozenset(chain.from_iterable(one.words for one in readings)),
         )
 
@@ -130,6 +133,7 @@ class Reading:
             np.concatenate([np.zeros(0, np.int64), *(by_item[place] for place in places)]),
             self.label_counts[places],
             self.evidence.take(places),
+            self.actions[places],
             self.words,
         )
 
@@ -184,6 +188,8 @@ class Index:
     """Items of other servers; None where no server is suspected."""
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
+    actions: NDArray[np.uint8]
+    """Action of each item, as a position in `actions.ACTIONS`."""
     ready: NDArray[np.bool_]
     """Items that have their vectors."""
     names: NDArray[np.int64]
@@ -318,6 +324,7 @@ def assemble(
         suspected=found,
         unsuspected=unsuspected,
         kinds=np.concatenate([np.zeros(0, np.uint8), *(whole.kinds for whole in wholes)]),
+        actions=np.concatenate([np.zeros(0, np.uint8), *(whole.actions for whole in wholes)]),
         ready=np.zeros(0, bool),
         names=np.concatenate([np.zeros((0, 2), np.int64), *(whole.names for whole in wholes)]),
         pool=pool,
@@ -348,4 +355,4 @@ def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, compl
 
 def lexical_only(index: Index, error: ModelError) -> Index:
     """Return the same index for a model that fails; the vectors stay in its parts for the next one."""
-    return replace(index, dense=None, note=f"searched by words only: {error}.", complete=not error.passing)
+    return replace(index, dense=None, note=f"Searched by words only: {error}.", complete=not error.passing)

@@ -23,6 +23,7 @@ import numpy as np
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Snapshot, Source, Tool, Vector
+from mcp_context_proxy.retrieval.actions import action_of
 from mcp_context_proxy.retrieval.bm25 import TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.index import (
     KINDS,
@@ -35,7 +36,7 @@ from mcp_context_proxy.retrieval.index import (
     with_vectors,
 )
 from mcp_context_proxy.retrieval.item_metadata import Fields, item_text, metadata_of
-from mcp_context_proxy.retrieval.keyword_stuffing import Evidence
+from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.text import identifier_words, name_key, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
 from mcp_context_proxy.system.process import trim_now
@@ -71,7 +72,7 @@ ROWS_TO_SPARE = 4_096
 TEXTS_TO_TRIM_FOR = 10_000
 """Texts to embed from which on memory is trimmed first: reading as many tools left some 10 MB free."""
 
-NO_MODEL = "no embedding model is configured; searched by words only."
+NO_MODEL = "No embedding model is configured; searched by words only."
 
 TURN_SECONDS = 0.005
 """Longest time for which other threads wait, as with the interpreter's switch interval."""
@@ -208,7 +209,7 @@ class _Opened:
         part = Part(
             source=source,
             several_servers=self._several,
-            suspicion=reading.evidence.suspicion(),
+            suspicion=None if is_trusted(reading.items) else reading.evidence.suspicion(),
             reading=reading,
             counts=counts,
             rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
@@ -236,6 +237,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
         labels=np.fromiter(chain.from_iterable(labels), np.int64),
         label_counts=np.array([len(own) for own in labels], np.int64),
         evidence=Evidence.of(items),
+        actions=np.array([action_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
         words=frozenset(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH)),
     )
     return reading, count_terms(fields for fields, _ in texts)

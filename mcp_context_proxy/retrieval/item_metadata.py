@@ -10,13 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from mcp_context_proxy.items import JSON, Item, Tool
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.retrieval.text import CHUNK_LIMIT, STOP_WORDS, chunks, encodable, identifier_words
+from mcp_context_proxy.retrieval.actions import VERBS
+from mcp_context_proxy.retrieval.text import (
+    CHUNK_LIMIT,
+    STOP_WORDS,
+    chunks,
+    encodable,
+    identifier_words,
+    name_key,
+)
 
 NAME_LIMIT = 256
 """Characters of a name that are indexed; hosts refuse names over 64."""
@@ -35,6 +44,9 @@ MAX_PARAMETERS = 64
 
 MAX_NAME = 128
 """Characters read of one parameter's name."""
+
+MAX_VALUES = 64
+"""Values read from one schema: lists of all countries or currencies say no more about a tool than some."""
 
 MAX_NODES = 2_000
 """Schema nodes visited; bounds the work on a schema that is nothing but nesting."""
@@ -57,6 +69,14 @@ class Fields:
     parameter_descriptions: str
     server: str
     text: str
+    title: str = ""
+    """Title of a tool; empty where it says the same as its name."""
+    values: str = ""
+    """Values that parameters may have, and examples of them."""
+    labels: str = ""
+    """Configured tags and category."""
+    use_cases: str = ""
+    """Configured use cases."""
 
 
 def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...]]:
@@ -79,12 +99,37 @@ def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...
         parameter_descriptions=encodable("\n".join(parameters.descriptions)),
         server=encodable(item.server),
         text="",
+        title=encodable(_title(item)),
+        values=encodable(" ".join(parameters.values)),
+        labels=encodable(" ".join((*item.tags, item.category or ""))),
+        use_cases=encodable("\n".join(item.use_cases)),
     )
     if not several_servers:
-        return fields, _headed_chunks(words, description)
+        return fields, (*_headed_chunks(words, description), *_cases(words, item))
     names = encodable(", ".join(identifier_words(parameter) for parameter in parameters.top))
     body = f"{description} Parameters: {names}" if names else description
-    return fields, _headed_chunks(f"{fields.server} {words}", body)
+    head = f"{fields.server} {words}"
+    return fields, (*_headed_chunks(head, body), *_cases(head, item))
+
+
+def _cases(head: str, tool: Tool) -> Iterator[str]:
+    """Yield a chunk for each configured use case, so that a request is compared with each of them alone."""
+    for case in tool.use_cases:
+        yield from _headed_chunks(head, encodable(case))
+
+
+def _title(tool: Tool) -> str:
+    """Return the title of a tool, its own or that among its annotations, unless it repeats the name."""
+    if b'"title"' not in tool.definition:
+        return ""
+    try:
+        title = envelope.text(envelope.members(tool.definition).get("title"))
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    title = title or _hints(tool.definition).get("title")
+    if not isinstance(title, str) or name_key(title[:NAME_LIMIT]) == name_key(tool.name):
+        return ""
+    return title[:NAME_LIMIT]
 
 
 def _headed_chunks(head: str, body: str) -> tuple[str, ...]:
@@ -102,6 +147,8 @@ class Parameters:
     nested: list[str] = field(default_factory=list)
     """Names within them."""
     descriptions: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    """Texts among the values that they may have, and examples."""
 
 
 def read_parameters(definition: bytes) -> Parameters:
@@ -118,7 +165,20 @@ def read_parameters(definition: bytes) -> Parameters:
         description = node.get("description") if isinstance(node, dict) else None
         if isinstance(description, str) and description:
             found.descriptions.append(description[:MAX_DESCRIPTION])
+        if isinstance(node, dict):
+            room = MAX_VALUES - len(found.values)
+            found.values.extend(islice(_values(node), room))
     return found
+
+
+def _values(node: Mapping[str, JSON]) -> Iterator[str]:
+    """Yield the texts that a parameter may be, or that are given as examples."""
+    for key in ("enum", "examples"):
+        values = node.get(key)
+        if isinstance(values, list):
+            yield from (
+                value for value in values[:MAX_VALUES] if isinstance(value, str) and len(value) <= MAX_NAME
+            )
 
 
 def _walk(schema: JSON) -> Iterator[tuple[int, str, JSON]]:
@@ -142,20 +202,6 @@ def _walk(schema: JSON) -> Iterator[tuple[int, str, JSON]]:
             if isinstance(options, list):
                 queue.extend((depth, option) for option in options[:MAX_PARAMETERS])
 
-
-_VERBS: Final = {
-    "read": "get list read fetch show describe view retrieve inspect check count",
-    "search": "search find query lookup browse",
-    "create": "create add insert new make generate",
-    "update": "update edit set write modify change rename move patch replace append put save",
-    "delete": "delete remove drop clear purge destroy wipe",
-    "send": "send post publish notify reply forward share",
-    "run": "run execute start stop call invoke trigger",
-    "compute": "compute calculate evaluate convert transform format translate parse encode decode",
-    "transfer": "upload download import export sync",
-}
-VERBS: Final[Mapping[str, str]] = {verb: tag for tag, verbs in _VERBS.items() for verb in verbs.split()}
-"""Tags by verb; the first verb in a tool's name decides."""
 
 _LANGUAGES: Final = (
     "bash csharp css golang html java javascript julia kotlin lua perl php python ruby rust scala sql swift "
@@ -240,8 +286,13 @@ def metadata_of(item: Item) -> ItemMetadata:
     )
 
 
+def danger_data(tool: Tool) -> dict[str, str]:
+    """Return the danger class of a tool, and why it has it."""
+    return {"danger": str(tool.tool_class), "danger_reason": tool.class_reason}
+
+
 def described(item: Item) -> dict[str, Any]:
-    """Return category and tags of an item for display, each with its origin (configured or derived)."""
+    """Return category and tags of an item, each with its origin, and the danger class of a tool."""
     metadata = metadata_of(item)
     configured = isinstance(item, Tool) and item.category is not None
     return {
@@ -250,7 +301,7 @@ def described(item: Item) -> dict[str, Any]:
             *({"name": tag, "origin": "configured"} for tag in metadata.tags),
             *({"name": tag, "origin": "derived"} for tag in metadata.derived_tags),
         ],
-    }
+    } | (danger_data(item) if isinstance(item, Tool) else {})
 
 
 def _hints(definition: bytes) -> Mapping[str, Any]:

@@ -155,7 +155,8 @@ class Evidence:
 
     def _names_match(self) -> bool:
         """Return whether names and descriptions have words in common, as far as can be told."""
-        number = int(self.is_described.sum())
+        # Of names such as "ls" and "mv" nothing can be told.
+        number = int((self.is_described & (self.name_counts > 0)).sum())
         if number < FEWEST_TOOLS:
             return True
         tools = np.repeat(np.arange(self.is_described.size), self.name_counts)
@@ -171,7 +172,12 @@ class Evidence:
 
 def suspicion(items: Sequence[Item]) -> Suspicion | None:
     """Return why the descriptions of the tools of a server are suspected; None where they are not."""
-    return Evidence.of(items).suspicion()
+    return None if is_trusted(items) else Evidence.of(items).suspicion()
+
+
+def is_trusted(items: Sequence[Item]) -> bool:
+    """Return whether the configuration trusts the server that some tools belong to."""
+    return any(isinstance(item, Tool) and item.trusted for item in items[:1])
 
 
 def suspected(servers: Mapping[str, Suspicion | None]) -> dict[str, Suspicion]:

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, TypeAlias
 
-from mcp_context_proxy.retrieval.item_metadata import VERBS
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, wanted
 from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
@@ -60,6 +63,10 @@ MOST_CORRECTED = 4
 MOST_COMPARED = 8
 """Unknown words of a query that are compared with others; each takes about a millisecond."""
 
+FEWEST_FOREIGN = 2
+"""Words that are not English, from which on a query is in another language: one may be a name. One of them
+must be a common word of another language, or have letters that English does not."""
+
 LEAST_TELLING = 2
 """Telling words (no stop words) on each side of a division, and of an order before what it carries."""
 
@@ -102,6 +109,20 @@ SHELL_WORDS: Final[Mapping[str, str]] = {
 _PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
 """Commands that are plain words too: they only count before a value, an option, or nothing."""
 
+_AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create"}
+"""Verbs that are names of something else as nouns, with how they are understood where they open an order."""
+
+_AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"})
+"""Words that follow such a verb: "file a bug", but not "file the report under finance"."""
+
+_FOREIGN_WORDS = """
+der das und ist nicht ein eine einen einem mir mich ich wie wird auf zum zur mit bitte alle
+el los que un una unos por mis como cual le les du et dans pour avec moi mes tous toutes
+il lo gli di della che mio och att som ett het een van voor naar em uma nao meu minha
+"""
+FOREIGN_WORDS: Final = frozenset(_FOREIGN_WORDS.split())
+"""The commonest words of some languages that are written like English, without those that English has."""
+
 _VALUES: Final = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -134,24 +155,9 @@ _MAY_BE_VALUE = re.compile(r"[\d./\\@:]")
 _LONGEST_VALUE = 512
 _EDGES = "\"'`()[]{}<>,;:!?“”"
 _WORD = re.compile(r"[A-Za-z]+")
+_LETTERS = re.compile(r"[^\W\d_]+")
 _QUOTATION_MARKS = ('"', "“", "'")
 _QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
-
-_MORE_ORDERS = """
-book schedule cancel tell email message ask remind open close go navigate click take give set turn play draw
-plot compare merge commit push pull clone checkout review assign label translate summarize summarise explain
-answer order buy pay charge refund invite pin unpin mark star track log record note save store remember forget
-import export print scan deploy build test restart scale install uninstall upgrade enable disable connect
-disconnect subscribe unsubscribe follow unfollow mute block report look tag reply attach sign approve reject
-watch crop resize zip unzip extract sort filter group split join sum file reserve
-"""
-_ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split()})
-"""Verbs with which an order begins."""
-
-_QUESTIONS: Final = frozenset(
-    {"what", "which", "who", "whom", "whose", "how", "when", "where", "why", "whether"}
-)
-"""Words with which a question begins."""
 
 _LATER = r"(?:then|also|afterwards|finally|after\s+that|besides)"
 _DIVIDER = re.compile(
@@ -200,6 +206,12 @@ class ReadQuery:
     """The weight of each term, asked or added."""
     needs: tuple[Mapping[str, float], ...]
     """The terms of each text but the first, with their weights."""
+    foreign: frozenset[str]
+    """Index terms of a query in another language that neither the catalog nor English has; empty for other
+    queries. They say nothing of whether something fits: the model cannot read them, and no tool has them."""
+    actions: NDArray[np.float32]
+    """[texts, actions]: what is added to the score of a tool for its action. The first row, that of the
+    whole, has the highest of its orders."""
 
     @property
     def read_as(self) -> str | None:
@@ -233,7 +245,9 @@ def read_query(
 
     needs = _needs(written)
     carried, reported = _carried(written, needs)
-    compared = dict[str, str | None]()
+    openings = set(_openings(written, needs))
+    in_english = not _is_foreign(written)
+    compared, foreign = dict[str, str | None](), set[str]()
     pieces, end = list[str](), 0
     for start, token, is_first in _tokens(written):
         weight = 1.0
@@ -250,16 +264,22 @@ def read_query(
         elif (meant := stands_for.get(lower) or _written_out(token)) is not None or (
             is_first and (meant := _command(lower, written[start:])) is not None
         ):
-            # As a verb, "file" has nothing to do with files.
-            count(token, VALUE_SHARE if lower == "file" else weight, asked)
+            count(token, weight, asked)
             count(meant, weight * WRITTEN_OUT_SHARE, added)
             replacement = meant
+        elif start in openings and (meant := _as_verb(lower, written[start:])) is not None:
+            # As a verb, "file" has nothing to do with files, and "book" nothing with address books.
+            count(token, VALUE_SHARE, asked)
+            count(meant, SYNONYM_SHARE, added)
+            replacement = token if meant == lower else meant
         elif lower not in STOP_WORDS:
             # A capital letter within a sentence begins a name, which no list knows.
             if token.isalpha() and (token.islower() or (is_first and token.istitle())):
                 if lower not in compared and not has_term(stem(lower)) and not is_known(lower):
                     corrected = sum(right is not None for right in compared.values())
-                    if len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED:
+                    if not in_english:
+                        foreign.update(map(stem, words(lower)))
+                    elif len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED:
                         compared[lower] = correction(lower, catalog)
                 replacement = compared.get(lower) or token
             count(replacement, weight if replacement is token else weight * CORRECTED_SHARE, asked)
@@ -274,8 +294,13 @@ def read_query(
     added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
     for term in added:
         weights.setdefault(term, SYNONYM_SHARE)
-    parts = [chunk for start, end in needs for chunk in chunks(whole[start:end])]
-    texts = tuple(dict.fromkeys([whole, *parts[:QUERY_NEEDS]])) if whole else ()
+    parts = dict[str, NDArray[np.float32]]()
+    for start, end in needs:
+        added_for = wanted(_uncarried(whole, start, end, carried))
+        parts |= {chunk: added_for for chunk in chunks(whole[start:end]) if len(parts) < QUERY_NEEDS}
+    by_need = np.array([*parts.values()] or [wanted("")])
+    actions = {whole: by_need.max(axis=0), **parts} if whole else {}
+    texts = tuple(actions)
     beside = [content_words(_without(whole, reported) if reported else whole)]
     if carried:
         beside.append(_without(whole, carried))
@@ -287,6 +312,8 @@ def read_query(
         added=added,
         weights=weights,
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
+        foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
+        actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS)),
     )
 
 
@@ -314,7 +341,7 @@ def _needs(query: str) -> list[_Span]:
         start, telling, quoted = 0, None, list[_Span]()
         for match in _DIVIDER.finditer(sentence):
             following = (match["next"] or "").lower()
-            if following and following not in _ORDERS and not (match["and"] and following in _QUESTIONS):
+            if following and following not in ORDERS and not (match["and"] and following in QUESTIONS):
                 continue
             if telling is None:
                 telling, quoted = telling_places(sentence), _quotations(sentence)
@@ -387,6 +414,12 @@ def _without(query: str, spans: Sequence[_Span]) -> str:
     return " ".join("".join([*kept, query[at:]]).split())
 
 
+def _uncarried(query: str, start: int, end: int, carried: Sequence[_Span]) -> str:
+    """Return a part of a query without what it carries."""
+    inside = [(max(a, start) - start, b - start) for a, b in carried if a < end and b > start]
+    return _without(query[start:end], inside)
+
+
 def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
     """Yield each token without punctuation around it: where it starts, itself, whether it is the first."""
     is_first = True
@@ -403,10 +436,36 @@ def _written_out(token: str) -> str | None:
     return None if token in _TITLES else SHORT_FORMS.get(token.lower())
 
 
+def _openings(query: str, needs: Sequence[_Span]) -> Iterator[int]:
+    """Yield where the words are with which the needs of a query open."""
+    for start, end in needs:
+        if (match := opening_match(query[start:end])) is not None:
+            yield start + match.start()
+
+
+def _as_verb(word: str, query: str) -> str | None:
+    """Return what a word asks for as a verb, where the words after it say that it is one."""
+    following = query.split(maxsplit=2)[1:2]
+    return _AS_VERBS.get(word) if following and following[0].lower() in _AFTER_VERBS else None
+
+
+def _is_foreign(query: str) -> bool:
+    """Return whether a query seems to be in another language than English."""
+    letters = [match.group().lower() for match in _LETTERS.finditer(query)]
+    if query.isascii() and FOREIGN_WORDS.isdisjoint(letters):
+        return False  # as nearly every query
+    foreign = strange = 0
+    for written in letters:
+        if written in FOREIGN_WORDS:
+            foreign += 1
+        elif not all(map(is_known, words(written))):
+            strange += 1
+            foreign += not written.isascii()
+    return foreign > 0 and foreign + strange >= FEWEST_FOREIGN
+
+
 def _command(word: str, query: str) -> str | None:
-    """Return what a command of a shell does with which a query begins, and what "file" means as a verb."""
-    if word == "file":
-        return "create" if query.split(maxsplit=2)[1:2] in (["a"], ["an"], ["another"]) else None
+    """Return what a command of a shell does with which a query begins."""
     if word in _PLAIN_TOO:
         following = (query.split(maxsplit=2)[1:2] or ["-"])[0]
         if not (following.startswith("-") or following.isdigit() or value_kind(following.strip(_EDGES))):

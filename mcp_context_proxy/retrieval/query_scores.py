@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.bm25 import K1
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
@@ -33,7 +34,7 @@ from mcp_context_proxy.retrieval.scoring import (
     needed_evidence,
 )
 from mcp_context_proxy.retrieval.text import name_key
-from mcp_context_proxy.retrieval.vectors import DenseIndex, best
+from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
 
 SEVERAL_SENTENCES = 2
 """Texts of a query above which it has more than one sentence: a single sentence gives the query and
@@ -49,6 +50,9 @@ FIELDS_NAMED = 2
 WORDS_NAMED = 4
 """Words of a field that the reasons repeat."""
 
+TWINS_NAMED = 3
+"""Servers with the same tool that the reasons name; the others are counted."""
+
 FIELD_REASONS = {
     "name": "name matches",
     "description": "description mentions",
@@ -56,7 +60,24 @@ FIELD_REASONS = {
     "parameter_descriptions": "parameters mention",
     "server": "server matches",
     "text": "text mentions",
+    "title": "title matches",
+    "values": "values of parameters match",
+    "labels": "tags match",
+    "use_cases": "use cases mention",
 }
+
+COPIES_LOOKED_FOR = 40
+"""Best places in which copies of older servers' tools are looked for; an answer has at most as many."""
+
+COPY_COSINE = 0.88
+"""Cosine from which two descriptions say the same: 0.9 without the name of the server, which is part of the
+text that is compared."""
+
+COPY_MARGIN = 0.15
+"""Advantage in score that does not put a copy before the tool of an older server: some words more."""
+
+YOUNGER_SECONDS = 3600.0
+"""Time by which a server is younger than another; servers set up in one sitting are of one age."""
 
 T = TypeVar("T")
 
@@ -81,11 +102,12 @@ class PreparedQuery:
         """
         self.index, self.vectors, self.method = index, vectors, method
         self.supports, self.novel = supports, novel
-        self.texts, self.needs = query.texts, query.needs
+        self.texts, self.needs, self.actions = query.texts, query.needs, query.actions
         self.terms: Mapping[str, str] = {**query.asked, **query.added}
         """Index terms of the query and those added to it, each with its word."""
         self.asked = frozenset(query.asked)
         """Index terms of the query itself."""
+        self.foreign = query.foreign
         self.lexical = index.lexical.score(query.weights)
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
@@ -128,7 +150,13 @@ class QueryScores:
             if not index.complete:
                 near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
             near = add_learned(near, self.supports)
-        self.plain = add_novelty(fuse(near, self.lexical, query.method), self.novel)
+        self.acting: NDArray[np.float32] | None = None
+        """[texts, items]: what is added for the action of each item; None where another method is used."""
+        fused = fuse(near, self.lexical, query.method)
+        if near is not None and query.method == "hybrid":
+            self.acting = query.actions[:, index.actions[self.items]]
+            fused = np.round(fused + self.acting[0], DECIMALS)
+        self.plain = add_novelty(fused, self.novel)
         """Scores before `boost_uncovered_sentences`."""
         self.fused = self.plain
         """Scores that order the items."""
@@ -140,10 +168,10 @@ class QueryScores:
         """[sentences, items]: cosines of a query of several sentences; None for others."""
         if query.method == "hybrid" and not self.exact and cosines is not None and self.items.size:
             self.sentences = cosines[1:] if len(cosines) > SEVERAL_SENTENCES else None
-        if self.sentences is not None:
+        if self.sentences is not None and self.acting is not None:
             words = np.stack([index.lexical.score(need).scores[self.items] for need in query.needs])
             self.fused, self.boosted_by = boost_uncovered_sentences(
-                self.plain, self.sentences + LEXICAL_FACTOR * words
+                self.plain, self.sentences + LEXICAL_FACTOR * words + self.acting[1:]
             )
 
     def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
@@ -151,7 +179,7 @@ class QueryScores:
         if self.cosine is None and options.share_step:
             # Scores of words alone fall too steeply: the best tool may only have the longest description.
             options = replace(options, share_of_best=None)
-        ordered = self._ordered(options.top_k, options.top_n)
+        ordered, twins = self._without_twins(self._ordered(options.top_k, options.top_n))
         count = count_selected(self.fused[ordered], options)
         more = [
             place
@@ -165,7 +193,8 @@ class QueryScores:
         if (missing := options.depth - len(selected)) > 0:
             ordered = self._ordered(max(options.top_k, options.depth), options.depth)
             following = [int(place) for place in ordered[~np.isin(ordered, selected)][:missing]]
-        return [self._result(place) for place in selected], [self._result(place) for place in following]
+        results = [self._result(place, twins.get(place, ())) for place in selected]
+        return results, [self._result(place) for place in following]
 
     def evidence(self, calibration: Calibration) -> float | None:
         """Return the evidence that something is meant; None where it cannot be told."""
@@ -214,10 +243,60 @@ class QueryScores:
         candidates = np.flatnonzero(chosen)
         is_exact = np.isin(candidates, list(self.exact))
         ordered: NDArray[np.intp] = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
-        return ordered
+        return self._older_first(ordered)
+
+    def _older_first(self, ordered: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the places with no tool just before one of an older server that it is a copy of.
+
+        A server that is added later must not take the calls of another one's tools by describing the same
+        with a few more words. Names that the query states, and past use, count as they are.
+        """
+        seen, head = self.query.index.snapshot.first_seen, ordered[:COPIES_LOOKED_FOR]
+        items = [self.query.index.items[int(item)] for item in self.items[head]]
+        # Documents are no copies: the user has chosen them.
+        ages = np.array([seen.get(one.server, 0.0) if isinstance(one, Tool) else np.nan for one in items])
+        if not seen or np.isnan(ages).all() or np.nanmax(ages) - np.nanmin(ages) < YOUNGER_SECONDS:
+            return ordered
+        names = np.array([one.name for one in items])
+        alike = names[:, None] == names[None, :]
+        if self.dense is not None:
+            firsts = self.dense.rows[self.dense.starts[head]]
+            vectors = np.array(self.dense.vectors.views(firsts), np.float32)
+            alike |= vectors @ vectors.T >= COPY_COSINE
+        scores = self.fused[head]
+        passing = alike & (ages[:, None] - ages[None, :] >= YOUNGER_SECONDS)
+        passing &= scores[:, None] - scores[None, :] <= COPY_MARGIN
+        spoken_for = [place in self.exact or place in self.supports for place in head.tolist()]
+        passing[np.array(spoken_for)] = False
+        order = [*range(len(head))]
+        for later in range(len(head)):
+            before = [at for at in order[: order.index(later)] if passing[at, later]]
+            if before:
+                order.remove(later)
+                order.insert(order.index(before[0]), later)
+        return np.concatenate([head[order], ordered[len(head) :]])
+
+    def _without_twins(
+        self, ordered: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], dict[int, tuple[Tool, ...]]]:
+        """Return the places without tools that an earlier one has of another server, and these by place.
+
+        Two accounts of one service, or two folders of one file server: a model needs to read the tool once.
+        Only equal definitions count. With nearly equal ones a server could hide the tools of another one
+        behind its own by repeating them with a word more.
+        """
+        first, twins = dict[tuple[str, bytes], int](), dict[int, tuple[Tool, ...]]()
+        kept = np.ones(ordered.size, bool)
+        for at, place in enumerate(ordered.tolist()):
+            item = self.query.index.items[self.items[place]]
+            if isinstance(item, Tool):
+                same = first.setdefault((item.name, item.definition), place)
+                if same != place:
+                    kept[at], twins[same] = False, (*twins.get(same, ()), item)
+        return ordered[kept], twins
 
     def _query_idf(self) -> float:
-        return math.fsum(self.query.lexical.idf[term] for term in self.query.asked)
+        return math.fsum(self.query.lexical.idf[term] for term in self.query.asked - self.query.foreign)
 
     def _coverage(self) -> float:
         """Return the share of the query's idf that the lexically best item has."""
@@ -227,7 +306,7 @@ class QueryScores:
         matched = {term for _, term, _ in self.query.index.lexical.parts(best_item, self.query.lexical.idf)}
         return math.fsum(self.query.lexical.idf[term] for term in matched) / self._query_idf()
 
-    def _result(self, place: int) -> Result:
+    def _result(self, place: int, twins: tuple[Tool, ...] = ()) -> Result:
         """Return the item at a place with its scores and reasons."""
         query, index, item = self.query, self.query.index, int(self.items[place])
         cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
@@ -253,14 +332,22 @@ class QueryScores:
             matched=None if cosine is None else text,
             serves=None if boosted_by is None else query.texts[1 + boosted_by],
             learned=learned,
+            action=0.0 if self.acting is None else float(self.acting[0, place]),
             support=support,
             exact=place in self.exact,
             novelty=self.novel.get(place, 0.0),
             terms=tuple((field, query.terms[term], added) for field, term, added in parts),
-            why=self._why(place, cosine, parts),
+            why=self._why(place, cosine, parts, twins),
+            twins=twins,
         )
 
-    def _why(self, place: int, cosine: float | None, parts: Sequence[tuple[str, str, float]]) -> str:
+    def _why(
+        self,
+        place: int,
+        cosine: float | None,
+        parts: Sequence[tuple[str, str, float]],
+        twins: Sequence[Tool],
+    ) -> str:
         """Return the reasons for one result as a short sentence; ``parts`` is its score by field and term."""
         reasons = ["exact name"] if place in self.exact else self._lexical_reasons(parts)
         if cosine is not None:
@@ -271,6 +358,9 @@ class QueryScores:
             reasons.append("new here")
         if (suspicion := self.query.index.suspicion(int(self.items[place]))) is not None:
             reasons.append(SUSPECTED[suspicion])
+        if twins:
+            more = f" and {len(twins) - TWINS_NAMED} more" if len(twins) > TWINS_NAMED else ""
+            reasons.append(f"also at {', '.join(twin.server for twin in twins[:TWINS_NAMED])}{more}")
         return "; ".join(reasons)
 
     def _lexical_reasons(self, parts: Sequence[tuple[str, str, float]]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.items import Item, ToolKey
+from mcp_context_proxy.items import Item, Tool, ToolKey
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
@@ -63,11 +63,11 @@ class SearchOptions:
 
 
 FITTING = SearchOptions(
-    share_of_best=0.56, share_step=0.05, best=3, at_least=1, at_most=10, include_score=inf
+    share_of_best=0.57, share_step=0.05, best=3, at_least=1, at_most=10, include_score=inf
 )
 """Selects what fits: one tool where one stands out, more for a vague query or one of several needs.
 
-A second tool needs 0.61 of the mean of the best three scores, a fifth 0.76, and a tenth is never near enough.
+A second tool needs 0.62 of the mean of the best three scores, a fifth 0.77, and a tenth is never near enough.
 Of 4.2 tools that it shows on average, as many are needed as of the best five. benchmarks/retrieval.md has the
 number, recall and precision of each public set, also with the share that is chosen without that set."""
 
@@ -104,8 +104,8 @@ class Result:
 
     item: Item
     score: float
-    """``cosine + learned + novelty + 0.025 * lexical + need``, or the score of another method; results are
-    ordered by it, after an exact name."""
+    """``cosine + learned + novelty + 0.025 * lexical + action + need``, or the score of another method. It
+    orders the results, after an exact name."""
     cosine: float | None
     """Cosine of the best chunk with the query or one of its sentences; None in a lexical search."""
     lexical: float
@@ -126,10 +126,14 @@ class Result:
     """Amount added to the cosine because the tool was used for queries like this one."""
     support: Support | None = None
     """The use that speaks for it most."""
+    action: float = 0.0
+    """Amount added because the tool does what the query wants done; below 0 where it does something else."""
     novelty: float = 0.0
     """Amount added because the tool is new and was not used yet."""
     exact: bool = False
     """True if the query is its name."""
+    twins: tuple[Tool, ...] = ()
+    """The same tool of other servers, by all that these say of it. They are not results themselves."""
 
 
 @dataclass(frozen=True, slots=True)

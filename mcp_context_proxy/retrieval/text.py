@@ -12,9 +12,12 @@ from collections.abc import Collection, Iterator
 from functools import cache, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mcp_context_proxy.protocol.text import normalized
 
 _ENGLISH = (
     "a about all also am an and any are as at be been being but by can could did do does for from had has "
@@ -118,10 +121,6 @@ _WRITTEN_WORD = re.compile(r"[\w'-]+")
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 """Marks people leave out when typing: Latin, Greek, Cyrillic accents, Hebrew and Arabic vowel points."""
 
-_CROWD = re.compile("((?:[^\\w\x00-\x7f]|[\uff9e\uff9f]){30})(?:[^\\w\x00-\x7f]|[\uff9e\uff9f])+")
-"""More marks than any letter has, by Unicode's Stream-Safe Text Format, or a line drawn with characters.
-Normalization sorts the marks of a letter in time that is the square of their number."""
-
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*")
 _SENTENCE_OR_CLAUSE = re.compile(_SENTENCE.pattern + r"|;\s+")
@@ -215,6 +214,15 @@ def stem(word: str) -> str:
     Of other words only the Arabic article is removed, which is written as part of them. The result need not
     be a word: it is only compared with other results.
     """
+    return _stem(word) if len(word) <= REMEMBERED_CHARACTERS else _stem.__wrapped__(word)
+
+
+REMEMBERED_CHARACTERS: Final = 24
+"""Length of words whose stems are remembered; a stranger's text may have a word of megabytes."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _stem(word: str) -> str:
     if word.startswith(_ARABIC_ARTICLE) and len(word) >= len(_ARABIC_ARTICLE) + 3:
         return word[len(_ARABIC_ARTICLE) :]
     if len(word) < 4 or not word.isascii():
@@ -268,8 +276,8 @@ def _words_of(run: str) -> Iterator[str]:
 def _unaccented(text: str) -> str:
     if text.isascii():
         return text
-    decomposed = unicodedata.normalize("NFKD", _CROWD.sub(r"\1", text))
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed))
+    decomposed = normalized("NFKD", text)
+    return normalized("NFC", _ACCENTS.sub("", decomposed))
 
 
 def sentences(text: str) -> list[str]:

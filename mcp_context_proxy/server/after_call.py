@@ -8,6 +8,7 @@ nothing. Nothing here blocks, and no caller waits for it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -19,7 +20,12 @@ from msgspec import Raw
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.records import RequestContext, RequestRecords
 from mcp_context_proxy.context.session import SessionContext
-from mcp_context_proxy.errors import AuthorizationError, DownstreamError, ServerUnavailableError
+from mcp_context_proxy.errors import (
+    AuthorizationError,
+    DownstreamError,
+    SecretRefusedError,
+    ServerUnavailableError,
+)
 from mcp_context_proxy.interactions import memory
 from mcp_context_proxy.interactions.memory import CALL, SEARCH
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
@@ -32,6 +38,7 @@ from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day
+from mcp_context_proxy.trust.audit import AuditLog
 
 WINDOW_SECONDS: Final = 600.0
 """Time after a request in which a call may still be attributed to it."""
@@ -82,6 +89,7 @@ class EndedCalls:
     learn: Callable[[Use], None] | None = None
     used: Callable[[RequestContext, Tool], None] | None = None
     """Takes a request, and a tool that it had selected and that was called for it."""
+    audit: AuditLog | None = None
     in_session: Callable[[ToolKey, str | None], None] | None = None
     """Takes a tool that was used, and the id of the session, if any."""
     working_set: WorkingSet = field(default_factory=WorkingSet)
@@ -97,9 +105,26 @@ class EndedCalls:
         goal: str | None,
         result: bytes,
         seconds: float,
+        rule: str | None = None,
     ) -> None:
-        """Take a call that its server has answered; one that asks for input has not ended."""
+        """Take a call that its server has answered; one that asks for input has not ended.
+
+        ``rule`` is what allowed it, if it was not the default.
+        """
         outcome = outcome_of(result)
+        if self.audit is not None:
+            self.audit.called(
+                tool,
+                params.get("arguments"),
+                outcome.name.lower(),
+                decision="allowed",
+                rule=rule,
+                principal=caller.principal,
+                client_info=caller.client_info,
+                session=None if session is None else session.id,
+                ms=seconds * 1000,
+                result_bytes=len(result),
+            )
         if outcome is Outcome.ASKS:
             return
         if self.usage is not None:
@@ -108,22 +133,77 @@ class EndedCalls:
         if self.log is not None:
             self.log.called(tool, params, caller, goal)
         if outcome is Outcome.SUCCEEDED:
-            self._attribute(tool, session, caller.principal, goal)
+            self._attribute(tool, session, caller, goal)
 
-    def failed(self, tool: Tool, error: DownstreamError, seconds: float) -> None:
+    def failed(
+        self,
+        tool: Tool,
+        params: Members,
+        caller: Caller,
+        error: DownstreamError,
+        seconds: float,
+        rule: str | None = None,
+    ) -> None:
         """Take a call that has no result, or whose server answered with an error."""
+        ms = None if isinstance(error, NOT_SENT) else seconds * 1000
+        if isinstance(error, SecretRefusedError):
+            # A call that was refused says nothing about its tool.
+            self._audited(tool, params, caller, "not sent", "refused", "guards.secrets")
+            return
         if self.usage is not None:
-            ms = None if isinstance(error, NOT_SENT) else seconds * 1000
             self.usage.called(tool.server, tool.name, ms, True, 0)
+        self._audited(tool, params, caller, "failed" if ms is not None else "not sent", "allowed", rule, ms)
+
+    def refused(self, tool: Tool, params: Members, caller: Caller, rule: str) -> None:
+        """Take a call that was not sent because a rule, or a person, did not allow it."""
+        self._audited(tool, params, caller, "not sent", "refused", rule)
+
+    def not_found(self, name: str, caller: Caller, rule: str) -> None:
+        """Take a call of a tool that the configuration turns off; `rule` is the setting."""
+        if self.audit is not None:
+            self.audit.note(
+                "call",
+                principal=caller.principal,
+                session=None if caller.session is None else caller.session.id,
+                tool=name,
+                decision="refused",
+                rule=rule,
+                outcome="not sent",
+            )
+
+    def _audited(
+        self,
+        tool: Tool,
+        params: Members,
+        caller: Caller,
+        outcome: str,
+        decision: str,
+        rule: str | None,
+        ms: float | None = None,
+    ) -> None:
+        if self.audit is not None:
+            self.audit.called(
+                tool,
+                params.get("arguments"),
+                outcome,
+                decision=decision,
+                rule=rule,
+                principal=caller.principal,
+                client_info=caller.client_info,
+                session=None if caller.session is None else caller.session.id,
+                ms=ms,
+            )
 
     def _attribute(
-        self, tool: Tool, session: SessionContext | None, principal: str | None, goal: str | None
+        self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None
     ) -> None:
-        if self.learn is None and self.used is None:
+        # What one teaches ranks the results of all, so only an administrator's uses teach.
+        if (self.learn is None and self.used is None) or not caller.rights.admin:
             return
+        principal = caller.principal
         if self.in_session is not None:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
-        context = self._request_of(tool, session)
+        context = self._request_of(tool, session, principal)
         shows = context is not None and _shows(context, tool)
         if self.used is not None and context is not None and shows:
             self.used(context, tool)
@@ -134,7 +214,7 @@ class EndedCalls:
         if context is not None and shows:
             signal = Signal.FOUND if context.origin == "search" else Signal.LISTED
         if context is not None and query == context.query:
-            tools = self.catalog.snapshot.tools
+            tools = self.catalog.whole.snapshot.tools
             found = (tools.get(item.name) for item in context.of(Kind.TOOL))
             shown = [each.key for each in found if each is not None]
         # Each session counts once, however often it calls; without a session each request does.
@@ -144,13 +224,14 @@ class EndedCalls:
             counted_as = f"request {context.id}" if context is not None else f"principal {principal}"
         self.learn(Use(query, tool.key, signal, counted_as, tuple(shown)))
 
-    def _request_of(self, tool: Tool, session: SessionContext | None) -> RequestContext | None:
-        """Return the request that a call belongs to, if any."""
-        since = time_of_day() - WINDOW_SECONDS
-        if self.records.newest < since:
+    def _request_of(
+        self, tool: Tool, session: SessionContext | None, principal: str | None
+    ) -> RequestContext | None:
+        """Return the request that a call belongs to, if any: one of the same session and the same owner."""
+        if time.monotonic() - self.records.newest > WINDOW_SECONDS:
             return None
-        session_id = None if session is None else session.id
-        recent = [one for one in self.records.recent() if one.time >= since and one.session == session_id]
+        belongs = (None if session is None else session.id), principal
+        recent = [one for one in self.records.recent(WINDOW_SECONDS) if (one.session, one.owner) == belongs]
         showing = next((one for one in recent if _shows(one, tool)), None)
         if showing is not None or session is None or not recent:
             return showing

@@ -11,9 +11,27 @@ from msgspec import Raw
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
 
 PRINCIPAL_KEY = "mcp-context-proxy/principal"
 """Key of an ASGI scope: the identity behind the request. The guard of the front sets it."""
+
+RIGHTS_KEY = "mcp-context-proxy/rights"
+"""Key of an ASGI scope: the `Principal`, with its limits."""
+
+PROVEN_KEY = "mcp-context-proxy/proven"
+"""Key of an ASGI scope: True if the guard of the front has seen a token that it knows."""
+
+
+def rights_of(scope: Mapping[str, Any]) -> Principal:
+    """Return the principal of an HTTP request, with its limits."""
+    found: Principal = scope.get(RIGHTS_KEY, THE_USER)
+    return found
+
+
+def may_decide(scope: Mapping[str, Any]) -> bool:
+    """Return whether an HTTP request may decide for the user; nobody may where no token is required."""
+    return is_admin(rights_of(scope)) and scope.get(PROVEN_KEY) is True
 
 
 def principal_of(scope: Mapping[str, Any]) -> str | None:
@@ -34,6 +52,8 @@ class Caller:
     client_info: Raw | None
     principal: str | None
     """The identity that the front knows, if any; nothing created by one principal is usable by another."""
+    rights: Principal = THE_USER
+    """What it may reach."""
     notify: Notify
     """Sends a notification that belongs to this request."""
     ask: Ask

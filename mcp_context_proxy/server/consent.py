@@ -1,8 +1,8 @@
 """Consent of a person to a call, asked for before the call is sent.
 
-Two things demand it: ``confirm`` in the configuration, and a tool that wants its user asked. Of the second a
-host takes care where it calls the tool by the name that it listed, because the definition says so. Through
-one of the proxy's own tools the host sees no such thing, so the proxy asks.
+Two things demand it: ``"ask"`` in the configuration, for a tool or its danger class, and a tool that wants
+its user asked. Of the second a host takes care where it calls the tool by the name that it listed, because
+the definition says so. Through one of the proxy's own tools the host sees no such thing, so the proxy asks.
 
 The client is asked by elicitation: a handshake-era client by a request, a modern one by the result of the
 call, which it makes again with the answer. A call is asked about once, however often its server asks for
@@ -134,9 +134,8 @@ class Consent:
         describe = partial(described_arguments, raw, self.redact)
         lines = await in_thread(describe) if len(raw) > BLOCKING_BYTES else describe()
         name = one_line(self.redact(tool.name), NAME_CHARACTERS)
-        harm = " It says that it may delete or overwrite something." * (
-            tool.tool_class is ToolClass.DESTRUCTIVE
-        )
+        destroys = tool.tool_class is ToolClass.DESTRUCTIVE
+        harm = f" It may delete or overwrite something: {tool.class_reason}." if destroys else ""
         arguments = f"Arguments:\n{lines}" if lines else "It gets no arguments."
         message = f"May tool {name!r} of server {tool.server!r} be called?{harm}\n{arguments}"
         return {"message": envelope.raw(message), "requestedSchema": _FORM}
@@ -155,12 +154,11 @@ class Consent:
         return await self.pending.call(caller.principal, subject, params, caller.notify, work)
 
     def _cannot_ask(self, tool: Tool, session: SessionContext | None, through: str | None, why: str) -> bytes:
-        if tool.confirm:
+        if tool.asked_by:
             return _not_run(
                 tool,
-                f"a person has to confirm it (`confirm` of server {tool.server!r} in the configuration), and "
-                f"cannot be asked: {why}. Tell the user, who can use a client that supports elicitation, or "
-                "change that setting",
+                f"a person has to confirm it, by {tool.asked_by}, and cannot be asked: {why}. Tell the user, "
+                "who can use a client that supports elicitation, or change that setting",
             )
         listed = ""
         if session is not None:

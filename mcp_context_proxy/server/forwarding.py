@@ -33,12 +33,13 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.strangers import named
+from mcp_context_proxy.protocol.strangers import named, quoted
 from mcp_context_proxy.protocol.validation import reaches
 from mcp_context_proxy.server import questions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import (
+    answer_word,
     ask_for_input,
     client_capabilities,
     limited_ask,
@@ -46,6 +47,7 @@ from mcp_context_proxy.server.questions import (
     url_elicitation,
 )
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.audit import AuditLog
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -81,6 +83,8 @@ class Forwarder:
 
     def __init__(self, pending: PendingInput) -> None:
         self._pending = pending
+        self.audit = AuditLog(None)
+        """Takes the questions of servers, and how they were answered."""
         self.tracing: Tracing | None = None
 
     async def forward(
@@ -108,7 +112,7 @@ class Forwarder:
         """Return the server's result; its questions on the way are relayed as the caller's era allows."""
         client, caller = request.client, request.caller
         if caller.era is Era.HANDSHAKE:
-            outgoing = _outgoing(request, notify, limited_ask(caller, caller.ask, client.name, client.limits))
+            outgoing = _outgoing(request, notify, self._ask(request, caller.ask))
             result = await self._send(request, request.params, outgoing)
             if client.era is Era.MODERN:
                 return await self._resolve_input_required(request, outgoing, result)
@@ -129,13 +133,40 @@ class Forwarder:
         """Send a modern client's call to a server that may make requests of the client meanwhile."""
 
         async def work(ask: Ask, notify: Notify) -> bytes:
-            client = request.client
-            limited = limited_ask(request.caller, ask, client.name, client.limits)
-            outgoing = _outgoing(request, notify, limited)
+            outgoing = _outgoing(request, notify, self._ask(request, ask))
             return await self._send(request, request.params, outgoing)
 
         subject = f"{request.client.name} {request.method}"
         return await self._pending.call(request.caller.principal, subject, request.params, notify, work)
+
+    def _ask(self, request: _Request, ask: Ask) -> Ask | None:
+        """Return the way in which the server asks the client; the audit has each question."""
+        limited = limited_ask(request.caller, ask, request.client)
+        if limited is None:
+            return None
+
+        async def audited(method: str, params: Members) -> bytes:
+            answer = "refused"
+            try:
+                answered = await limited(method, params)
+                answer = answer_word(answered)
+                return answered
+            finally:
+                self._note_question(request, method, answer)
+
+        return audited
+
+    def _note_question(self, request: _Request, method: str, answer: str) -> None:
+        caller = request.caller
+        self.audit.note(
+            "question",
+            server=request.client.name,
+            method=method,
+            answer=answer,
+            principal=caller.principal,
+            session=None if caller.session is None else caller.session.id,
+            during=request.method,
+        )
 
     async def _resolve_input_required(self, request: _Request, outgoing: Outgoing, result: bytes) -> bytes:
         """Ask a handshake-era client for the input that a modern server requires, until it has enough."""
@@ -146,7 +177,7 @@ class Forwarder:
             if kind == "complete":
                 return result
             if required is None:
-                raise BadAnswerError(server, f"with a result of type {kind[:40]!r}, which is not known")
+                raise BadAnswerError(server, f"with a result of type {quoted(kind)}, which is not known")
             try:
                 answers = {
                     key: Raw(await ask_for_input(outgoing.ask, each, params))
@@ -163,13 +194,19 @@ class Forwarder:
 
     async def _send(self, request: _Request, params: Members, outgoing: Outgoing) -> bytes:
         client = request.client
+        if request.caller.era is Era.MODERN and "inputResponses" in params:
+            for answer in questions.answers_in(params):
+                self._note_question(request, "inputResponses", answer)
         try:
             result = await self._call(request, params, outgoing)
         except RemoteError as error:
-            raise await questions.checked_error(error, client.limits) from error
+            raise await questions.checked_error(client, error) from error
         if request.caller.era is Era.MODERN and questions.may_ask(result):
             # Whatever the server's era: the client would answer such a result of any server.
-            return await questions.checked_result(client.name, result, client.limits)
+            checked = await questions.checked_result(client, result)
+            for method in questions.asked_by(checked):
+                self._note_question(request, method, "asked by the result of the call")
+            return checked
         return result
 
     async def _call(self, request: _Request, params: Members, outgoing: Outgoing) -> bytes:

@@ -15,7 +15,7 @@ import binascii
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
@@ -45,6 +45,7 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import acting_as
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -134,7 +135,8 @@ class Gateway:
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
         try:
-            with self.drain.request():
+            acting = acting_as(caller.rights) if caller.rights.limited else nullcontext()
+            with self.drain.request(), acting:
                 if self.tracing is None:
                     return await handler(params, caller)
                 with self.tracing.request(method, params, caller.era) as traced:

@@ -6,6 +6,7 @@ process, so that the prompt cache of a host stays valid.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -55,10 +56,16 @@ SAID_LATER_BYTES = 500
 """Bytes for the instructions of servers in the answer to a search."""
 
 CUT = "…"
-"""Stands at the end of what is longer."""
+"""Stands at the end of a text that is cut."""
 
 SERVER_LINE_CHARACTERS = 200
 """Characters of a server's own instructions that are passed on: its first sentences."""
+
+_HEADING: Final = re.compile(r"\s{0,3}#{1,6}\s")
+"""Beginning of a heading of markdown."""
+
+SAID_CHARACTERS = 2000
+"""Characters of a server's own instructions in which its line is looked for."""
 
 NOTHING_SAID: Final[Mapping[str, str]] = {}
 
@@ -267,7 +274,7 @@ def instructions(
 def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
     """Return the instructions of each server that gave some when it was last connected, by its name."""
     return {
-        client.name: strangers.said(client.introduction.instructions, redact, SERVER_LINE_CHARACTERS)
+        client.name: strangers.said(client.introduction.instructions, redact, SAID_CHARACTERS)
         for client in clients
         if client.introduction is not None and client.introduction.instructions
     }
@@ -294,11 +301,20 @@ def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
 
 def server_line(server: str, words: str) -> str:
     """Return the instructions of a server as a line of whole words under its name; empty without any."""
-    line = one_line(words, SERVER_LINE_CHARACTERS)
+    line = one_line(_without_heading(words), SERVER_LINE_CHARACTERS)
     if line.endswith(CUT):
         begun = line.removesuffix(CUT).rstrip()
         line = f"{begun.rpartition(' ')[0] or begun} {CUT}"
     return named(server, line) if line else ""
+
+
+def _without_heading(words: str) -> str:
+    """Return instructions from their first sentence on: on one line a heading would be a part of it."""
+    lines = words.splitlines()
+    for number, line in enumerate(lines):
+        if line.strip() and not _HEADING.match(line):
+            return "\n".join(lines[number:])
+    return words.lstrip("# ")
 
 
 def _names(setup: Setup, most: int) -> str:

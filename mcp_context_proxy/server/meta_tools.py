@@ -18,7 +18,14 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.records import Delivery
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.session import Handle, Handles, SessionContext, handle_of, key_of
+from mcp_context_proxy.context.session import (
+    Handle,
+    Handles,
+    NotedClients,
+    SessionContext,
+    handle_of,
+    key_of,
+)
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
@@ -61,6 +68,7 @@ from mcp_context_proxy.server.questions import ask_client, client_capabilities
 from mcp_context_proxy.server.rendering import part_text, recall_data, recall_text
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
+    Note,
     answer_tokens,
     search_data,
     search_notes,
@@ -68,6 +76,7 @@ from mcp_context_proxy.server.search_answers import (
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import is_admin
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
@@ -93,6 +102,8 @@ class MetaTools:
     """Returns the largest size of a skill's file that is read."""
     redact: Redactor
     """Removes secrets from what servers say about themselves."""
+    noted: NotedClients
+    """Servers of which clients without a session were told."""
     recorder: InteractionRecorder | None = None
     """Interactions that models may recall; None if they may not."""
     log: InteractionLog | None = None
@@ -114,7 +125,7 @@ class MetaTools:
             if name == READ_DOCUMENT:
                 return await self._read(_arguments(raw, ReadArguments), params, caller)
             if name == RECALL:
-                return await self._recall(_arguments(raw, RecallArguments), params)
+                return await self._recall(_arguments(raw, RecallArguments), params, caller)
             if name == READ_RESULT:
                 return await self._read_result(_arguments(raw, ReadResultArguments), caller)
             # Those of the tool may be large.
@@ -188,13 +199,16 @@ class MetaTools:
             caller.session.query = answer.context.query
             self.changes.show(caller.session, sorted(answer.tool_names))
         session: SessionContext | None = handle or caller.session
-        noted = None if session is None or _wants_data(params) else session.noted
+        noted = None
+        if not _wants_data(params):
+            agent = agent_of(caller.client_info)
+            noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted), None
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)
             clients = filter(None, map(self.fleet.clients.get, shown))
-            notes += said_later(said_by(clients, self.redact), caller.session.introduced)
+            notes += map(Note, said_later(said_by(clients, self.redact), caller.session.introduced))
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
@@ -254,7 +268,9 @@ class MetaTools:
         facts = {"uri": part.uri, "section": part.section, "page": part.page, "pages": part.pages}
         return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
 
-    async def _recall(self, wanted: RecallArguments, params: Members) -> bytes:
+    async def _recall(self, wanted: RecallArguments, params: Members, caller: Caller) -> bytes:
+        if not is_admin(caller.rights):
+            return failure(f"{RECALL} searches what all agents did, so it needs an administrator's token")
         if self.recorder is None:
             return failure(f"{RECALL} is switched off; [interactions] recall_tool switches it on")
         try:
@@ -298,7 +314,7 @@ class MetaTools:
         sent = {**params, "arguments": arguments}
         if wanted.name in RESERVED - CALLS:
             if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
-                return _not_read_only(wanted.name)
+                return _not_read_only(wanted.name, "is none of them")
             return await self.call(wanted.name, sent, caller)
         try:
             if wanted.context_id is not None:
@@ -308,7 +324,9 @@ class MetaTools:
                 sent["_meta"] = envelope.raw(meta)
             tool = await self.calls.resolve(wanted.name, sent, caller)
             if through == CALL_READ_ONLY and tool.tool_class is not ToolClass.READ:
-                return _not_read_only(tool.exposed_name)
+                self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
+                counts = f"counts as {tool.tool_class}: {tool.class_reason}"
+                return _not_read_only(tool.exposed_name, counts)
             return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
         except UnknownItemError as error:
             return unknown(error)
@@ -325,10 +343,11 @@ class MetaTools:
         return handle
 
 
-def _not_read_only(name: str) -> bytes:
+def _not_read_only(name: str, why: str) -> bytes:
+    """Return the refusal of a tool that does more than read; ``why`` is the end of a sentence about it."""
     return failure(
-        f"{name} was not run: {CALL_READ_ONLY} calls only tools that say they are read-only (readOnlyHint), "
-        f"and {name} does not. Call it through {CALL}."
+        f"{name} was not run: {CALL_READ_ONLY} calls only tools that read, and {name} {why}. "
+        f"Call it through {CALL}."
     )
 
 
@@ -357,7 +376,7 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
     except msgspec.DecodeError as error:
         said = in_words(error, kind, "the arguments")
         if kind is CallArguments and " is not known; " in said:
-            said += "; what the tool itself is given goes into arguments"
+            said += f"{'' if said.endswith('?') else '.'} What the tool itself is given goes into arguments"
         raise _UnusableArgumentsError(said) from None
 
 

@@ -104,8 +104,8 @@ class OpenSessions:
         if queue is not None:
             queue.put(method, params)
 
-    def relay(self, method: str, params: Members, parties: frozenset[Party]) -> None:
-        """Pass a notification of a server on soon, if it is one for clients.
+    def relay(self, server: str, method: str, params: Members, parties: frozenset[Party]) -> None:
+        """Pass a notification of a server on soon, if it is one for clients that may reach the server.
 
         It concerns the `parties` whose calls are under way on the connection, or every session if there are
         none. Log messages below a session's level are left out. The modern era has no such notifications.
@@ -114,7 +114,7 @@ class OpenSessions:
             return
         level, passed = envelope.text(params.get("level")), eras.without_subscription(params)
         for session in self:
-            concerned = not parties or session.party in parties
+            concerned = (not parties or session.party in parties) and session.rights.reaches(server)
             if concerned and (method != MESSAGE or session.wants_level(level)):
                 self.notify(session, method, passed)
 
@@ -253,7 +253,9 @@ class Watches:
     def owner(self, uri: str) -> DownstreamClient | None:
         """Return the client of the server that has a resource."""
         resource = self._catalog.snapshot.owner_of(uri)
-        return None if resource is None else self._fleet.clients.get(resource.server)
+        if resource is None or resource.withheld:
+            return None
+        return self._fleet.clients.get(resource.server)
 
     def add(self, watcher: object, uri: str, watched_at: str | None = None) -> DownstreamClient | None:
         """Note that somebody watches a resource, and return the client of its server, if any has it.
@@ -292,7 +294,7 @@ class Watches:
         """Have a resource watched at the server that has it now, and return its client."""
         owner, watchers = self.owner(uri), self._servers[uri]
         for watcher, server in watchers.items():
-            if owner is not None and server != owner.name and owner.subscriptions.has_room_for(uri):
+            if owner is not None and server != owner.name and owner.can_watch(uri):
                 self._unwatch(uri, server)
                 owner.subscriptions.watch(uri)
                 watchers[watcher] = owner.name
@@ -414,13 +416,20 @@ class ChangeNotifier:
                 if not session.subscriptions:
                     continue
                 for uri, params in updated:
-                    if session.subscribes(uri):
+                    if session.subscribes(uri) and self._may_know(session, uri):
                         self._sessions.notify(session, RESOURCE_UPDATED, params)
                 # Many sessions with many subscriptions take their time; others go on meanwhile.
                 await anyio.lowlevel.checkpoint()
             if any(self._updated.values()):
                 self._other_changed.set()
             await anyio.sleep(PAUSE_SECONDS)
+
+    def _may_know(self, session: Session, uri: str) -> bool:
+        """Return whether a session may know of a resource: one that contains it may be another server's."""
+        if not session.rights.limited:
+            return True
+        owner = self._catalog.whole.snapshot.owner_of(uri)
+        return owner is None or session.rights.reaches(owner.server)
 
     async def _publish_event(self, method: str, params: Members) -> None:
         if self.publish is not None:

@@ -17,7 +17,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError
+from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
 from mcp_context_proxy.items import Prompt
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
@@ -116,10 +116,12 @@ class Prompts:
         if prompt is None:
             with downstream_errors(caller.era):
                 self.fleet.raise_if_unavailable(names.owner(name, servers))
+            self._raise_if_withheld(name)
             near = await in_thread(names.suggested, prompts, name, servers, names.COMPARED_IN_THREAD)
             raise RequestError(INVALID_PARAMS, str(UnknownItemError("prompt", name, near)))
         if names.is_full(name):
             return prompt
+        self._raise_if_withheld(name)
         session = handle_of(params, self.handles, caller.principal) or caller.session
         if session is not None:
             try:
@@ -127,6 +129,13 @@ class Prompts:
             except ChangedMeaningError as error:
                 raise RequestError(INVALID_PARAMS, str(error)) from None
         return prompt
+
+    def _raise_if_withheld(self, name: str) -> None:
+        snapshot = self.catalog.snapshot
+        try:
+            names.raise_if_withheld("prompt", snapshot.withheld_prompts, name, snapshot.servers)
+        except WithheldError as error:
+            raise RequestError(INVALID_PARAMS, str(error)) from None
 
     async def _forward(
         self, server: str, method: str, params: Members, caller: Caller, subject: str

@@ -15,6 +15,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mcp_context_proxy.catalog.definitions import LETTERS
+from mcp_context_proxy.protocol.strangers import quoted
+from mcp_context_proxy.protocol.text import normalized
 
 URL_CHARACTERS = 8192
 """Longest URL that a person may be sent to; browsers and servers take no longer ones."""
@@ -99,7 +101,7 @@ def secret_field(schema: Any, message: str) -> str:
             or any(_SECRET_LABEL.search(text) or _SECRET.search(text) for text in _spellings(*labels))
             or any(_SECRET.search(text) for text in _spellings(described.get("description")))
         ):
-            return f"the field {name[:40]!r}"
+            return f"the field {quoted(name)}"
     if fields and any(_DEMAND.search(text) for text in _spellings(message)):
         return "its message"
     return ""
@@ -142,7 +144,7 @@ def _spellings(*texts: Any) -> Iterator[str]:
     """Yield each text in small words without accents: as it is written, and as it is drawn."""
     for text in texts:
         if isinstance(text, str):
-            split = _WORD_STARTS.sub(" ", unicodedata.normalize("NFKD", text))
+            split = _WORD_STARTS.sub(" ", normalized("NFKD", text))
             plain = "".join(char for char in split if not unicodedata.combining(char)).casefold()
             for spelling in {plain, plain.translate(_DRAWN_LIKE)}:
                 yield _SPELLED.sub(r"\1", _NO_WORD.sub(" ", spelling).strip())

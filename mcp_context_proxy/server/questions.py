@@ -22,6 +22,8 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.limits import KIB
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import CAPABILITY_OF
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
@@ -33,7 +35,7 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.strangers import named, unmarked
+from mcp_context_proxy.protocol.strangers import named, quoted, unmarked
 from mcp_context_proxy.protocol.text import clean
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
@@ -49,6 +51,9 @@ ELICITATION_BYTES = 64 * KIB
 
 BLOCKING_BYTES = 64 * KIB
 """Size from which a request is checked in a worker thread; sampling may carry images of megabytes."""
+
+ANSWERS_NOTED = 10
+"""Questions of one result that the audit has."""
 
 NO_SYSTEM_PROMPT = "The messages below come from this server and not from the user."
 """System prompt of a sampling request that has none of its own."""
@@ -68,7 +73,7 @@ def client_capabilities(caller: Caller) -> Mapping[str, Any]:
     return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}
 
 
-def limited_ask(caller: Caller, ask: Ask, server: str, limits: Limits) -> Ask | None:
+def limited_ask(caller: Caller, ask: Ask, client: DownstreamClient) -> Ask | None:
     """Return the way in which a server asks the client during one call; None if it can be asked nothing."""
     if not client_capabilities(caller):
         return None
@@ -77,10 +82,10 @@ def limited_ask(caller: Caller, ask: Ask, server: str, limits: Limits) -> Ask | 
     async def limited(method: str, params: Members) -> bytes:
         nonlocal asked
         # A request that is refused counts as well: a server that tries words until one passes is stopped.
-        if asked >= limits.questions_per_call:
+        if asked >= client.limits.questions_per_call:
             raise RequestError(INTERNAL_ERROR, f"the client was asked {asked} times during this call")
         asked += 1
-        return await ask_client(caller, ask, method, await _checked(server, method, params, limits))
+        return await ask_client(caller, ask, method, await _checked(client, method, params))
 
     return limited
 
@@ -108,6 +113,42 @@ async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> 
     return await ask(method, params)
 
 
+ANSWERS: Final = ("accept", "decline", "cancel")
+"""What a person may do with an elicitation."""
+
+
+def answer_word(answer: bytes | Raw) -> str:
+    """Return how a client answered a request, in one word; nothing of what it answered."""
+    if len(answer) > BLOCKING_BYTES:
+        return "answered"
+    try:
+        action = envelope.text(envelope.members(answer).get("action"))
+    except (msgspec.DecodeError, RecursionError):
+        return "answered"
+    return action if action in ANSWERS else "answered"
+
+
+def answers_in(params: Members) -> list[str]:
+    """Return how a modern client answered the requests of a result, each in one word."""
+    raw = params["inputResponses"]
+    if len(raw) > BLOCKING_BYTES:
+        return ["answered"]
+    try:
+        return [answer_word(each) for each in envelope.members(raw).values()][:ANSWERS_NOTED]
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def asked_by(result: bytes) -> list[str]:
+    """Return the methods of the requests in a result that has been checked; none if it requires no input."""
+    parts = envelope.members(result)
+    if eras.result_type(parts) != "input_required" or len(result) > BLOCKING_BYTES:
+        return []
+    requests = envelope.members(parts.get("inputRequests", Raw(b"{}"))).values()
+    methods = [envelope.text(envelope.members(each).get("method")) for each in requests]
+    return [method for method in methods if method in CAPABILITY_OF][:ANSWERS_NOTED]
+
+
 async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> bytes:
     """Make one of the requests in an ``input_required`` result of a handshake-era client."""
     if ask is None:
@@ -124,25 +165,25 @@ def may_ask(result: bytes) -> bool:
     return b"input_required" in result or b"\\u" in result
 
 
-async def checked_result(server: str, result: bytes, limits: Limits) -> bytes:
+async def checked_result(client: DownstreamClient, result: bytes) -> bytes:
     """Return a result with its requests as they may reach a modern client; one without requests as it is.
 
     Raises:
         InputMissingError: a request was refused.
         BadAnswerError: the requests cannot be read.
     """
-    parts, required = await requests_in(server, result, limits)
+    parts, required = await requests_in(client.name, result, client.limits)
     if required is None:
         return result
     try:
         for each, asked in required.values():
             method = envelope.text(each.get("method")) or ""
             if method not in CAPABILITY_OF:
-                raise RequestError(METHOD_NOT_FOUND, f"the proxy does not pass on {clean(method)[:40]!r}")
-            if params := await _checked(server, method, asked, limits):
+                raise RequestError(METHOD_NOT_FOUND, f"the proxy does not pass on {quoted(clean(method))}")
+            if params := await _checked(client, method, asked):
                 each["params"] = envelope.raw(params)
     except RequestError as error:
-        raise InputMissingError(server, error.message) from error
+        raise InputMissingError(client.name, error.message) from error
     if required:
         parts["inputRequests"] = envelope.raw({key: each for key, (each, _) in required.items()})
     return envelope.encode(parts)
@@ -187,7 +228,7 @@ def _members(raw: Raw) -> Members:
     return envelope.members(raw)
 
 
-async def checked_error(error: RemoteError, limits: Limits) -> RemoteError:
+async def checked_error(client: DownstreamClient, error: RemoteError) -> RemoteError:
     """Return an error with its URL elicitations as they may reach a client; other errors as they are."""
     if error.code != eras.URL_ELICITATION_REQUIRED or not isinstance(error.data, Raw):
         return error
@@ -196,12 +237,11 @@ async def checked_error(error: RemoteError, limits: Limits) -> RemoteError:
         entries = msgspec.json.decode(data.get("elicitations", Raw(b"[]")), type=list[Members])
     except msgspec.DecodeError:
         return _refused(error, "its elicitations cannot be read")
-    if len(entries) > limits.questions_per_call:
+    if len(entries) > client.limits.questions_per_call:
         return _refused(error, f"it has {len(entries):,} elicitations")
     try:
         elicitations = [
-            await _checked(error.server, ELICITATION, {**entry, "mode": Raw(b'"url"')}, limits)
-            for entry in entries
+            await _checked(client, ELICITATION, {**entry, "mode": Raw(b'"url"')}) for entry in entries
         ]
     except RequestError as refused:
         return _refused(error, refused.message)
@@ -254,32 +294,33 @@ def _has_declined(responses: Raw) -> bool:
         return False
 
 
-async def _checked(server: str, method: str, params: Members, limits: Limits) -> Members:
+async def _checked(client: DownstreamClient, method: str, params: Members) -> Members:
     """Check a request as `checked` does, and log a refusal."""
     size = sum(len(key) + len(bytes(raw)) for key, raw in params.items())
     try:
         if method == ELICITATION and size > ELICITATION_BYTES:
             raise RequestError(INVALID_PARAMS, f"an elicitation may have {ELICITATION_BYTES:,} bytes")
         if size > BLOCKING_BYTES:
-            return await in_thread(checked, server, method, params, limits)
-        return checked(server, method, params, limits)
+            return await in_thread(checked, client, method, params)
+        return checked(client, method, params)
     except RequestError as error:
-        logger.warning("%s: %s was not passed on: %s", server, clean(method)[:40], error.message)
+        logger.warning("%s: %s was not passed on: %s", client.name, quoted(clean(method)), error.message)
         raise
 
 
-def checked(server: str, method: str, params: Members, limits: Limits) -> Members:
+def checked(client: DownstreamClient, method: str, params: Members) -> Members:
     """Return the params of a server's request as they may reach a person or a model.
 
     Raises:
         RequestError: they may not; the message tells the server why.
     """
+    server, limits = client.name, client.limits
     encoded = envelope.encode(params)
     if nests_deeper(encoded, limits.nesting_results):
         raise RequestError(INVALID_PARAMS, f"{method} nests deeper than {limits.nesting_results} levels")
     try:
         # Not msgspec, which has no numbers beyond 64 bits.
-        asked: dict[str, Any] = _cleaned(json.loads(encoded), "")
+        asked: dict[str, Any] = _cleaned(json.loads(encoded), "", client.redact)
     except ValueError as error:
         raise RequestError(INVALID_PARAMS, f"{method} has a number with too many digits") from error
     meta = asked.pop("_meta", None)
@@ -312,21 +353,21 @@ def _encoded(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _cleaned(value: Any, key: str) -> Any:
-    """Return a value with clean texts; recursion is bounded by the depth that was checked before."""
+def _cleaned(value: Any, key: str, redact: Redactor) -> Any:
+    """Return a value with clean texts without secrets; recursion is bounded by the depth that was checked."""
     if isinstance(value, str):
-        return _unchanged(value, key) if key in _EXACT else unmarked(clean(value))
+        return _unchanged(value, key) if key in _EXACT else unmarked(redact(clean(value)))
     if isinstance(value, list):
-        return [_cleaned(item, key) for item in value]
+        return [_cleaned(item, key, redact) for item in value]
     if isinstance(value, dict):
-        return {_unchanged(name, name): _cleaned(item, name) for name, item in value.items()}
+        return {_unchanged(name, name): _cleaned(item, name, redact) for name, item in value.items()}
     return value
 
 
 def _unchanged(value: str, key: str) -> str:
     if clean(value) == value:
         return value
-    raise RequestError(INVALID_PARAMS, f"it hides characters in {clean(key)[:40] or 'a name'!r}")
+    raise RequestError(INVALID_PARAMS, f"it hides characters in {quoted(clean(key) or 'a name')}")
 
 
 def _bound_sampling(asked: dict[str, Any], most: int) -> None:
@@ -343,7 +384,7 @@ def _check_elicitation(asked: dict[str, Any]) -> None:
         url = asked.get("url")
         refusal = url_refusal(url) if isinstance(url, str) else "it is no text"
         if refusal:
-            raise RequestError(INVALID_PARAMS, f"the URL {str(url)[:100]!r} is not passed on: {refusal}")
+            raise RequestError(INVALID_PARAMS, f"the URL {quoted(str(url))} is not passed on: {refusal}")
     message = asked.get("message")
     field = secret_field(asked.get("requestedSchema"), message if isinstance(message, str) else "")
     if field:

@@ -16,14 +16,12 @@ from mcp_context_proxy.items import Document, Kind, Snapshot
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.server.search_answers import (
     HOW_TO_READ_FILES,
-    Detail,
     how_to_call,
     over_budget,
     read_mark,
-    schema_of,
     summary,
-    tool_signature,
 )
+from mcp_context_proxy.server.tool_signatures import Detail, schema_of, tool_signature
 
 LISTED: Final = Detail(characters=200, optional=6, depth=2)
 """Amount that a list of tools tells about each."""

@@ -18,13 +18,14 @@ import anyio
 from msgspec import Raw
 
 from mcp_context_proxy.catalog import definitions
-from mcp_context_proxy.catalog.catalog import URI_SHOWN, Catalog
+from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
 from mcp_context_proxy.context import records
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Handles, Session, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.link import Outgoing
+from mcp_context_proxy.errors import WithheldError
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
@@ -42,6 +43,9 @@ REQUESTS = SCHEME + "requests"
 
 REQUESTS_LISTED = 50
 """Request contexts in the resource that lists them, the latest: as many as a person looks through."""
+
+URI_SHOWN = 100
+"""Characters of a client's URI that a refusal repeats."""
 
 SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES = 1000, 256 * 1024
 """Resources that one session, or one subscription of the modern era, may be subscribed to."""
@@ -197,6 +201,11 @@ class Resources:
             for uri in wanted:
                 self.watches.remove(watcher, uri)
 
+    def exists(self, uri: str) -> bool:
+        """Return whether a URI leads to anything that the principal may reach for whom this is done."""
+        snapshot = self.catalog.snapshot
+        return is_own(uri) or snapshot.document(uri) is not None or snapshot.owner_of(uri) is not None
+
     def owner(self, uri: str, era: Era) -> DownstreamClient:
         """Return the client of the server that has a resource.
 
@@ -208,7 +217,11 @@ class Resources:
                 INVALID_PARAMS,
                 f"the URI {uri[:URI_SHOWN]!r}... has {size:,} bytes; {URI_BYTES:,} are allowed",
             )
-        client = None if is_own(uri) else self.watches.owner(uri)
+        resource = None if is_own(uri) else self.catalog.snapshot.owner_of(uri)
+        if resource is not None and resource.withheld:
+            error = WithheldError("resource template", resource.uri, resource.server, resource.withheld)
+            raise RequestError(INVALID_PARAMS, str(error))
+        client = None if resource is None else self.watches.owner(uri)
         if client is None:
             code = error_code(RESOURCE_NOT_FOUND, era)
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})

@@ -46,7 +46,7 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import on_one_line
-from mcp_context_proxy.server.caller import Caller, principal_of
+from mcp_context_proxy.server.caller import Caller, principal_of, rights_of
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import (
     PROMPTS_CHANGED,
@@ -55,6 +55,7 @@ from mcp_context_proxy.server.notifications import (
     ChangeNotifier,
 )
 from mcp_context_proxy.server.resources import TOO_MANY, too_many
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, acting_as
 
 logger = logging.getLogger(__name__)
 
@@ -173,10 +174,15 @@ class SdkServer(Server[Any]):
             self._check_headers(ctx.request, bypass.params)
         return await self._answer(ctx, bypass.params, era, bypass.leave)
 
-    def session_after(self, instructions: object) -> Session:
+    def session_after(self, instructions: object, rights: Principal = THE_USER) -> Session:
         """Return a new session, which knows the rules in the instructions that its client was sent."""
         known = self._introduced if instructions == self._introduced.text else Introduction()
-        return Session(delivered=dict(known.given), introduced=set(known.servers))
+        return Session(
+            principal=rights.name,
+            rights=rights,
+            delivered=dict(known.given),
+            introduced=set(known.servers),
+        )
 
     async def _introduce(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Describe the proxy with the instructions of this moment; a session remembers the rules in them."""
@@ -213,6 +219,12 @@ class SdkServer(Server[Any]):
         uris = params.notifications.resource_subscriptions or ()
         if too_many(uris):
             raise MCPError(code=INVALID_PARAMS, message=TOO_MANY)
+        rights = THE_USER if ctx.request is None else rights_of(ctx.request.scope)
+        if rights.limited:
+            with acting_as(rights):
+                hidden = [uri for uri in uris if not self.gateway.resources.exists(uri)]
+            if hidden:
+                raise MCPError(code=INVALID_PARAMS, message=f"unknown resource {hidden[0]!r}")
         async with self.gateway.resources.watching(uris):
             return await self.listen(ctx, params)
 
@@ -259,6 +271,7 @@ class SdkServer(Server[Any]):
             capabilities=capabilities,
             client_info=client_info,
             principal=None if request is None else principal_of(request.scope),
+            rights=THE_USER if request is None else rights_of(request.scope),
             notify=stream.notify,
             ask=stream.ask,
             release=(request and request.scope.get(RELEASE_KEY)) or (lambda: None),
@@ -271,7 +284,13 @@ class SdkServer(Server[Any]):
         if not isinstance(session, Session):
             known = connection.state.get(INTRODUCTION_KEY)
             known = known if isinstance(known, Introduction) else Introduction()
-            session = Session(delivered=dict(known.given), introduced=set(known.servers))
+            rights = THE_USER if ctx.request is None else rights_of(ctx.request.scope)
+            session = Session(
+                principal=rights.name,
+                rights=rights,
+                delivered=dict(known.given),
+                introduced=set(known.servers),
+            )
             connection.state[SESSION_KEY] = session
             self.gateway.open_session(
                 session, lambda method, params: connection.notify(method, _plain(params))

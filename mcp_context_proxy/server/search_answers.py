@@ -8,15 +8,12 @@ told whole.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
-
-import msgspec
 
 from mcp_context_proxy.context.records import Delivery, RequestContext
 from mcp_context_proxy.context.search import Found
@@ -24,11 +21,15 @@ from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import key_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import Document, Snapshot, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
+from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
+from mcp_context_proxy.server.tool_signatures import Detail, schema_of, tool_signature
+from mcp_context_proxy.trust.states import withheld
+from mcp_context_proxy.trust.tokens import reaches
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
 HOW_TO_CALL_MARKED: Final = (
@@ -49,6 +50,9 @@ ANSWER_TOKENS: Final = 400
 
 MOST_TOKENS: Final = 700
 """Size from which even the best items are told by their names alone."""
+
+NOTHING_FITS_TOKENS: Final = 80
+"""Budget of an answer that nothing fits."""
 
 TOKENS_EACH: Final = 80
 """Budget for each item where a caller asks for a number of them."""
@@ -71,42 +75,21 @@ READ_AS_CHARACTERS = 200
 NOTED: Final = 5
 """Names in a note; the others are counted."""
 
+BRIEFLY_NOTED: Final = 2
+"""Names in the brief form of a note."""
+
+UNFINISHED: Final = "Indexing goes on."
+"""Brief form of the note that not everything is indexed."""
+
 
 SHOWN: Final = (Delivery.WHOLE, Delivery.OUTLINE)
 """Forms of a skill in which its files are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """Amount that an answer tells about an item."""
-
-    characters: int
-    """Length of the description, or half of that of a document's excerpt."""
-    optional: int
-    """Optional parameters that are named; the others are counted."""
-    depth: int
-    """Levels of nested objects that are spelled out; deeper ones read ``object``."""
 
 
 DETAILS: Final = (Detail(240, 6, 2), Detail(110, 6, 1), Detail(110, 0, 1), Detail(0, 0, 1))
 """Details from the most to the least; after the last one there is the name alone."""
 
 NAME_ALONE: Final = len(DETAILS)
-
-COUNTED_NAMES: Final = 40
-"""Required parameters that a signature names; the others are counted. No real tool has as many."""
-
-ENUM_VALUES: Final = 40
-"""Values of an enumeration that a required parameter spells out."""
-
-OPTIONAL_ENUM_VALUES: Final = 6
-"""Values of an enumeration that an optional parameter spells out."""
-
-OPTIONS: Final = 8
-"""Alternative types that a signature spells out."""
-
-LITERAL_CHARACTERS: Final = 60
-TYPE_CHARACTERS: Final = 400
 
 SENTENCES_FROM: Final = 2000
 """Characters of a description in which its sentences are looked for."""
@@ -129,43 +112,81 @@ NOT_LISTED: Final = "Searched as last known, because their lists cannot be had"
 """Notes about servers, each followed by their names."""
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence about an answer, such as a limit that it has."""
+
+    text: str
+    brief: str = ""
+    """It in fewer words, where nothing fits and room is short; empty to leave it out there."""
+
+
+WITHHELD: Final = "Withheld"
+"""Key of the servers whose withheld tools earlier answers have told."""
+
+
 def search_notes(
     answer: SearchAnswer, fleet: Fleet, noted: dict[str, frozenset[str]] | None = None
-) -> list[str]:
+) -> list[Note]:
     """Return the limits of an answer: items over budget and servers that were not searched, by name.
 
     Args:
         answer: Results of the search.
         fleet: The servers.
-        noted: Servers that notes of earlier answers in the session named; it is kept up to date. They are
-            not named again, except those that were not searched where nothing fits well: what is looked for
-            may be theirs. None to name all.
+        noted: Servers that notes of earlier answers named; it is kept up to date. They are not named again,
+            except those that were not searched where what is looked for may be theirs: nothing fits well, or
+            the query names them. None to name all.
     """
     found = answer.found
-    notes = [note for note in (found.tools.note, found.filter_note) if note]
+    notes = [Note(found.tools.note, UNFINISHED)] if found.tools.note else []
     if answer.context.dropped:
-        notes.append(f"{over_budget(answer.context)}.")
+        notes.append(Note(f"{over_budget(answer.context)}."))
     missing = {
-        name: f"{name} (off: {one_line(off.reason, CAUSE_CHARACTERS)})" for name, off in fleet.off.items()
+        name: f"off: {one_line(off.reason, CAUSE_CHARACTERS)}"
+        for name, off in fleet.off.items()
+        if reaches(name)
     }
-    missing |= {client.name: _standing(client) for client in fleet.unlisted}
-    remembered = {client.name: _standing(client) for client in fleet.remembered}
-    stale = {name: name for name in fleet.stale}
+    missing |= {client.name: _standing(client) for client in fleet.unlisted if reaches(client.name)}
+    waiting = {
+        client.name: _standing(client) if client.cause else ""
+        for client in fleet.remembered
+        if reaches(client.name)
+    }
+    stale = {name: "" for name in fleet.stale if reaches(name)}
     noted = {} if noted is None else noted
+    asked = set(identifier_words(answer.context.query.casefold()).split())
     fits = bool(found.results) and not found.near_misses
-    for note, servers in ((NOT_SEARCHED, missing), (NOT_CONNECTED, remembered), (NOT_LISTED, stale)):
-        known = noted.get(note, frozenset()) if fits or note != NOT_SEARCHED else frozenset()
-        if named := [standing for name, standing in servers.items() if name not in known]:
-            notes.append(f"{note}: {_names(named)}.")
+    for note, servers in ((NOT_SEARCHED, missing), (NOT_CONNECTED, waiting), (NOT_LISTED, stale)):
+        known = noted.get(note, frozenset())
+        if note == NOT_SEARCHED:
+            known = frozenset(name for name in known if fits and not _is_named(name, asked))
+        if told := {name: why for name, why in servers.items() if name not in known}:
+            with_reasons = [f"{name} ({why})" if why else name for name, why in told.items()]
+            brief = f"{note}: {_names([*told], BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
+            notes.append(Note(f"{note}: {_names(with_reasons)}.", brief))
         # One that was well in between is named again.
         noted[note] = frozenset(servers)
+    known = noted.get(WITHHELD, frozenset()) if fits else frozenset()
+    reasons: dict[str, list[str]] = {}
+    for tool in found.snapshot.withheld.values():
+        reasons.setdefault(tool.server, []).append(tool.reason)
+    changed = [withheld(name, Kind.TOOL, why) for name, why in reasons.items() if name not in known]
+    notes += [Note(f"{sentence}.") for sentence in changed[:NOTED]]
+    noted[WITHHELD] = frozenset(reasons)
     return notes
 
 
+def _is_named(server: str, asked: Set[str]) -> bool:
+    """Return whether a query, by its words, names a server."""
+    return asked >= set(identifier_words(server.casefold()).split())
+
+
 def _standing(client: DownstreamClient) -> str:
-    """Return the name of a server that is not connected, with its state and the reason."""
-    cause = f": {one_line(client.cause, CAUSE_CHARACTERS)}" if client.cause else ""
-    return f"{client.name} ({client.standing}{cause})"
+    """Return the state of a server that is not connected, with the reason."""
+    # After the first clause there is advice for a person.
+    cause = f": {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}" if client.cause else ""
+    # The seconds of a download are in parentheses, as the whole will be.
+    return f"{client.standing.replace('(', '').replace(')', '')}{cause}"
 
 
 def over_budget(context: RequestContext) -> str:
@@ -176,7 +197,7 @@ def over_budget(context: RequestContext) -> str:
 
 def search_text(
     answer: SearchAnswer,
-    notes: Sequence[str],
+    notes: Sequence[Note],
     count: Callable[[str], int],
     *,
     whole: bool = False,
@@ -194,9 +215,9 @@ def search_text(
     found = answer.found
     results, known = found.results, _known(found.snapshot)
     documents = _documents(answer)
-    head = [f"Note: {note}" for note in notes if note != found.filter_note]
     if not results:
-        return "\n\n".join([*head, _nothing_fits(found, known), *_titled(documents)])
+        return "\n\n".join([_nothing_fits(found, known, notes, count), *_titled(documents)])
+    head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = _names([_name(one) for one in found.near_misses[:NEAREST]])
         head.append(f"No tool fits well. Nearest: {names}.")
@@ -237,19 +258,33 @@ def _documents(answer: SearchAnswer) -> list[str]:
     return texts
 
 
-def _nothing_fits(found: Found, known: str) -> str:
+def _nothing_fits(found: Found, known: str, notes: Sequence[Note], count: Callable[[str], int]) -> str:
+    """Return that nothing fits, with the nearest names; in fewer words if that is over its budget."""
+    full = [f"Note: {note.text}" for note in notes]
+    brief = [f"Note: {note.brief}" for note in notes if note.brief]
+    read = f"Read as: {one_line(found.read_as, READ_AS_CHARACTERS)}\n" if found.read_as is not None else ""
+    text = ""
+    for head, read_as, most in (
+        (full, read, NEAREST),
+        *((brief, "", most) for most in range(NEAREST, 0, -1)),
+    ):
+        text = "\n\n".join([*head, read_as + _nearest(found, known, most)])
+        if max(count(text), -(-len(text) // CHARACTERS_PER_TOKEN)) <= NOTHING_FITS_TOKENS:
+            break
+    return text
+
+
+def _nearest(found: Found, known: str, most: int) -> str:
     if not found.near_misses:
         return found.filter_note or f"Nothing was found among {known}."
     if found.excluded:
         return f"{found.filter_note}\n{HOW_TO_GO_ON}"
     why = found.filter_note or f"None of {known} fits well."
-    if found.read_as is not None:
-        why = f"Read as: {one_line(found.read_as, READ_AS_CHARACTERS)}\n{why}"
-    names = "\n".join(f"- {_name(result)}" for result in found.near_misses[:NEAREST])
+    names = "\n".join(f"- {_name(result)}" for result in found.near_misses[:most])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
 
 
-def search_data(answer: SearchAnswer, notes: Sequence[str]) -> dict[str, Any]:
+def search_data(answer: SearchAnswer, notes: Sequence[Note]) -> dict[str, Any]:
     """Return the answer to a search as data for programs, with whole descriptions and schemas."""
     context, found = answer.context, answer.found
     data: dict[str, Any] = {
@@ -272,8 +307,8 @@ def search_data(answer: SearchAnswer, notes: Sequence[str]) -> dict[str, Any]:
         data["rerank"] = {"used": context.rerank.used, "reason": context.rerank.reason}
     if found.tools.indexed is not None:
         data["indexed"] = dict(zip(("done", "total"), found.tools.indexed, strict=True))
-    if notes:
-        data["note"] = " ".join(notes)
+    if told := [*(note.text for note in notes), *filter(None, [found.filter_note])]:
+        data["note"] = " ".join(told)
     return data
 
 
@@ -283,6 +318,8 @@ def item_data(result: Result, with_schema: bool) -> Mapping[str, Any]:
     common = {"score": round(result.score, 4), "why": result.why}
     if result.learned > 0:
         common["learned"] = round(result.learned, 4)
+    if result.twins:
+        common["also"] = [twin.exposed_name for twin in result.twins]
     if isinstance(item, Document):
         return {
             "type": str(item.kind),
@@ -371,6 +408,8 @@ class _Fitting:
             self._schemas[place] = schema_of(item)
         told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
         signature = tool_signature(item.exposed_name, self._schemas[place], detail) + read_mark(item)
+        if result.twins:
+            signature += f"\n  {_also(result)}"
         return f"{signature}\n  {told}" if told else signature
 
 
@@ -380,9 +419,14 @@ def _name(result: Result) -> str:
     return item.uri if isinstance(item, Document) else item.exposed_name
 
 
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - NOTED
-    return ", ".join(names[:NOTED]) + (f" and {more} more" if more > 0 else "")
+def _also(result: Result) -> str:
+    """Return a sentence that names the same tool of other servers."""
+    return f"The same at another server: {_names([twin.exposed_name for twin in result.twins])}."
+
+
+def _names(names: Sequence[str], most: int = NOTED) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _more(names: Sequence[str]) -> list[str]:
@@ -402,8 +446,12 @@ def _whole(result: Result) -> str:
     if isinstance(item, Document):
         return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"
     # Each line is indented, so that no description can pass for another tool.
-    lines = [line.strip() for line in item.description.splitlines()]
-    schema = envelope.encode(schema_of(item)).decode()
+    lines = [_also(result)] if result.twins else []
+    lines += [line.strip() for line in item.description.splitlines()]
+    schema = schema_of(item)
+    if isinstance(schema, dict):
+        schema.pop("$schema", None)  # the dialect, of which a model makes nothing
+    schema = envelope.encode(schema).decode()
     return "\n  ".join([item.exposed_name + read_mark(item), *filter(None, lines), f"Input schema: {schema}"])
 
 
@@ -448,98 +496,3 @@ def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
             for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
                 if isinstance(one, Tool) and one.name != tool.name:
                     yield one
-
-
-def schema_of(tool: Tool) -> Any:
-    """Return the input schema of a tool, decoded; empty if it cannot be."""
-    schema = envelope.members(tool.definition).get("inputSchema")
-    try:
-        return {} if schema is None else msgspec.json.decode(schema)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-
-
-def tool_signature(name: str, schema: Any, detail: Detail) -> str:
-    """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
-    return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
-
-
-class _Signature:
-    """The parameters of one input schema as text."""
-
-    def __init__(self, root: Any, detail: Detail) -> None:
-        self._root, self._detail = root, detail
-
-    def parameters(self, schema: Any, depth: int) -> Iterator[str]:
-        """Yield the required parameters of an object with their types, then optional ones."""
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        if not isinstance(properties, dict):
-            return
-        given = schema.get("required")
-        needed = {name for name in given if isinstance(name, str)} if isinstance(given, list) else set()
-        required = [name for name in properties if name in needed]
-        optional = [name for name in properties if name not in needed]
-        for names, most, mark in ((required, COUNTED_NAMES, ""), (optional, self._detail.optional, "?")):
-            for name in names[:most]:
-                yield f"{_word(name)}{mark}: {self._type(properties[name], depth, not mark)}"
-            if (more := len(names) - most) > 0:
-                yield f"... {more} {'optional' if mark else 'more'}"
-
-    def _type(self, schema: Any, depth: int, is_required: bool) -> str:
-        text = self._any_type(self._resolved(schema), depth, is_required)
-        return text if len(text) <= TYPE_CHARACTERS else text[: TYPE_CHARACTERS - 4] + " ..."
-
-    def _resolved(self, schema: Any) -> Any:
-        """Return the definition that a schema refers to, where it is in the same document."""
-        for _ in range(OPTIONS):
-            if not isinstance(schema, dict):
-                break
-            reference, parts = schema.get("$ref"), schema.get("allOf")
-            if isinstance(reference, str) and reference.startswith("#/"):
-                found = self._root
-                for key in reference[2:].split("/", OPTIONS):
-                    found = found.get(key) if isinstance(found, dict) else None
-                if found is None:
-                    break
-                schema = found
-            elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema:
-                schema = parts[0]
-            else:
-                break
-        return schema
-
-    def _any_type(self, schema: Any, depth: int, is_required: bool) -> str:
-        if not isinstance(schema, dict):
-            return "any"
-        if isinstance(values := schema.get("enum"), list):
-            most = ENUM_VALUES if is_required else OPTIONAL_ENUM_VALUES
-            return " | ".join(map(_literal, values[:most])) + (" | ..." if len(values) > most else "")
-        if "const" in schema:
-            return _literal(schema["const"])
-        for key in ("anyOf", "oneOf"):
-            if isinstance(options := schema.get(key), list) and depth > 0:
-                told = (self._type(option, depth - 1, is_required) for option in options[:OPTIONS])
-                return " | ".join(dict.fromkeys(told)) or "any"
-        kind = schema.get("type")
-        if isinstance(kind, list):
-            told = (self._any_type({**schema, "type": one}, depth, is_required) for one in kind[:OPTIONS])
-            return " | ".join(dict.fromkeys(told)) or "any"
-        if kind == "array":
-            inner = self._type(schema.get("items"), depth - 1, is_required) if depth > 0 else "any"
-            return f"({inner})[]" if " | " in inner else f"{inner}[]"
-        if kind == "object" and depth > 0 and is_required:
-            fields = ", ".join(self.parameters(schema, depth - 1))
-            return f"{{{fields}}}" if fields else "object"
-        return _word(kind) if isinstance(kind, str) else "any"
-
-
-def _literal(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
-
-
-def _word(name: str) -> str:
-    """Return the name of a parameter or type, in quotes if it is not one word."""
-    return (
-        name if len(name) <= LITERAL_CHARACTERS and name.replace("-", "_").isidentifier() else _literal(name)
-    )

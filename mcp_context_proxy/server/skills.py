@@ -45,6 +45,7 @@ from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import reaches
 
 FOLDER_TYPE: Final = "inode/directory"
 MARKDOWN: Final = "text/markdown"
@@ -290,7 +291,7 @@ class Skills:
 
     def _serving(self, server: str) -> DownstreamClient | None:
         """Return the client of a server that declares skills."""
-        client = self.fleet.clients.get(server)
+        client = self.fleet.clients.get(server) if reaches(server) else None
         if client is None or client.introduction is None:
             return None
         return client if client.introduction.extension(SKILLS_EXTENSION) is not None else None
@@ -304,6 +305,8 @@ class Skills:
         return held[1] if client is not None and client.listing.skills is held[0] else listed
 
     def _of(self, server: str) -> Iterator[Skill]:
+        if not reaches(server):
+            return iter(())
         uris = dict.fromkeys((*self.catalog.snapshot.skills, *self._held))
         current = (self._current(uri) for uri in uris if _owner_of(uri) == server)
         return (skill for skill in current if skill is not None)

@@ -24,14 +24,15 @@ from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Handles, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import DownstreamError, RemoteError, UnknownItemError
+from mcp_context_proxy.errors import DownstreamError, RemoteError, TurnedOffError, UnknownItemError
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
+from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import SMALL_BYTES, LargeResults
 from mcp_context_proxy.results.shortening import Call
 from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.after_call import EndedCalls
+from mcp_context_proxy.server.after_call import EndedCalls, Outcome, outcome_of
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
@@ -93,7 +94,8 @@ class ToolCalls:
             UnknownItemError: no tool has that name, it is turned off, or it cannot be told which is meant.
             ServerUnavailableError: the name belongs to a server of which nothing is known yet.
         """
-        tool = self.catalog.snapshot.tools.get(name)
+        catalog = self.catalog
+        tool = (catalog if caller.rights.limited else catalog.whole).snapshot.tools.get(name)
         if tool is None:
             # A host may remember a tool from last time and call it before its server is up.
             server = names.owner(name, self.catalog.snapshot.servers)
@@ -102,7 +104,11 @@ class ToolCalls:
             snapshot = self.catalog.snapshot
             self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
             compared = names.COMPARED_IN_THREAD
-            tool = await in_thread(partial(names.tool_named, snapshot, name, compared=compared))
+            try:
+                tool = await in_thread(partial(names.tool_named, snapshot, name, compared=compared))
+            except TurnedOffError as error:
+                self.ended.not_found(error.name, caller, error.reason)
+                raise
         if SEPARATOR not in name and (session := self._session_of(params, caller)) is not None:
             session.means(Kind.TOOL, name, tool.server)
         return tool
@@ -140,10 +146,19 @@ class ToolCalls:
             )
         elif arguments is not None and envelope.starts_with(arguments, b"n"):
             del sent["arguments"]
-        asks = tool.confirm or (tool.interactive and through is not None)
+        asks, rule = bool(tool.asked_by) or (tool.interactive and through is not None), None
         if asks:
+            rule = tool.asked_by or "interactive"
+            try:
+                # Nobody is asked about a call that is refused in any case.
+                await self.fleet.clients[tool.server].refuse_secrets(sent, f"tool {tool.name!r}")
+            except DownstreamError as error:
+                self.ended.failed(tool, params, caller, error, 0.0, rule)
+                raise
             agreed = await self.consent.obtain(tool, sent, caller, self._session_of(params, caller), through)
             if isinstance(agreed, bytes):
+                if outcome_of(agreed) is not Outcome.ASKS:
+                    self.ended.refused(tool, params, caller, rule)
                 return eras.fit_result_to_client("tools/call", agreed, caller.era)
             sent = agreed
         began = time.perf_counter()
@@ -151,7 +166,7 @@ class ToolCalls:
             client = self.fleet.clients[tool.server]
             result = await self.forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
         except DownstreamError as error:
-            self.ended.failed(tool, error, time.perf_counter() - began)
+            self.ended.failed(tool, params, caller, error, time.perf_counter() - began, rule)
             raise
         seconds = time.perf_counter() - began
         if asks:
@@ -160,7 +175,9 @@ class ToolCalls:
         session = self._session_of(params, caller)
         if session is not None:
             session.called(tool, result, self.contexts.expand_results)
-        self.ended.answered(tool, params, caller, session, goal=goal, result=result, seconds=seconds)
+        self.ended.answered(
+            tool, params, caller, session, goal=goal, result=result, seconds=seconds, rule=rule
+        )
         # Nearly every result is small and in one form, and ends here.
         if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
             return await self._fitted(tool, params, caller, result, direct=through is None)
@@ -200,7 +217,7 @@ def failure(text: str) -> bytes:
 
 def unknown(error: UnknownItemError) -> bytes:
     """Return a tool result that says that there is no such tool, and how to find those that exist."""
-    return failure(f"{error}\n{meta_definitions.SEARCH} finds tools by what they do.")
+    return failure(f"{bounded(str(error))}\n{meta_definitions.SEARCH} finds tools by what they do.")
 
 
 def _object_in_text(arguments: Raw) -> Raw:

@@ -8,7 +8,7 @@ and calls through the proxy, which then bring nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from msgspec import Raw
@@ -30,6 +30,7 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import reaches
 
 BYTES_PER_TOKEN = 4
 """Bytes of JSON in a token, about: only to tell small lists from large before anything else is loaded.
@@ -109,7 +110,7 @@ class ToolList:
 
     def configure(self, expose: ExposeConfig, setup: meta_definitions.Setup) -> None:
         """Follow changed settings, and the definitions of the proxy's own tools that go with them."""
-        self._expose, self._has_documents = expose, setup.has_documents
+        self._expose, self._setup, self._has_documents = expose, setup, setup.has_documents
         self._meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         self._base: _BaseList | None = None
         self._cached: tuple[object, Raw] = (None, Raw(b""))
@@ -208,7 +209,12 @@ class ToolList:
                 names = tuple(
                     name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
                 )
-        own = {whole: _with_result_size(tools, snapshot) for whole, tools in self._meta_tools.items()}
+        meta_tools = self._meta_tools
+        if snapshot.part_of is not None:
+            # They name servers.
+            setup = replace(self._setup, servers=tuple(filter(reaches, self._setup.servers)))
+            meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
+        own = {whole: _with_result_size(tools, snapshot) for whole, tools in meta_tools.items()}
         self._base = _BaseList(snapshot.generation, everything, names, standing, own)
         return self._base
 
@@ -260,7 +266,7 @@ class ToolList:
 
         The same as comparing `visible` before and after, without going through all that was ever shown.
         """
-        snapshot = self._catalog.snapshot
+        snapshot = (self._catalog if session.rights.limited else self._catalog.whole).snapshot
         base = self._base_of(snapshot)
         if base.everything:
             return False

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store import DAY, HOUR, Counts, SearchRow, SearchUsage, ToolUsage, UsageSlot
@@ -86,6 +86,10 @@ class ToolFigures:
         return 1.0 - self.errors / self.calls if self.calls else 1.0
 
 
+EndedCall: TypeAlias = tuple[ToolKey, float | None, bool, int]
+"""Tool of a call, milliseconds or None where it was never sent, failure, bytes of the result."""
+
+
 class Batch:
     """Counts that are not in the store yet. For one thread at a time."""
 
@@ -109,6 +113,11 @@ class Batch:
         if usage is None:
             usage = self._calls[key] = ToolUsage(*tool)
         count_call(usage, ms, failed, result_bytes, time)
+
+    def add_calls(self, calls: Iterable[EndedCall], time: float) -> None:
+        """Count calls that ended at about the same time."""
+        for tool, ms, failed, result_bytes in calls:
+            self.add_call(tool, ms, failed, result_bytes, time)
 
     def add_search(self, row: SearchRow) -> None:
         """Count a search, and keep it."""

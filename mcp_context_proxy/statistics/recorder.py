@@ -23,7 +23,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Item, Snapshot, Snapshots, ToolKey
-from mcp_context_proxy.statistics.figures import Batch, ToolFigures
+from mcp_context_proxy.statistics.figures import Batch, EndedCall, ToolFigures
 from mcp_context_proxy.store import (
     DAY,
     BatchWriter,
@@ -71,6 +71,9 @@ SESSIONS_WAITING: Final = 10_000
 SESSIONS_SEEN: Final = 2_000
 """Uses that are remembered, 350 bytes each, so that each is written once, or again when it was forgotten."""
 
+DAY_LOOK_SECONDS: Final = 60.0
+"""Time for which a call of the same tool without a session belongs to the same day as the one before."""
+
 WINDOW_DAYS: Final = 30.0
 """Days for which sessions of a tool are kept: as many as a learned pair that is not used."""
 
@@ -113,6 +116,8 @@ class UsageRecorder:
         self._records = BatchWriter[Callable[[Batch], None]](
             self._write, seconds=BATCH_SECONDS, limit=RECORDS
         )
+        self._calls: deque[EndedCall] = deque(maxlen=RECORDS)
+        self._called = anyio.Event()
         self._unwritten = Batch()
         self._summing = threading.Lock()
         self._shown: deque[tuple[float, int]] = deque(maxlen=SHOWN_WAITING)
@@ -127,8 +132,8 @@ class UsageRecorder:
 
     def called(self, server: str, tool: str, ms: float | None, failed: bool, result_bytes: int) -> None:
         """Count a call that has ended; `ms` is None where it was never sent."""
-        now = self._clock()
-        self._records.add(lambda batch: batch.add_call((server, tool), ms, failed, result_bytes, now))
+        self._calls.append(((server, tool), ms, failed, result_bytes))
+        self._called.set()
         self._to_count.set()
         self.counters.called(server, ms, failed)
 
@@ -162,6 +167,7 @@ class UsageRecorder:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._records.run)
+                group.start_soon(self._write_calls)
                 await self.refresh()
                 group.start_soon(self._count_definitions)
                 while True:
@@ -174,6 +180,11 @@ class UsageRecorder:
 
     async def flush(self) -> None:
         """Write everything that was counted before."""
+        if self._calls:
+            # Those of a quarter of a second: by the hour and the day in which they are counted, it is now.
+            calls, now = list(self._calls), self._clock()
+            self._calls.clear()
+            self._records.add(lambda batch: batch.add_calls(calls, now))
         if self._unwritten:
             # The store has refused counts: an empty record makes it try again.
             self._records.add(lambda _: None)
@@ -183,6 +194,14 @@ class UsageRecorder:
         """Read the counts of other processes on the store, and apply the retention when it is time."""
         with anyio.CancelScope(shield=True):
             await in_thread(self._refresh)
+
+    async def _write_calls(self) -> None:
+        """Write the calls of each moment together: a call itself only appends to a list."""
+        while True:
+            await self._called.wait()
+            await anyio.sleep(BATCH_SECONDS)
+            self._called = anyio.Event()
+            await self.flush()
 
     def _write(self, records: Sequence[Callable[[Batch], None]]) -> None:
         fresh = Batch()
@@ -285,14 +304,14 @@ class Inventory:
     @property
     def outdated(self) -> bool:
         """True when the catalog has changed since it was counted."""
-        return self._counted is not self._catalog.snapshot
+        return self._counted is not self._catalog.whole.snapshot
 
     def count(self, check: Callable[[], None]) -> None:
         """Count new definitions. Blocks; `check` is called often, and raises to end it.
 
         The counts are known even if `StoreError` is raised because they could not be stored.
         """
-        snapshot, now = self._catalog.snapshot, self._clock()
+        snapshot, now = self._catalog.whole.snapshot, self._clock()
         before = self._store.definitions()
         known = {row.fingerprint: row.tokens for row in before}
         self._known(known)
@@ -324,9 +343,20 @@ class SessionRecorder:
         self._store, self._clock = store, clock
         self._uses = BatchWriter(self._write, seconds=SESSION_SECONDS, limit=SESSIONS_WAITING)
         self._seen: OrderedDict[tuple[ToolKey, str], None] = OrderedDict()
+        self._looked: dict[ToolKey, float] = {}
+        """When it was last looked which day it is, by tool that was called without a session."""
 
     def used(self, tool: ToolKey, session: str | None) -> None:
         """Record a successful call; without a session, the day counts as one. Does not block."""
+        if session is not None and (tool, session) in self._seen:
+            return
+        passed = time.monotonic()
+        if session is None:
+            if passed - self._looked.get(tool, -DAY_LOOK_SECONDS) < DAY_LOOK_SECONDS:
+                return
+            if len(self._looked) >= SESSIONS_SEEN:
+                self._looked.clear()
+            self._looked[tool] = passed
         now = self._clock()
         of_session = session or f"day {datetime.fromtimestamp(now, UTC).date().isoformat()}"
         if (tool, of_session) in self._seen:

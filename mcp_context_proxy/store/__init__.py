@@ -1,5 +1,13 @@
 """The store: everything that is kept between two starts, in one SQLite file or in memory."""
 
+from mcp_context_proxy.store.approvals import (
+    APPROVED,
+    Additions,
+    ApprovalRecord,
+    ApprovalRow,
+    ApprovalStore,
+    VersionRow,
+)
 from mcp_context_proxy.store.batch_writer import BatchWriter
 from mcp_context_proxy.store.interactions import (
     Interaction,
@@ -34,10 +42,15 @@ from mcp_context_proxy.store.tables import (
 )
 
 __all__ = [
+    "APPROVED",
     "DAY",
     "DECAY_PER_DAY",
     "HOUR",
     "IN_MEMORY",
+    "Additions",
+    "ApprovalRecord",
+    "ApprovalRow",
+    "ApprovalStore",
     "BatchWriter",
     "Counts",
     "DefinitionRow",
@@ -61,5 +74,6 @@ __all__ = [
     "ToolUsage",
     "UsageSlot",
     "VectorStore",
+    "VersionRow",
     "open_store",
 ]

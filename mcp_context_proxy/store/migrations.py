@@ -159,5 +159,44 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX interactions_by_arrival ON interactions (recorded)",
     ),
     ("ALTER TABLE vectors ADD COLUMN checksum INTEGER",),  # NULL: written by an earlier version
+    (
+        """
+        CREATE TABLE approvals (
+            server   TEXT NOT NULL,
+            kind     TEXT NOT NULL,
+            name     TEXT NOT NULL,     -- its own name
+            seen     BLOB NOT NULL,     -- sha256 of the part that models see
+            rest     BLOB NOT NULL,     -- sha256 of the rest
+            state    TEXT NOT NULL,
+            event    TEXT NOT NULL,     -- that brought it here
+            reason   TEXT NOT NULL,
+            hints    TEXT NOT NULL,
+            version  TEXT NOT NULL,     -- of the server's package
+            decided  TEXT NOT NULL,     -- by whom
+            time     REAL NOT NULL,     -- seconds since 1970
+            revision INTEGER NOT NULL,  -- grows with every change
+            checksum INTEGER NOT NULL,
+            PRIMARY KEY (server, kind, name, seen, rest)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX approvals_by_revision ON approvals (revision)",
+        """
+        CREATE TABLE approved_definitions (
+            key        BLOB PRIMARY KEY,  -- sha256 of seen and rest
+            definition BLOB NOT NULL      -- JSON as received
+        )
+        """,
+        """
+        CREATE TABLE approved_versions (
+            server     TEXT NOT NULL,
+            kind       TEXT NOT NULL,
+            connection TEXT NOT NULL,  -- digest of how the server is connected, without secrets
+            version    TEXT NOT NULL,  -- of its package; empty where that is not known
+            time       REAL NOT NULL,  -- seconds since 1970
+            digest     BLOB NOT NULL,  -- of a list in which all was approved; empty where something is not
+            PRIMARY KEY (server, kind, connection, version)
+        )
+        """,
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

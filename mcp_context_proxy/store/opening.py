@@ -17,6 +17,7 @@ from typing import Final, Literal, Self
 import platformdirs
 
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.approvals import ApprovalStore
 from mcp_context_proxy.store.interactions import InteractionStore
 from mcp_context_proxy.store.sqlite import (
     MEMORY,
@@ -66,6 +67,7 @@ class Store:
         self.statistics = StatisticsStore(database)
         self.tool_sessions = ToolSessionStore(database)
         self.interactions = InteractionStore(database)
+        self.approvals = ApprovalStore(database)
 
     def __enter__(self) -> Self:
         return self

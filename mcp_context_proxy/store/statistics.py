@@ -310,6 +310,14 @@ class StatisticsStore(Tables):
             left = [DefinitionRow(server, tool, "", GONE, first) for first, tool in gone]
             put_rows(connection, "definitions", [*seen, *left])
 
+    def settle(self, tools: Iterable[ToolKey]) -> None:
+        """Have tools count as old as the first tool of all, so that none of them is new."""
+        with self._database.transaction() as connection:
+            (first,) = connection.execute("SELECT MIN(first) FROM definitions").fetchone()
+            for server, tool in tools if first is not None else ():
+                row = DefinitionRow(server, tool, "", GONE, first)
+                put_rows(connection, "definitions", [row])
+
 
 def _decoded(latency: bytes) -> Counts:
     """Return a histogram; an empty one where it is damaged, so that the counts beside it still count."""

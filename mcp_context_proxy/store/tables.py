@@ -155,6 +155,11 @@ class LearnedStore(Tables):
         with self._database.transaction() as connection:
             connection.executemany("DELETE FROM learned WHERE key = ? AND server = ? AND tool = ?", keys)
 
+    def forget_tools(self, tools: Iterable[ToolKey]) -> None:
+        """Forget all pairs of some tools."""
+        with self._database.transaction() as connection:
+            connection.executemany("DELETE FROM learned WHERE server = ? AND tool = ?", list(tools))
+
 
 LISTINGS_KEPT: Final = 1_000
 """Listings, one a server; the oldest ones make room."""

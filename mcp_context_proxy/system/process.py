@@ -269,6 +269,22 @@ def make_private(file: Path) -> bool:
     return False
 
 
+def lock_file(file: IO[bytes]) -> bool:
+    """Try to lock an open file without waiting; return whether it is locked, until it is closed."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt  # noqa: PLC0415
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl  # noqa: PLC0415
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 # Servers are the leaders of process groups. The guardian, a small process, is told of each group, and ends
 # those that are left if this process is killed. Without it, they would only see the end of their input, and
 # some ignore that.

@@ -30,6 +30,8 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.protocol.validation import holds_more
+from mcp_context_proxy.server.caller import may_decide, rights_of
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ LIST_CHARACTERS = 1000
 
 AGENT_HEADER = "X-Agent-Name"
 """Header that names the agent on whose behalf a request is made."""
+
+NEEDS_ADMIN = "This needs an administrator's token: the proxy's own, or one that was added with --admin."
 
 LISTED_MOST = 500
 """Request contexts in one response: more than a person looks through, some 500 kB."""
@@ -62,6 +66,9 @@ BODY_PROBLEMS = (
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )
 """Errors of every operation with a body."""
+
+
+NEEDS_TOKEN: Final = "Only an administrator decides that, and none can be told where no token is required."
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -100,6 +107,8 @@ class Given:
     """Value of the operation's `body` type; None if it takes none."""
     agent: str | None = None
     """Value of the header `AGENT_HEADER`."""
+    principal: Principal = THE_USER
+    """Whose request it is."""
 
 
 Shown: TypeAlias = Callable[[bytes], bytes]
@@ -121,8 +130,13 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     problems: tuple[HTTPStatus, ...] = ()
     """Errors beside those that every operation can have."""
+    admin: bool = False
+    """True if it needs an administrator: it changes what concerns others, or shows what is theirs."""
     names_agent: bool = False
     """True if it reads the header `AGENT_HEADER`."""
+    decides: bool = False
+    """True if it decides for the user: it needs an administrator, known by a token, also where no other
+    operation needs one."""
     name: str = ""
     """Its ``operationId``: the handler's name in camel case."""
     handler: Handler | None = None
@@ -172,6 +186,10 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
     async def endpoint(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         assert operation.handler is not None
+        if operation.admin and not is_admin(rights_of(request.scope)):
+            return refused(HTTPStatus.FORBIDDEN, NEEDS_ADMIN, shown)
+        if operation.decides and not may_decide(request.scope):
+            return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)
         try:
             answer = await operation.handler(await _decoded(operation, request))
         except BadRequestError as error:
@@ -195,12 +213,12 @@ async def _decoded(operation: Operation, request: Request) -> Given:
             detail = f"The parameter {name} is longer than {LIST_CHARACTERS:,} characters."
             raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         given[name] = [word.strip() for word in given[name].split(",") if word.strip()]
-    agent = request.headers.get(AGENT_HEADER)
+    agent, principal = request.headers.get(AGENT_HEADER), rights_of(request.scope)
     form = operation.query
     try:
         query = msgspec.convert(given, form, strict=False)
         if operation.body is None:
-            return Given(dict(request.path_params), query, None, agent)
+            return Given(dict(request.path_params), query, None, agent, principal)
         decoded, form = msgspec.json.decode(await _body(request)), operation.body
         body = msgspec.convert(_with_integers(decoded), form)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -208,7 +226,7 @@ async def _decoded(operation: Operation, request: Request) -> Given:
         raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{detail}.") from None
     except msgspec.DecodeError as error:
         raise BadRequestError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from None
-    return Given(dict(request.path_params), query, body, agent)
+    return Given(dict(request.path_params), query, body, agent, principal)
 
 
 @cache
@@ -297,6 +315,8 @@ def _operation(
         required = name in query.get("required", ())
         parameters.append({"name": name, "in": "query", "required": required, "schema": schema})
     problems = {HTTPStatus.UNPROCESSABLE_ENTITY, *operation.problems}
+    if operation.admin or operation.decides:
+        problems.add(HTTPStatus.FORBIDDEN)
     if operation.body is not None:
         problems.update(BODY_PROBLEMS)
     described: dict[str, Any] = {

@@ -19,10 +19,12 @@ from mcp_context_proxy.context.options import Amount, Depth, Overrides
 from mcp_context_proxy.context.records import ContextItem, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownItemError
-from mcp_context_proxy.items import Document, Kind
+from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.items import Item as CatalogItem
+from mcp_context_proxy.retrieval.item_metadata import danger_data
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.trust.tokens import is_admin
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     SELECTED_MOST,
@@ -84,7 +86,7 @@ class ContextWanted(Struct, frozen=True, forbid_unknown_fields=True):
     record: bool = True
     """False: only look, and record nothing."""
     describe: bool = False
-    """True: items have their description and priority."""
+    """True: items have their description, and their priority or danger class."""
 
 
 class Describe(Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,6 +125,9 @@ class Item(ContextItem):
 
     description: str | UnsetType = UNSET
     priority: int | UnsetType = UNSET
+    danger: ToolClass | UnsetType = UNSET
+    """Harm that a call of a tool may do."""
+    danger_reason: str | UnsetType = UNSET
 
 
 Items = list[Item]
@@ -182,7 +187,12 @@ class ContextsApi(Api):
         answer=RequestsResponse,
     )
     async def _list_requests(self, given: Given) -> dict[str, Any]:
-        contexts = await self._contexts.requests(given.query.session, given.query.limit)
+        session, limit = given.query.session, given.query.limit
+        if is_admin(given.principal):
+            contexts = await self._contexts.requests(session, limit)
+        else:
+            own = await self._contexts.records.latest_of(given.principal.name, LISTED_MOST)
+            contexts = [one for one in own if session in (None, one.session)][:limit]
         behind = await self._contexts.tokens_behind()
         return {"requests": list(map(as_data, contexts)), "tokens_behind": behind}
 
@@ -196,7 +206,7 @@ class ContextsApi(Api):
     )
     async def _get_request(self, given: Given) -> dict[str, Any]:
         context = await self._contexts.request(given.path["request"])
-        if context is None:
+        if context is None or not _may_see(given, context.owner):
             detail = f"There is no request {given.path['request']!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         data = as_data(context)
@@ -215,9 +225,10 @@ class ContextsApi(Api):
         wanted: ContextWanted = given.body
         context = await self._contexts.build(
             wanted.query[:QUERY_CHARACTERS],
-            None if wanted.session is None else self._session(wanted.session),
+            None if wanted.session is None else self._session(given, wanted.session),
             wanted.options.overrides(),
             remember=wanted.record,
+            owner=given.principal.name,
         )
         if wanted.record and self._log is not None:
             self._log.searched(context.query, given.agent)
@@ -226,7 +237,7 @@ class ContextsApi(Api):
 
     @Operation("GET", "/sessions", "All sessions, oldest first.", query=Describe, answer=SessionsResponse)
     async def _list_sessions(self, given: Given) -> dict[str, Any]:
-        sessions = list(self._contexts.sessions)
+        sessions = [one for one in self._contexts.sessions if _may_see(given, one.principal)]
         return {"sessions": [await self._session_data(one, given.query.describe) for one in sessions]}
 
     @Operation(
@@ -238,7 +249,7 @@ class ContextsApi(Api):
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _get_session_context(self, given: Given) -> dict[str, Any]:
-        return await self._session_data(self._session(given.path["session"]), given.query.describe)
+        return await self._session_data(self._session(given, given.path["session"]), given.query.describe)
 
     @Operation(
         "PATCH",
@@ -249,7 +260,7 @@ class ContextsApi(Api):
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _change_session_context(self, given: Given) -> dict[str, Any]:
-        session, wanted = self._session(given.path["session"]), given.body
+        session, wanted = self._session(given, given.path["session"]), given.body
         # All names are looked up before anything is changed: a mistake in one changes nothing.
         removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
         # The client of a handle asks for its list itself; the client of a connection is notified.
@@ -263,9 +274,9 @@ class ContextsApi(Api):
             session.overrides = wanted.options.overrides()
         return await self._session_data(session)
 
-    def _session(self, session_id: str) -> SessionContext:
+    def _session(self, given: Given, session_id: str) -> SessionContext:
         session = self._contexts.sessions.get(session_id)
-        if session is None:
+        if session is None or not _may_see(given, session.principal):
             detail = f"There is no session {session_id!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         return session
@@ -282,7 +293,7 @@ class ContextsApi(Api):
         return self._described(data, "items") if describe else data
 
     def _described(self, data: dict[str, Any], *names: str) -> dict[str, Any]:
-        """Add descriptions and priorities; an item that is not in the catalog any more stays a name."""
+        """Add facts from the catalog; an item that is not in it any more stays a name."""
         snapshot = self._catalog.snapshot
         for one in (one for name in names for one in data[name]):
             item = context_session.item_by(snapshot, (Kind(one["type"]), one["name"]))
@@ -290,4 +301,11 @@ class ContextsApi(Api):
                 one["description"] = item.description[:DESCRIPTION_CHARACTERS]
             if isinstance(item, Document):
                 one["priority"] = item.priority
+            elif isinstance(item, Tool):
+                one.update(danger_data(item))
         return data
+
+
+def _may_see(given: Given, owner: str | None) -> bool:
+    """Return whether a request is from an administrator, or from the owner of what it is about."""
+    return is_admin(given.principal) or owner == given.principal.name

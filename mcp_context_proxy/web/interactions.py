@@ -118,6 +118,7 @@ class InteractionsApi(Api):
         body=InteractionPosted,
         answer=InteractionAnswer,
         problems=_PROBLEMS,
+        admin=True,
         names_agent=True,
     )
     async def _post_interaction(self, given: Given) -> Interaction:
@@ -137,6 +138,7 @@ class InteractionsApi(Api):
         query=InteractionsWanted,
         answer=InteractionsAnswer,
         problems=_PROBLEMS,
+        admin=True,
     )
     async def _recall_interactions(self, given: Given) -> dict[str, Any]:
         wanted: InteractionsWanted = given.query
@@ -162,6 +164,7 @@ class InteractionsApi(Api):
         query=InteractionsUnwanted,
         answer=Forgotten,
         problems=_PROBLEMS,
+        admin=True,
     )
     async def _forget_interactions(self, given: Given) -> Forgotten:
         unwanted: InteractionsUnwanted = given.query
@@ -181,6 +184,7 @@ class InteractionsApi(Api):
         "Forget one interaction for good.",
         answer=Forgotten,
         problems=(*_PROBLEMS, HTTPStatus.NOT_FOUND),
+        admin=True,
     )
     async def _forget_interaction(self, given: Given) -> Forgotten:
         name, memory = given.path["interaction"], self._remembering().memory

@@ -37,7 +37,10 @@ BASE: Final = "/api/v1"
 LOOPBACK: Final = "127.0.0.1"
 
 FILES: Final = {
-    **dict.fromkeys(("api.js", "page.js", "view.js", "usage.js", "usage_view.js"), "text/javascript"),
+    **dict.fromkeys(
+        ("api.js", "approvals.js", "page.js", "view.js", "usage.js", "usage_view.js", "audit.js"),
+        "text/javascript",
+    ),
     **dict.fromkeys(("style.css", "usage.css"), "text/css"),
 }
 """Media types of the files that the pages load."""
@@ -100,6 +103,16 @@ class Page:
 PAGES: Final = (
     Page(PATH, "Requests", "Request contexts", "context", "requests.html", "page.js", ("style.css",)),
     Page(f"{PATH}/usage", "Usage", "Usage", "usage", "usage.html", "usage.js", ("style.css", "usage.css")),
+    Page(f"{PATH}/audit", "Audit", "Audit", "audit", "audit.html", "audit.js", ("style.css", "usage.css")),
+    Page(
+        f"{PATH}/approvals",
+        "Approvals",
+        "Approvals",
+        "approvals",
+        "approvals.html",
+        "approvals.js",
+        ("style.css", "usage.css"),
+    ),
 )
 
 
@@ -153,12 +166,17 @@ async def _on_fault(_request: Request, _error: Exception) -> Response:
 
 
 async def serve(
-    routes: Sequence[BaseRoute], settings: HttpConfig, port: int, limits: Limits, health: http.Health
+    routes: Sequence[BaseRoute],
+    settings: HttpConfig,
+    port: int,
+    limits: Limits,
+    health: http.Health,
+    access: Callable[[auth.Policy], auth.Policy] = lambda policy: policy,
 ) -> None:
     """Serve the API and the pages on a port of this machine beside the stdio front, until cancelled.
 
     Each host starts a proxy of its own, and only one of them can have the port: if it is taken, or there is
-    no token, the log says so and nothing else suffers.
+    no token, the log says so and nothing else suffers. `access` adds to the policy who else may connect.
     """
     try:
         credentials = credentials_for(settings.model_copy(update={"host": LOOPBACK}))
@@ -167,7 +185,7 @@ async def serve(
         logger.warning("the API is not served on port %d: %s", port, error)
         return
     port = bound.getsockname()[1]
-    policy = auth.policy(LOOPBACK, port, (), credentials.token)
+    policy = access(auth.policy(LOOPBACK, port, (), credentials.token))
     message = "serving http://%s:%d/api/v1 and /ui%s"
     logger.log(credentials.level, message, LOOPBACK, port, credentials.whereabouts)
     await http.serve(http.guarded(routes, policy, health, limits), bound, limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -22,9 +23,11 @@ from starlette.routing import Route
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.server.caller import rights_of
 from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.api import HEADERS
+from mcp_context_proxy.trust.tokens import is_admin
+from mcp_context_proxy.web.api import HEADERS, NEEDS_ADMIN, refused
 
 PATH: Final = "/metrics"
 
@@ -38,6 +41,8 @@ def route(counters: Counters) -> Route:
     ProcessCollector(registry=registry)
 
     async def endpoint(request: Request) -> Response:
+        if not is_admin(rights_of(request.scope)):
+            return refused(HTTPStatus.FORBIDDEN, NEEDS_ADMIN)
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         text = await in_thread(encode, registry)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})

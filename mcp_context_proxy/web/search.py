@@ -18,7 +18,7 @@ from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind, Tool
+from mcp_context_proxy.items import Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.item_metadata import described
 from mcp_context_proxy.server.after_call import InteractionLog
@@ -62,6 +62,9 @@ class ToolFound(Struct, frozen=True):
     tokens: int
     category: Label
     tags: list[Label]
+    danger: ToolClass
+    """Harm that a call may do."""
+    danger_reason: str
     input_schema: Raw
     """JSON, as the server gave it."""
 
@@ -136,6 +139,7 @@ class SearchApi(Api):
                 origin="search",
                 scope=Scope(TOOL_ONLY, msgspec.convert(wanted, SearchFilters, from_attributes=True)),
                 rerank=_RERANK[wanted.use_llm],
+                owner=given.principal.name,
             )
         except UnknownFilterError as error:
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
@@ -150,6 +154,7 @@ class SearchApi(Api):
         query=ReindexWanted,
         answer=ReindexResponse,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
+        admin=True,
     )
     async def _reindex(self, given: Given) -> Indexed:
         return await self._reindexed(given.query.rebuild)
@@ -173,6 +178,8 @@ def _search_response(query: str, answer: SearchAnswer) -> Struct:
                 tokens=tokens.get(tool.exposed_name, 0),
                 category=labels["category"],
                 tags=labels["tags"],
+                danger=tool.tool_class,
+                danger_reason=tool.class_reason,
                 input_schema=envelope.members(tool.definition)["inputSchema"],
             )
         )

@@ -128,6 +128,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=SearchMetrics,
         problems=_PROBLEMS,
+        admin=True,
     )
     async def _get_search_metrics(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
@@ -141,6 +142,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=ToolsAnswer,
         problems=_PROBLEMS,
+        admin=True,
     )
     async def _get_tool_statistics(self, given: Given) -> dict[str, Any]:
         period, snapshot = self._period(given), self._catalog.snapshot
@@ -155,6 +157,7 @@ class UsageApi(Api):
         query=SearchesWanted,
         answer=SearchesAnswer,
         problems=_PROBLEMS,
+        admin=True,
     )
     async def _list_searches(self, given: Given) -> dict[str, Any]:
         return {"searches": await self._read(partial(self._reports.latest, given.query.limit))}
@@ -166,6 +169,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=TimelineAnswer,
         problems=_PROBLEMS,
+        admin=True,
     )
     async def _get_timeline(self, given: Given) -> dict[str, Any]:
         period = self._period(given)

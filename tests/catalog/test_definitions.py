@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.definitions import UnfitError, fit
+from mcp_context_proxy.catalog.definitions import UnfitError, fit, with_description
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.protocol.text import clean
 
@@ -137,3 +137,9 @@ def test_no_accepted_definition_has_invisible_characters_in_its_texts(descriptio
     for text in (found["description"], found["inputSchema"]["title"]):
         assert clean(text) == text
         assert not any(unicodedata.category(c) == "Cc" and c not in "\n\t" for c in text)
+
+
+def test_a_configured_description_replaces_that_of_the_server_and_nothing_else() -> None:
+    sent = b'{"name":"x","description":"Bad.","inputSchema":{"type":"object"},"_meta":{"a":[1,2.50]}}'
+
+    assert with_description(sent, "Good.") == sent.replace(b"Bad.", b"Good.")

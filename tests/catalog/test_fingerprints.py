@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger import until
+from support.listings import approve_in
 from support.proxies import Host, inside
 from support.servers import Workshop, real_lists, tool
 
@@ -157,5 +158,8 @@ async def test_a_reordered_list_is_no_change_and_a_changed_entry_is_one(workshop
         await until(lambda: b"Say!" in client.listing.tools[0])
 
         assert proxy.catalog.refresh() is not before
+        # It changed while the server runs, so that it waits for a person.
+        assert "s__say" not in await host.names()
+        approve_in(proxy, "s")
         assert "Say!" in await host.raw("tools/list")
     assert len(server.ledger.messages("tools/list")) == 3

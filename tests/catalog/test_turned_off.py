@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.catalog.names import matches, turned_off_by, without_effect
+from mcp_context_proxy.catalog.names import turned_off_by, without_effect
 from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config.tool_settings import matches
+from mcp_context_proxy.trust.danger import danger_of
 
 TEXT = st.text("ab*.[", max_size=12)
 OFFERED = ("get_issue", "get_repo", "delete_repo")
@@ -19,7 +21,7 @@ def server(**settings: Any) -> ServerConfig:
 
 
 def on(config: ServerConfig) -> list[str]:
-    return [tool for tool in OFFERED if turned_off_by(config, tool) is None]
+    return [tool for tool in OFFERED if turned_off_by(config, tool, danger_of(tool, None, None, "")) is None]
 
 
 @given(glob=TEXT, name=TEXT)
@@ -54,6 +56,29 @@ def test_upper_and_lower_case_differ() -> None:
         ),
         pytest.param(
             {"allow": ["get_repo"], "tools": {"get_repo": {"enabled": False}}}, [], id="tool-beats-allow"
+        ),
+        pytest.param({"tools": {"*_repo": {"enabled": False}}}, ["get_issue"], id="glob"),
+        pytest.param({"tools": {"*_repo": {"allow": "never"}}}, ["get_issue"], id="glob-never"),
+        pytest.param({"classes": {"destructive": "never"}}, ["get_issue", "get_repo"], id="class-never"),
+        pytest.param(
+            {"classes": {"destructive": "never"}, "tools": {"delete_*": {"allow": "ask"}}},
+            [*OFFERED],
+            id="glob-before-class",
+        ),
+        pytest.param(
+            {"tools": {"delete_*": {"allow": "never"}, "delete_repo": {"allow": "always"}}},
+            [*OFFERED],
+            id="name-before-glob",
+        ),
+        pytest.param(
+            {"tools": {"get_*": {"allow": "always"}, "*_repo": {"allow": "never"}}},
+            ["get_issue"],
+            id="strictest-of-globs",
+        ),
+        pytest.param(
+            {"deny": ["delete_*"], "tools": {"delete_repo": {"allow": "always"}}},
+            ["get_issue", "get_repo"],
+            id="deny-beats-always",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_without_any_configuration_the_problem_is_told_once_with_its_remedy(run:
     assert len(served.stderr.splitlines()) == 1
 
 
-def test_servers_that_are_off_are_not_counted_and_their_remedy_stands_apart(
+def test_servers_that_do_not_work_are_not_counted_and_their_remedy_stands_apart(
     run: Run, workshop: Workshop
 ) -> None:
     workshop.server("good", tools=[tool("a")])
@@ -113,7 +113,7 @@ def test_servers_that_are_off_are_not_counted_and_their_remedy_stands_apart(
     told = flat(run("check", "--config", workshop.config()).stdout)
 
     assert "servers.unset.env.T: NOT_SET_ANYWHERE is not set -> set this environment variable, or" in told
-    assert told.endswith("1 problem to fix: 1 of 3 servers is on.")
+    assert told.endswith("1 problem to fix: 1 of 3 servers works.")
 
 
 def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:

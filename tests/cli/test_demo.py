@@ -13,6 +13,10 @@ from .conftest import PATIENCE, environment_of, run_in
 
 pytestmark = pytest.mark.slow
 
+OTHERS = [pytest.param(name, marks=pytest.mark.full_cross) for name in ("SIGTERM", "SIGHUP")]
+SIGNALS = ["SIGINT", *OTHERS]
+"""Ctrl-C, and what a shell or a closed terminal sends; each takes a demo of its own."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,7 +70,7 @@ def test_without_a_terminal_the_output_is_plain_text_of_80_columns(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", SIGNALS)
 def test_ctrl_c_or_a_closed_terminal_ends_it_quietly_and_leaves_nothing_behind(
     environment: dict[str, str], tmp_path: Path, name: str
 ) -> None:

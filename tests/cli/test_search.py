@@ -180,7 +180,7 @@ def test_a_lexical_search_says_so_and_why(run: Run, workshop: Workshop) -> None:
     done = run("search", "loan", "--config", config)
     data = found(run, "loan", "--config", config)
 
-    assert done.stdout.startswith("Note: searched by words only: embedding model")
+    assert done.stdout.startswith("Note: Searched by words only: embedding model")
     assert data["method"] == "lexical"
     assert "there is no such folder" in data["note"]
 
@@ -218,11 +218,13 @@ def test_explain_shows_which_sentence_of_the_query_a_result_serves(run: Run, con
 
 
 def test_texts_of_servers_are_printed_without_escape_sequences(run: Run, workshop: Workshop) -> None:
-    workshop.server("desk", tools=[tool("paint", "Paint \x1b[2Ja [bold]wall[/bold]\nred")])
+    tools = [tool("paint", "Paint a [bold]wall[/bold]\nred"), tool("erase", "Erase \x1b[2J a wall")]
+    workshop.server("desk", tools=tools)
     done = run("search", "paint a wall", "--config", workshop.config())
 
     assert "\x1b" not in done.stdout
     assert "Paint a [bold]wall[/bold] red" in done.stdout
+    assert "1 tool of desk is withheld: it hides characters" in done.stdout
 
 
 def test_results_can_be_reranked_by_another_model(run: Run, workshop: Workshop, config: Path) -> None:

@@ -1,10 +1,12 @@
 """No command prints a secret, or a hidden character, of a server, a client or an earlier session."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.listings import approve
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.store import Interaction, open_store
@@ -46,6 +48,10 @@ def test_no_command_prints_a_secret_that_a_server_uses_as_a_name(
 ) -> None:
     if as_json and command == ["check"]:
         pytest.skip("it has no JSON")
+    if command[0] == "explain":
+        run("tools", "--config", config)
+        with open_store(config.parent / "store.sqlite3") as store:
+            approve(store, "notes")
     done = run(*command, *(["--json"] if as_json else []), "--config", config, COLUMNS="200")
 
     printed = done.stdout + done.stderr
@@ -55,6 +61,40 @@ def test_no_command_prints_a_secret_that_a_server_uses_as_a_name(
     assert not set(HIDDEN) & set(printed) - set("]0;owned")
     if as_json:
         json.loads(done.stdout)
+
+
+TELL_ALL = """#!{python} -S
+import os, sys
+said = "\\x1b]0;owned\\x07\\u202e https://u:" + os.environ["SHARED_KEY"] + "@h/ " + os.environ["OWN_KEY"]
+for number in range(20_000):
+    print(number, said, file=sys.stderr)
+print("e" * 100_000, dict(os.environ), file=sys.stderr)
+print(said, file=sys.stderr, flush=True)
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("program", ["npx", "uvx"])
+def test_check_prints_little_of_what_a_package_runner_says_and_no_secret_of_it(
+    run: Run, workshop: Workshop, program: str
+) -> None:
+    script = workshop.folder / program
+    script.write_text(TELL_ALL.format(python=sys.executable), encoding="utf-8")
+    script.chmod(0o700)
+    secrets = {"SHARED_KEY": "shared-of-the-person-123", "OWN_KEY": "own-of-the-person-456"}
+    settings = {"command": str(script), "args": ["-y", "evil@1.0.0"], "env": {"OWN_KEY": "${OWN}"}}
+    workshop.server("evil").settings = {**settings, "era": "handshake"}
+    config = workshop.config(env={"SHARED_KEY": "${SHARED}"})
+    done = run("check", "--config", config, SHARED=secrets["SHARED_KEY"], OWN=secrets["OWN_KEY"])
+
+    printed = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "[redacted OWN]" in printed
+    assert "https://***@h/" in printed or "[redacted SHARED]" in printed
+    assert len(printed) < 10_000
+    assert not set(HIDDEN) & set(printed) - set("]0;owned")
+    for secret in secrets.values():
+        assert secret not in printed
 
 
 def test_words_of_an_old_store_are_printed_without_what_hides_in_them(

@@ -51,6 +51,27 @@ def test_variables_for_all_servers_give_way_to_those_of_a_server(server):
     assert environment_of(server(text, ALL="value"), {"A": "inherited"}) == {"A": "value", "B": "own"}
 
 
+def test_no_server_gets_what_another_was_given(load_text):
+    text = (
+        "env = { ALL = 'for all' }\n"
+        "[servers.a]\ncommand = 'x'\nenv = { A = '${SECRET_A}' }\ninherit = ['AWS_*']\n"
+        "[servers.b]\ncommand = 'x'\nenv = { B = '${SECRET_B}', ALL = 'its own' }\n"
+    )
+    environ = {"SECRET_A": "hunter-a-hunter-a", "SECRET_B": "hunter-b-hunter-b", **OTHERS}
+    servers = load_text(text, environ=environ).servers
+    got = {name: environment_of(server, inherited(server, environ)) for name, server in servers.items()}
+
+    assert got == {
+        "a": {
+            "ALL": "for all",
+            "A": "hunter-a-hunter-a",
+            "AWS_SECRET_ACCESS_KEY": OTHERS["AWS_SECRET_ACCESS_KEY"],
+            "AWS_REGION": "eu",
+        },
+        "b": {"ALL": "its own", "B": "hunter-b-hunter-b"},
+    }
+
+
 def test_variables_for_all_servers_do_not_reach_a_server_at_a_url(server):
     assert server("env = { A = '1' }\n[servers.s]\nurl = 'http://h/mcp'").env == {}
 

@@ -105,6 +105,15 @@ def test_paths_are_relative_to_the_file_and_a_tilde_is_the_home_folder(config, t
     assert config.servers["github"].cwd == Path("/home/ada/work")
 
 
+def test_the_name_of_a_packaged_model_is_no_folder(load_text, tmp_path):
+    named = load_text('[embedding]\nmodel = "all-MiniLM-L6-v2"\n')
+    folder = load_text('[embedding]\nmodel = "./all-MiniLM-L6-v2"\n')
+
+    assert (named.embedding.model, named.embedding.packaged) == ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2")
+    assert (folder.embedding.model, folder.embedding.packaged) == (str(tmp_path / "all-MiniLM-L6-v2"), None)
+    assert load_text("").embedding.packaged == "tools-MiniLM-L6"
+
+
 def test_a_command_in_the_home_folder_is_found(load_text):
     config = load_text("[servers.a]\ncommand = '~/bin/a'\n", environ={"HOME": "/home/ada"})
 

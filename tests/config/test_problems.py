@@ -113,8 +113,9 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
         ),
         pytest.param(
             "path = 'x'",
-            "1 path: unknown key; allowed here: inherit, env, expose, search, context, results, learning, "
-            "statistics, interactions, store, http, embedding, rerank, limits, servers, documents",
+            "1 path: unknown key; allowed here: inherit, env, expose, search, context, results, "
+            "approval, learning, statistics, interactions, audit, store, http, shared, embedding, rerank, "
+            "guards, secrets, limits, servers, documents",
             id="derived",
         ),
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),
@@ -189,8 +190,9 @@ def test_a_wrong_value_is_reported_with_the_allowed_ones(problems, text, expecte
         pytest.param(
             "command = 'x'\nsecrets = []",
             "3 servers.s.secrets: unknown key; allowed here: command, args, env, inherit, cwd, url, headers, "
-            "transport, era, isolation, enabled, include, allow, deny, confirm, tools, tags, category, "
-            "connect_timeout, call_timeout, start, idle_timeout, spotlight, results, oauth",
+            "transport, era, isolation, enabled, include, allow, deny, classes, approval, tools, tags, "
+            "category, trusted, connect_timeout, call_timeout, start, idle_timeout, spotlight, results, "
+            "oauth",
             id="secrets",
         ),
         pytest.param(
@@ -384,6 +386,10 @@ def test_settings_without_effect_in_rerank_and_learning_are_reported(problems, t
         (
             'query_prefix = "query: "',
             "2 query_prefix: has no effect on the packaged model; name another one with model",
+        ),
+        (
+            'model = "all-MiniLM-L6-v2"\nmax_tokens = 64',
+            "3 max_tokens: has no effect on the packaged model; name another one with model",
         ),
         ('model = "m"\npooling = "max"', '3 pooling: must be "mean" or "cls", not "max"'),
         ('model = "m"\nfitting_cosine = 2', "3 fitting_cosine: must be at most 1"),

@@ -18,7 +18,7 @@ from mcp_context_proxy.context.options import DomainOverrides, Overrides, config
 from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs
-from mcp_context_proxy.context.session import Session, Sessions
+from mcp_context_proxy.context.session import NotedClients, Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder
 from mcp_context_proxy.embedding.model import TokenCounter
 from mcp_context_proxy.items import Kind
@@ -266,6 +266,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             redact=proxy.redact,
             asks_clients=False,
             manage=lambda: False,
+            noted=NotedClients(),
             document_bytes=lambda: 1_000_000,
         )
         host = Host(proxy, "handshake")

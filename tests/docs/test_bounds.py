@@ -34,6 +34,11 @@ MODULES = [
         "catalog.skills",
         "retrieval.indexing",
         "front.conversation",
+        "store.approvals",
+        "trust.approval",
+        "trust.audit",
+        "trust.fingerprints",
+        "trust.tokens",
     )
 ]
 

@@ -13,14 +13,24 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import mcp_context_proxy
-from mcp_context_proxy.config import Config, DocumentsConfig, Limits, OAuthConfig, ServerConfig, ToolConfig
+from mcp_context_proxy.config import (
+    ClassesConfig,
+    Config,
+    DocumentsConfig,
+    Limits,
+    OAuthConfig,
+    ServerConfig,
+    ToolConfig,
+)
 from mcp_context_proxy.config.programs import INHERITED
-from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig, Table
+from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig
+from mcp_context_proxy.config.tables import Table
 
 MODELS: dict[str, type[BaseModel]] = {
     "[servers.NAME]": ServerConfig,
     "[servers.NAME.oauth]": OAuthConfig,
     "[servers.NAME.results]": ServerResultsConfig,
+    "[servers.NAME.classes]": ClassesConfig,
     "[servers.NAME.tools.TOOL]": ToolConfig,
     "[[documents]]": DocumentsConfig,
     "[search.tools]": DomainConfig,

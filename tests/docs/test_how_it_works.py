@@ -80,4 +80,8 @@ def test_the_formula_has_the_numbers_of_the_code(ranking):
         "parameter_descriptions": 0.5,
         "server": 1,
         "text": 0.5,
+        "title": 1,
+        "values": 0.5,
+        "labels": 0.5,
+        "use_cases": 1,
     }

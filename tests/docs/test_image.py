@@ -27,8 +27,18 @@ def image(stages):
 def test_the_image_is_built_in_one_stage_and_shipped_in_another(stages):
     builder, image = stages
 
-    assert builder.image == image.image == "python:3.12-slim"
+    assert builder.image == image.image
+    assert re.fullmatch(r"python:3\.12-slim@sha256:[0-9a-f]{64}", image.image)
     assert image.all("COPY") == ["--from=build /opt/venv /opt/venv"]
+
+
+def test_the_image_installs_only_packages_whose_hashes_are_known(stages):
+    builder, _ = stages
+
+    for command in builder.all("RUN"):
+        if "/pip " in command:
+            assert "--require-hashes" in command or "--no-deps" in command, command
+        assert "pip wheel" not in command or "--no-build-isolation" in command
 
 
 def test_the_image_serves_http_on_all_interfaces(image, understood):
@@ -78,7 +88,13 @@ def test_ci_builds_the_image():
     assert re.search(r"python \.ci/image\.py ", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
 
 
-def test_the_build_context_has_only_the_files_of_the_wheel():
+def test_the_build_context_has_only_the_files_of_the_wheel_and_the_locked_packages():
     let_through = dockerfile.let_through((ROOT / ".dockerignore").read_text(encoding="utf-8"))
 
-    assert sorted(let_through) == ["LICENSE", "README.md", "mcp_context_proxy", "pyproject.toml"]
+    assert sorted(let_through) == [
+        "LICENSE",
+        "README.md",
+        "mcp_context_proxy",
+        "pyproject.toml",
+        "requirements",
+    ]

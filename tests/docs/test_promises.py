@@ -1,4 +1,4 @@
-"""The promises of SECURITY.md and README.md are those of `promises.py`, and each has tests."""
+"""The promises of SECURITY.md and README.md are those of `promises`, and each has tests."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ The runners are scripts with the name of a real one that wait for a file, as if 
 
 import logging
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -124,7 +125,7 @@ async def test_a_download_may_take_longer_than_a_start_and_is_no_failure(worksho
         workshop.flag("downloaded").touch()
         await until(lambda: client.state is ServerState.READY)
 
-        assert "slow (downloading (" in found["note"]
+        assert re.search(r"slow \(downloading \d+ s\)\.", found["note"])
         assert "'slow' is not available (downloading (" in text(called)
         assert len(runs(workshop)) == 1
         assert client.restarts == 0
@@ -144,6 +145,28 @@ async def test_after_a_start_has_succeeded_the_usual_timeout_counts_also_in_the_
     limits["connect_seconds"] = 0.5
     async with inside(workshop.config(store={"path": "store.db"}, limits=limits)) as proxy:
         assert "not ready within 0.5 s" in proxy.fleet.clients["slow"].cause
+
+
+async def test_a_later_start_that_takes_too_long_may_download_a_newer_version_in_the_next_attempt(
+    workshop: Workshop,
+) -> None:
+    runner(workshop)
+    workshop.flag("downloaded").touch()
+    limits = {"connect_seconds": 30.0, "probe_seconds": 0.1, "backoff_first_seconds": 0.01}
+    async with inside(workshop.config(store={"path": "store.db"}, limits=limits)) as proxy:
+        client = proxy.fleet.clients["slow"]
+        await until(lambda: proxy.store.listings.get(connection_key(client.config)))
+    workshop.flag("downloaded").unlink()
+    limits["connect_seconds"] = 0.5
+    async with inside(workshop.config(store={"path": "store.db"}, limits=limits)) as proxy:
+        client = proxy.fleet.clients["slow"]
+        assert "not ready within 0.5 s" in client.cause
+        # Longer than the usual timeout.
+        await until(lambda: (client.downloading or 0) > 1.0)
+        workshop.flag("downloaded").touch()
+        await until(lambda: client.state is ServerState.READY)
+
+        assert len(runs(workshop)) == 3
 
 
 async def test_a_download_that_is_stopped_is_asked_to_end_and_has_time_to_undo(workshop: Workshop) -> None:

@@ -182,7 +182,7 @@ def test_the_packaged_files_without_their_manifest_are_an_export_too(tmp_path, m
     """A copy as somebody else would lay it out gives the same vectors under a name of its own."""
     folder = tmp_path / "copy"
     folder.mkdir()
-    for name in ("model.onnx", "tokenizer.json"):
+    for name in ("model.onnx", "words.bin", "tokenizer.json"):
         shutil.copy(PACKAGED_MODEL / name, folder / name)
     copied = load_model(folder, EmbeddingConfig(max_tokens=256))
 

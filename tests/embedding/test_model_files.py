@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mcp_context_proxy.config import PACKAGED_MODELS
 from mcp_context_proxy.embedding import OnnxModel, load_model
-from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
+from mcp_context_proxy.embedding.folder import BASE_MODEL, PACKAGED_MODEL
 from mcp_context_proxy.errors import ModelError
 
 
@@ -50,7 +52,7 @@ def link_to_a_device(path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are none")
-@pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "words.bin", "tokenizer.json"])
 @pytest.mark.parametrize("harm", [make_a_pipe, link_to_a_device])
 def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(
     folder: Path, name: str, harm: Callable[[Path], None]
@@ -61,7 +63,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(
         load_model(folder)
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["model.onnx", "words.bin", "tokenizer.json"])
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
@@ -81,7 +83,7 @@ def test_a_damaged_file_is_named_and_not_loaded(
         load_model(folder)
     assert caught.value.place == folder / name
     assert reason in caught.value.reason
-    assert "scripts/build_model.py" in caught.value.remedy
+    assert "build it again" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -116,15 +118,41 @@ def test_a_model_of_another_size_than_announced_is_refused(folder: Path) -> None
         load_model(folder)
 
 
-def test_the_provenance_names_exactly_the_packaged_files() -> None:
+@pytest.mark.parametrize("manifest", [PACKAGED_MODEL / "manifest.json", BASE_MODEL], ids=PACKAGED_MODELS)
+def test_the_provenance_names_exactly_the_packaged_files(manifest: Path) -> None:
     """Auditors of the package read PROVENANCE.md: after a rebuild it must describe the new model."""
     provenance = (PACKAGED_MODEL / "PROVENANCE.md").read_text(encoding="utf-8")
-    facts = json.loads((PACKAGED_MODEL / "manifest.json").read_text(encoding="utf-8"))
+    facts = json.loads(manifest.read_text(encoding="utf-8"))
+
+    assert facts["model"] in provenance
 
     for name, digest in [*facts["sha256"].items(), *facts["source_sha256"].items()]:
         assert f"`{digest}`" in provenance, name
     for tool in ("onnx", "numpy", "safetensors", "protobuf"):
         assert f"{tool}=={facts['built_with'][tool]}" in provenance
+
+
+def test_every_packaged_file_belongs_to_a_model() -> None:
+    named = {"PROVENANCE.md", "LICENSE", "manifest.json", BASE_MODEL.name}
+    for manifest in (PACKAGED_MODEL / "manifest.json", BASE_MODEL):
+        named |= set(json.loads(manifest.read_text(encoding="utf-8"))["sha256"])
+
+    assert {path.name for path in PACKAGED_MODEL.iterdir()} == named
+
+
+def test_both_packaged_models_share_the_vectors_of_words_and_are_no_larger_than_one_was() -> None:
+    sizes = {path.name: path.stat().st_size for path in PACKAGED_MODEL.iterdir()}
+    words = sizes["words.bin"]
+
+    for graph in ("model.onnx", "all-MiniLM-L6-v2.onnx"):
+        assert words + sizes[graph] <= 23_100_000
+    assert sum(sizes.values()) <= 35_000_000
+
+
+def test_the_published_model_is_chosen_by_its_name(model: OnnxModel, base_model: OnnxModel) -> None:
+    assert model.model_id.startswith("tools-MiniLM-L6@")
+    assert base_model.model_id.startswith("all-MiniLM-L6-v2@")
+    assert not np.array_equal(model.embed(["send a mail"]), base_model.embed(["send a mail"]))
 
 
 def test_another_tokenizer_is_another_model(folder: Path, model: OnnxModel) -> None:

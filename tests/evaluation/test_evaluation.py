@@ -125,7 +125,7 @@ def test_unanswerable_queries_are_measured_by_their_refusal(engine: Engine, gold
     queries = [
         needing("Show me the full text of a file", ("filesystem", "read_text_file")),
         needing("Recommend a red wine for grilled lamb"),
-        needing("What will my horoscope say tomorrow?", ("astrology", "horoscope")),
+        needing("Translate a poem into Finnish", ("translator", "translate_text")),
     ]
 
     report = evaluate(engine, golden, queries, FITTING, 10).report

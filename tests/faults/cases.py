@@ -54,6 +54,8 @@ def _never(mode: str, says: str, **more: Any) -> Case:
 
 UNTIMELY = r"did not answer .* within 0\.4 s"
 MAYBE = "may or may not have run"
+WITHHELD_OR_ANSWERED = r'is withheld: its definition changed|[0-9a-f]{32}"'
+"""A changed tool is withheld from the moment on at which the proxy has seen the change."""
 CRASHED = (
     rf"not available \((still starting|(failed|disconnected).*exited \(code 7\))"
     rf"|exited \(code 7\) during tool 'tool_000'; it {MAYBE}"
@@ -85,8 +87,8 @@ STDIO = [
     _never("endless-line", "'s-endless-line'", options={"size": 32 << 20}, settings=QUICK | DEADLINE),
     Case("close-stdout", FAILS, f"closed its output .*{MAYBE}"),
     Case("ping-client"),
-    Case("rug-pull-silent"),
-    Case("rug-pull"),
+    Case("rug-pull-silent", RELAYS, WITHHELD_OR_ANSWERED),
+    Case("rug-pull", RELAYS, WITHHELD_OR_ANSWERED),
     Case("poison"),
     Case("hostile-unicode"),
     Case("giant-description"),
@@ -152,7 +154,7 @@ HTTP = [
     _never("bad-version", "1901-01-01"),
     _never("bad-initialize", "'h-bad-initialize' is not available"),
     Case("slow-initialize", options={"delay": 0.5}),
-    Case("rug-pull-silent"),
+    Case("rug-pull-silent", RELAYS, WITHHELD_OR_ANSWERED),
     Case("poison"),
     Case("hostile-unicode"),
     Case("giant-description"),

@@ -1,7 +1,8 @@
-"""Caller of the healthy neighbour, in a process of its own: ``python neighbour.py BASE``.
+"""Caller of the healthy neighbour, in a process of its own: ``python neighbour.py BASE CALLS``.
 
-It calls until its input ends, and then prints errors and times as JSON. A caller that shared its interpreter
-with the soak's load would measure that load: its calls would wait for their own client.
+It calls until its input has ended and it has made so many calls, or one has failed; then it prints errors and
+times as JSON. A caller that shared its interpreter with the soak's load would measure that load: its calls
+would wait for their own client.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from support.wires import http
 RATE = 50
 
 
-async def call(base: str) -> Bystander:
-    """Call until the input ends."""
+async def call(base: str, least: int) -> Bystander:
+    """Call until the input has ended, and so often at least unless a call fails."""
     async with http(base, "modern") as client, Bystander(client, rate=RATE).calling() as bystander:
         await anyio.to_thread.run_sync(sys.stdin.read)
+        await client.until(lambda _: bystander.calls >= least or bystander.errors)
     return bystander
 
 
 def main() -> None:
-    bystander = anyio.run(call, sys.argv[1])
+    bystander = anyio.run(call, sys.argv[1], int(sys.argv[2]))
     print(json.dumps({"errors": bystander.errors, "seconds": bystander.seconds}))
 
 

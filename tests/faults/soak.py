@@ -140,8 +140,8 @@ class Figures:
 class Soak:
     """One run."""
 
-    def __init__(self, folder: Path, seconds: float, seed: int) -> None:
-        self.seconds, self.random = seconds, random.Random(seed)
+    def __init__(self, folder: Path, seconds: float, seed: int, least: int) -> None:
+        self.seconds, self.random, self.least = seconds, random.Random(seed), least
         self.figures = Figures(seed, seconds)
         self.workshop, self.ledger = Workshop(folder), Ledger(folder / "ledger")
         self.folder = folder
@@ -208,6 +208,8 @@ class Soak:
             group.start_soon(self.killer, process.pid)
             group.start_soon(self.editor)
             await self.watch_memory(process.pid)
+            while self.figures.calls < self.least:  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.1)
             group.cancel_scope.cancel()
 
     async def crowd(self, base: str, pid: int) -> None:
@@ -242,7 +244,7 @@ class Soak:
     @asynccontextmanager
     async def neighbour(self, base: str) -> AsyncIterator[None]:
         """Has the healthy server called all the while."""
-        command = [sys.executable, str(NEIGHBOUR), base]
+        command = [sys.executable, str(NEIGHBOUR), base, str(self.least)]
         async with await anyio.open_process(command, stderr=None) as process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -373,9 +375,9 @@ class Soak:
             figures.wrong += 1
 
 
-async def soak(folder: Path, seconds: float, seed: int) -> Figures:
-    """Run it."""
-    return await Soak(folder, seconds, seed).run()
+async def soak(folder: Path, seconds: float, seed: int, least: int = 0) -> Figures:
+    """Run it for so many seconds, or until it and the neighbour have each made so many calls."""
+    return await Soak(folder, seconds, seed, least).run()
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty, nonce
 from support.ledger import PATIENCE, until
+from support.listings import approve_in
 from support.proxies import Host, command, inside
 from support.servers import Workshop
 from support.wires import stdio
@@ -56,11 +57,16 @@ class Listing:
         self.text = json.dumps(tools, ensure_ascii=False)
 
 
-async def listing(folder: Path, mode: str, limits: dict[str, Any] | None = None, **options: Any) -> Listing:
+async def listing(
+    folder: Path, mode: str, limits: dict[str, Any] | None = None, *, waits: bool = False, **options: Any
+) -> Listing:
+    """The list of a proxy; with `waits` of a server whose definitions a person has to approve first."""
     workshop = Workshop(folder)
     workshop.server("odd").settings = faulty(mode, folder / "ledger", **options)
     async with inside(workshop.config(expose={"mode": "all"}, limits=limits or {})) as proxy:
         host = Host(proxy, "modern")
+        if waits:
+            approve_in(proxy, "odd")
         result = await host.request("tools/list")
         said = nonce()
         assert (await host.call(f"odd__{SAFE}", {"nonce": said}))["content"][0]["text"] == said
@@ -102,7 +108,7 @@ async def test_a_name_that_comes_twice_is_listed_once(tmp_path: Path) -> None:
 
 
 async def test_no_listed_text_has_invisible_characters(tmp_path: Path) -> None:
-    found = await listing(tmp_path, "hostile-unicode")
+    found = await listing(tmp_path, "hostile-unicode", waits=True)
 
     assert shows(found, "hostile")
     assert clean(found.text) == found.text
@@ -113,6 +119,8 @@ async def test_a_tool_with_hidden_characters_is_found_by_what_can_be_read(tmp_pa
     workshop = Workshop(tmp_path)
     workshop.server("odd").settings = faulty("hostile-unicode", tmp_path / "ledger")
     async with inside(workshop.config()) as proxy:
+        assert "odd__hostile" not in proxy.catalog.snapshot.tools
+        approve_in(proxy, "odd")
         answer = await Host(proxy, "modern").data("search_available_tools", {"query": "play the flute"})
 
     assert answer["results"][0]["name"] == "odd__hostile"

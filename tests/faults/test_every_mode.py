@@ -155,7 +155,7 @@ def text_of(result: Any) -> str:
     return str(result["content"][0]["text"])
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize(("transport", "case"), CASES, ids=[key(*row) for row in CASES])
 async def test_a_fault_costs_its_own_call_and_nothing_else(scene: Scene, transport: str, case: Case) -> None:
     server = key(transport, case)

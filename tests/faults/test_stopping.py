@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ from support.proxies import command, http_proxy, real_command
 from support.raw_client import HANDSHAKE, RawClient, RpcError
 from support.servers import Workshop, tool
 from support.wires import http, stdio
+from trust.test_event_loop import hostile_tools
+
+STOP_SECONDS = 6.0
+"""Longest stop without running calls, by SECURITY.md."""
+
+MARGIN_SECONDS = 10.0
+"""Time that a machine with ten other things to do may add to it."""
+
+STOP_WORK_SECONDS = 3.0
+"""Processor time of a stop."""
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -165,6 +176,44 @@ def spoken(calls: int, tool: str) -> bytes:
         ),
     ]
     return "".join(json.dumps({"jsonrpc": "2.0"} | line) + "\n" for line in lines).encode()
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process so far, all of its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_a_stop_waits_neither_for_a_hostile_list_nor_for_servers_that_hang_or_flood(
+    setup: Setup, front: str
+) -> None:
+    tools = hostile_tools(10_000, 1_800)
+    large = setup.workshop.server("large", page_size=1_000, tools=tools)
+    setup.server("hang-initialize")
+    setup.server("flood", delay=PATIENCE)
+    used = []
+    async with setup.client(front) as (client, pid):
+        await client.until_listed(f"flood__{SAFE}")
+        arguments = {"kind": "tools-changed", "nonce": nonce(), "after": True}
+        await client.call("flood__tool_000", arguments)
+        await large.ledger.until(lambda ledger: len(ledger.messages("tools/list")) >= 10)
+        before, began = processor_seconds(pid), time.monotonic()
+        stop(pid)
+
+        def stopped() -> bool:
+            if runs(pid):
+                with suppress(OSError):
+                    used.append(processor_seconds(pid) - before)
+                return False
+            return True
+
+        await until(stopped)
+        took = time.monotonic() - began
+
+    # Far less than reading the list, which takes ten times as long; and the wait is that of any stop.
+    assert max(used, default=0.0) < STOP_WORK_SECONDS
+    assert took < STOP_SECONDS + MARGIN_SECONDS
+    await setup.ledger.until(lambda ledger: ledger.survivors() == [])
 
 
 async def test_a_second_stop_signal_ends_everything_at_once(setup: Setup, tmp_path: Path) -> None:

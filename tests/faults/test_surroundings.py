@@ -127,7 +127,7 @@ async def test_a_full_disk_is_reported_once_and_pending_writes_are_kept_for_late
 @pytest.mark.parametrize("home", ["/nonexistent", ""])
 async def test_the_proxy_serves_without_a_home_folder(workshop: Workshop, home: str) -> None:
     config = workshop.config(store={}, expose={"mode": "all"})
-    async with stdio(real_command(config), env={"HOME": home, "XDG_DATA_HOME": ""}) as client:
+    async with stdio(command(config), env={"HOME": home, "XDG_DATA_HOME": ""}) as client:
         assert (await search(client))["results"]
 
 

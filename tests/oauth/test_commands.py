@@ -9,7 +9,9 @@ import pytest
 from support.authorization import Protected
 from support.commands import forked_command
 
+from mcp_context_proxy.config import load
 from mcp_context_proxy.oauth.credentials import CredentialFile
+from mcp_context_proxy.trust.audit import audit_file
 
 from .conftest import configuration, logged_in, server_config, visit
 
@@ -51,6 +53,39 @@ async def test_the_commands_log_in_and_out(protected: Protected, tmp_path: Path)
     assert protected.issuer.refreshable == {}
     again = await anyio.run_process(forked_command("logout", "locked", "--config", str(path)))
     assert b"There was no login to locked" in again.stdout
+
+
+async def test_the_audit_has_each_login_and_logout(protected: Protected, tmp_path: Path) -> None:
+    path = configuration(tmp_path, protected)
+    text = path.read_text().replace('path = "memory"', f'path = "{tmp_path / "state" / "store.db"}"')
+    path.write_text(
+        text if "[store]" in text else f'{text}\n[store]\npath = "{tmp_path / "state" / "s.db"}"\n'
+    )
+    await logged_in_by(path)
+    await anyio.run_process(forked_command("logout", "locked", "--config", str(path)))
+
+    file = audit_file(load(path, environ={}))
+    assert file is not None
+    entries = [entry for entry in file.entries() if entry["kind"] == "login"]
+    assert [(entry["server"], entry["event"]) for entry in entries] == [
+        ("locked", "logged in"),
+        ("locked", "logged out"),
+    ]
+    (token, *_) = protected.issuer.access or [""]
+    assert not token or token not in json.dumps(entries)
+
+
+async def logged_in_by(path: Path) -> None:
+    """Log in by the command, as a person would."""
+    words = ("login", "locked", "--no-browser", "--config", str(path))
+    async with await anyio.open_process(forked_command(*words)) as process:
+        assert process.stdout is not None
+        said = ""
+        while "/authorize?" not in said or not said.rstrip(" ").endswith("\n\n"):
+            said += (await process.stdout.receive()).decode()
+        address = next(line.strip() for line in said.splitlines() if "/authorize?" in line)
+        assert (await visit(address)).status_code == 200
+        assert await process.wait() == 0
 
 
 @pytest.mark.parametrize("changed", [True, False])

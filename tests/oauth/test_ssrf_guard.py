@@ -93,6 +93,9 @@ async def test_a_remote_server_cannot_redirect_a_login_to_this_machine(canary: C
         "[::ffff:169.254.169.254]",
         "[64:ff9b::a9fe:a9fe]",
         "[2002:a9fe:a9fe::1]",
+        "[64:ff9b:1::a9fe:a9fe]",
+        "[::169.254.169.254]",
+        "[::ffff:0:a9fe:a9fe]",
     ],
 )
 async def test_no_server_leads_to_a_metadata_service_with_credentials(host: str, reach: NetworkReach) -> None:
@@ -102,7 +105,10 @@ async def test_no_server_leads_to_a_metadata_service_with_credentials(host: str,
 
 @pytest.mark.parametrize(
     "host",
-    ["10.0.0.1", "172.16.0.1", "100.64.0.1", "[fc00::1]", "[fec0::1]", "[64:ff9b::a00:1]"],
+    [
+        *("10.0.0.1", "172.16.0.1", "100.64.0.1", "[fc00::1]", "[fec0::1]", "[64:ff9b::a00:1]"),
+        *("[64:ff9b:1::808:808]", "[::10.0.0.1]", "[::ffff:0:a00:1]"),
+    ],
 )
 async def test_only_a_server_in_the_private_network_can_name_addresses_in_it(host: str) -> None:
     request = httpx2.Request("GET", f"https://{host}/")

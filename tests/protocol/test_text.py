@@ -142,6 +142,7 @@ IGNORABLE = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, 0x2065, 0xF
 """Characters that Unicode calls ignorable although their categories do not tell."""
 
 
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_every_code_point_is_visible_or_a_space_or_removed() -> None:
     for code in range(0x110000):
         character = chr(code)
@@ -189,6 +190,7 @@ def test_every_ignorable_character_is_removed() -> None:
         pytest.param("\ue000\U000e0041", id="removed characters"),
     ],
 )
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_the_time_is_in_proportion_to_the_text(hostile: str) -> None:
     def seconds(characters: int) -> float:
         text = hostile * (characters // len(hostile))

@@ -14,7 +14,11 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import stdio
 
+from mcp_context_proxy.context.session import NOTED_CLIENTS, NOTED_SECONDS, NotedClients
+
 pytestmark = pytest.mark.anyio
+
+UNRELATED = "recommend a red wine for grilled lamb"
 
 KNOWN = {"authorization": f"Bearer {TOKEN}"}
 
@@ -68,7 +72,7 @@ async def test_a_session_is_told_once_of_a_server_that_is_off_and_again_where_no
 ) -> None:
     workshop.server("good", tools=[tool("echo", "Say something again")])
     workshop.server("github").settings = {"command": "x", "env": {"T": "${GITHUB_TOKEN}"}}
-    queries = ("say something again", "say it again", "zyxgh qwvut", "say something again")
+    queries = ("say something again", "say it again", UNRELATED, "say something again")
     async with inside(workshop.config()) as proxy:
         host, stranger = Host(proxy, "handshake"), Host(proxy, "handshake")
         answers = [text_of(await host.call("search_available_tools", {"query": one})) for one in queries]
@@ -79,6 +83,42 @@ async def test_a_session_is_told_once_of_a_server_that_is_off_and_again_where_no
     assert ["Not searched: github" in answer for answer in answers] == [True, False, True, False]
     assert "Not searched: github" in data["note"]
     assert "Not searched: github" in other
+
+
+async def test_a_client_without_a_session_is_told_once_in_a_while_of_a_server_that_is_off(
+    workshop: Workshop,
+) -> None:
+    workshop.server("good", tools=[tool("echo", "Say something again")])
+    workshop.server("github").settings = {"command": "x", "env": {"T": "${GITHUB_TOKEN}"}}
+    queries = ("say something again", "say it again", "say something again on GitHub", UNRELATED)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        answers = [text_of(await host.call("search_available_tools", {"query": one})) for one in queries]
+        data = await host.data("search_available_tools", {"query": queries[0]})
+
+    # A query that names the server, and one that nothing fits, may be for its tools.
+    assert ["Not searched: github" in answer for answer in answers] == [True, False, True, True]
+    assert "Not searched: github" in data["note"]
+
+
+def test_clients_without_a_session_are_told_again_later_and_each_by_itself() -> None:
+    now = [0.0]
+    clients = NotedClients(lambda: now[0])
+    clients.of("a", "one")["Not searched"] = frozenset({"github"})
+
+    assert clients.of("a", "one") == {"Not searched": frozenset({"github"})}
+    assert clients.of("b", "one") == clients.of("a", "two") == {}
+    now[0] = NOTED_SECONDS
+    assert clients.of("a", "one") == {}
+
+
+def test_the_clients_that_are_remembered_are_bounded() -> None:
+    clients = NotedClients(lambda: 0.0)
+    clients.of(None, "first")["Not searched"] = frozenset({"github"})
+    for number in range(NOTED_CLIENTS):
+        clients.of(None, f"{number}")
+
+    assert clients.of(None, "first") == {}
 
 
 async def test_serve_logs_the_reason_in_one_line_and_check_exits_with_1(workshop: Workshop) -> None:

@@ -32,9 +32,13 @@ SERVER_CHANGES: dict[str, dict[str, Any]] = {
     "enabled": {"enabled": False},
     "tags": {"tags": ["archive"]},
     "category": {"category": "office"},
+    "trusted": {"trusted": True},
     "confirm": {"confirm": "write"},
+    "classes": {"classes": {"write": "never"}},
     "tools": {"tools": {"ring_a_bell": {"include": "manual"}}},
     "tools_off": {"tools": {"ring_a_bell": {"enabled": False}}},
+    "tools_described": {"tools": {"ring_a_bell": {"description": "Ring it for dinner."}}},
+    "tools_use_cases": {"tools": {"ring_a_bell": {"use_cases": ["call everybody to dinner"]}}},
     "allow": {"allow": ["read_*", "write_*"]},
     "deny": {"deny": ["*_file"]},
 }
@@ -57,7 +61,10 @@ async def shown(proxy: Proxy) -> dict[str, Any]:
     context = await proxy.contexts.build("read a file")
     return {
         "catalog": [(one.exposed_name, one.description, one.include) for one in snapshot.tools.values()],
-        "labels": [(one.tags, one.category, one.confirm) for one in snapshot.tools.values()],
+        "labels": [
+            (one.tags, one.category, one.asked_by.split("(")[0], one.trusted, one.use_cases)
+            for one in snapshot.tools.values()
+        ],
         "documents": [*snapshot.documents],
         "list": list(map(bytes, proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot)))),
         "context": [(item.name, item.type) for item in context.items],

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from support.ledger import until
 from support.proxies import command, http_proxy
-from support.raw_client import RawClient
+from support.raw_client import PATIENCE, RawClient
 from support.servers import Server, Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import http, stdio
@@ -31,7 +31,7 @@ def starts(server: Server) -> int:
 
 
 async def until_gone(client: RawClient, name: str) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE):
         while name in await client.names():  # noqa: ASYNC110 - another process
             await anyio.sleep(0.01)
 

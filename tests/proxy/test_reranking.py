@@ -14,7 +14,7 @@ from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
 
-QUERY = "delete what is in the notes"
+QUERY = "delete a note"
 
 
 @pytest.fixture(scope="module")

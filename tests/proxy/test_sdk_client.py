@@ -45,7 +45,8 @@ def url(config: Path) -> Iterator[str]:
 
 async def use(client: Client) -> None:
     names: list[str] = []
-    while not {"gitlab__create_issue", "work__echo"} <= set(names):
+    # The proxy's own tools leave the list once no server is awaited any more.
+    while not {"gitlab__create_issue", "work__echo"} <= set(names) or "call_tool" in names:
         listed = await client.list_tools(cache_mode="bypass")
         names = [entry.name for entry in listed.tools]
     assert len(names) == 11

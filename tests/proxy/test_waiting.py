@@ -167,7 +167,7 @@ async def test_what_is_remembered_of_a_server_is_listed_and_found_at_once_and_ma
         assert "late__brew" in await host.names()
         found = await host.data("search_available_tools", {"query": "coffee"}, progressToken="t")
         assert best_of(found) == "late__brew"
-        assert "Searched as last known, because not connected yet: late (still starting)." in note_of(found)
+        assert "Searched as last known, because not connected yet: late." in note_of(found)
         waited = [params["message"] for _, params in host.notifications]
         assert [message for message in waited if "waiting for servers" in message] == []
 

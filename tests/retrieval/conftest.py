@@ -59,8 +59,11 @@ def build_tool(
     server: str = "srv",
     schema: Any = None,
     include: IncludeMode = IncludeMode.AGENT,
+    marked: bool = True,
 ) -> Tool:
-    raw = json.dumps({"name": name, "description": description, "inputSchema": schema or {}}).encode()
+    """A tool; unless its definition is `marked`, the same one of another server has just the same."""
+    definition = {"name": name, "description": description, "inputSchema": schema or {}}
+    raw = json.dumps(definition | ({"_meta": {"server": server}} if marked else {})).encode()
     fingerprint = hashlib.sha256(server.encode() + raw).hexdigest()
     return Tool(server, name, f"{server}__{name}", description, raw, fingerprint, include)
 

@@ -47,7 +47,8 @@ def test_95_of_100_needed_tools_are_among_the_first_five(search: Callable[[str],
 
 
 @pytest.mark.parametrize(
-    "query", ["What will my horoscope say tomorrow?", "Recommend a red wine for grilled lamb"]
+    "query",
+    ["Which vaccine do I need before travelling to Peru?", "Recommend a red wine for grilled lamb"],
 )
 def test_queries_that_no_server_can_serve_fit_nothing(search: Callable[[str], Ranking], query: str) -> None:
     assert not search(query).fits

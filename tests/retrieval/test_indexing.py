@@ -176,7 +176,7 @@ def test_without_a_model_search_is_lexical(word_vectors: Callable[..., Any], two
 
     assert ranking.method == "lexical"
     assert ranking.note == (
-        "searched by words only: embedding model model.onnx: the file is missing; install the package again."
+        "Searched by words only: embedding model model.onnx: the file is missing; install the package again."
     )
     assert [result.item.name for result in ranking.results] == ["read_file"]
     assert ranking.results[0].cosine is None
@@ -187,7 +187,7 @@ def test_lexical_search_by_choice_is_reported_as_such(two: Snapshot) -> None:
     ranking = Engine(None).search("read a file", two)
 
     assert (ranking.method, ranking.fits) == ("lexical", True)
-    assert ranking.note == "no embedding model is configured; searched by words only."
+    assert ranking.note == "No embedding model is configured; searched by words only."
 
 
 def test_without_a_model_unknown_words_fit_nothing(two: Snapshot) -> None:

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.items import Document, Kind, Tool
-from mcp_context_proxy.retrieval.item_metadata import described, metadata_of
+from mcp_context_proxy.retrieval.item_metadata import (
+    MAX_VALUES,
+    NAME_LIMIT,
+    Fields,
+    described,
+    item_text,
+    metadata_of,
+)
 
 
 def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) -> Tool:
@@ -96,3 +103,54 @@ def test_a_document_is_read_only_and_has_the_tags_of_its_front_matter() -> None:
 
     assert (metadata.category, metadata.tags, metadata.derived_tags) == ("rule", ("team",), ())
     assert (metadata.read_only, metadata.destructive, metadata.open_world) == (True, False, False)
+
+
+def fields_of(several: bool = False, **members: Any) -> tuple[Fields, tuple[str, ...]]:
+    configured = {key: members.pop(key) for key in ("use_cases", "tags", "category") if key in members}
+    definition = json.dumps({"name": "fetch_it", "inputSchema": {}, **members}).encode()
+    made = Tool("srv", "fetch_it", "srv__fetch_it", "Fetch a page.", definition, "f", **configured)
+    return item_text(made, several)
+
+
+@pytest.mark.parametrize(
+    ("members", "title"),
+    [
+        ({"title": "Web page reader"}, "Web page reader"),
+        ({"annotations": {"title": "Web page reader"}}, "Web page reader"),
+        ({"title": "Web page", "annotations": {"title": "Other"}}, "Web page"),
+        ({"title": "Fetch It"}, ""),
+        ({"title": 3}, ""),
+        ({"title": "x" * 9_000}, "x" * NAME_LIMIT),
+        ({}, ""),
+    ],
+)
+def test_a_title_is_searched_unless_it_repeats_the_name(members: dict[str, Any], title: str) -> None:
+    assert fields_of(**members)[0].title == title
+
+
+def test_values_and_examples_of_parameters_are_searched() -> None:
+    properties = {
+        "format": {"type": "string", "enum": ["markdown", "html", 3, "x" * 500]},
+        "city": {"type": "string", "examples": ["Rome"]},
+        "flood": {"enum": [f"value{at}" for at in range(5_000)]},
+    }
+    values = fields_of(inputSchema={"type": "object", "properties": properties})[0].values.split()
+
+    assert values[:3] == ["markdown", "html", "Rome"]
+    assert len(values) == MAX_VALUES
+
+
+def test_configured_tags_and_category_are_searched() -> None:
+    assert fields_of(tags=("paper",), category="office")[0].labels == "paper office"
+
+
+def test_each_use_case_is_a_chunk_of_its_own() -> None:
+    fields, chunks = fields_of(use_cases=("read a web page to me", "save an article"))
+
+    assert fields.use_cases == "read a web page to me\nsave an article"
+    assert chunks == (
+        "fetch it: Fetch a page.",
+        "fetch it: read a web page to me",
+        "fetch it: save an article",
+    )
+    assert fields_of(True, use_cases=("save an article",))[1][1] == "srv fetch it: save an article"

@@ -1,6 +1,7 @@
 """Detection of servers whose descriptions are written to be found."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -188,3 +189,23 @@ def test_no_real_server_is_suspected(tool: Build, server: str) -> None:
     tools = [tool(one["name"], one.get("description") or "", server=server) for one in real_lists()[server]]
 
     assert suspicion(tools) is None
+
+
+def test_of_names_with_short_words_alone_nothing_is_told(tool: Build) -> None:
+    described = {
+        "ls": "Lists what a folder has.",
+        "cp": "Copies files to another folder.",
+        "mv": "Moves files to another folder.",
+        "rm": "Deletes files for good.",
+        "ps": "Shows the running programs.",
+        "df": "Shows the free space of each disk.",
+    }
+
+    assert suspicion(named(tool, described)) is None
+
+
+def test_a_server_that_the_configuration_trusts_is_never_suspected(tool: Build) -> None:
+    evil = poison(tool, [" ".join(REQUESTS)] * 10)
+
+    assert suspicion(evil) is not None
+    assert suspicion([replace(one, trusted=True) for one in evil]) is None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.store import open_store
 
 CATALOGS = {
     "German": {
@@ -88,3 +91,40 @@ def test_tools_in_several_languages_do_not_hide_one_another(tool, snapshot):
     ranking = Engine(None).search("城市的天气预报", snapshot(*tools))
 
     assert ranking.results[0].item.name == "tianqi"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("liste mir bitte alle pull requests auf", "list_pull_requests"),
+        ("muéstrame los commits más recientes del repositorio", "list_commits"),
+    ],
+)
+def test_a_name_in_a_query_of_another_language_is_enough_for_the_packaged_model(
+    tool, snapshot, query, expected
+):
+    tools = [
+        tool("list_pull_requests", "List the pull requests of a repository.", server="git"),
+        tool("list_commits", "List the latest commits of a branch.", server="git"),
+        tool("get_forecast", "Get the weather of the next days for a city.", server="weather"),
+        tool("send_message", "Send a message to somebody in a channel.", server="chat"),
+    ]
+    with open_store("memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        ranking = Engine(embedder, embedder, calibration=packaged_background()).search(
+            query, snapshot(*tools)
+        )
+
+    assert ranking.fits
+    assert ranking.results[0].item.name == expected
+    assert ranking.evidence is not None
+    assert ranking.evidence < 1
+
+
+def test_a_query_of_another_language_without_any_name_fits_nothing(tool, snapshot):
+    tools = [tool("list_pull_requests", "List the pull requests of a repository.", server="git")]
+    with open_store("memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        engine = Engine(embedder, embedder, calibration=packaged_background())
+
+        assert not engine.search("wie wird das wetter morgen in der stadt", snapshot(*tools)).fits

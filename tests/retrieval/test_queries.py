@@ -319,3 +319,51 @@ def test_two_orders_of_one_sentence_find_the_tools_of_both(real: Callable[[str],
 
 def test_a_misspelled_request_finds_what_the_right_one_finds(real: Callable[[str], list[str]]) -> None:
     assert real("creat a pull reqest")[0] == real("create a pull request")[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "whole"),
+    [
+        ("please file a bug", "please create a bug"),
+        ("log a bug in jira", "create a bug in jira"),
+        ("book a meeting with Anna", "book a meeting with Anna"),
+    ],
+)
+def test_a_noun_that_opens_an_order_as_a_verb_counts_little_as_a_word(query: str, whole: str) -> None:
+    read_one = read(query)
+    noun = next(word for word in ("file", "log", "book") if word in query)
+
+    assert read_one.texts[0] == whole
+    assert read_one.weights[stem(noun)] == VALUE_SHARE
+
+
+@pytest.mark.parametrize("query", ["file report.pdf under finance", "address book of Anna", "the log file"])
+def test_the_same_noun_counts_fully_elsewhere(query: str) -> None:
+    noun = next(word for word in ("log", "book", "file") if word in query)
+
+    assert weight(query, noun) == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "zeige mir die offenen Meldungen",
+        "borra el archivo",
+        "lösche die datei",
+        "montre les récents fichiers",
+    ],
+)
+def test_a_query_in_another_language_is_not_corrected_and_its_unknown_words_are_no_evidence(
+    query: str,
+) -> None:
+    read_one = read_query(query, lambda _term: False, lambda: WordList(["offered", "archive", "date"]), {})
+
+    assert read_one.read_as is None
+    assert read_one.foreign
+
+
+@pytest.mark.parametrize(
+    "query", ["serch for isues abuot login", "find flights from Los Angeles to Las Vegas"]
+)
+def test_a_query_in_english_is_not_taken_for_another_language(query: str) -> None:
+    assert not read(query).foreign

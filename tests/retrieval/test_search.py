@@ -57,10 +57,10 @@ def test_the_matching_tool_comes_first(engine: Engine, office: Snapshot) -> None
     assert ranking.near_misses == ()
 
 
-def test_the_score_is_the_cosine_and_a_fortieth_of_bm25f(engine: Engine, office: Snapshot) -> None:
+def test_the_score_is_the_cosine_a_fortieth_of_bm25f_and_the_action(engine: Engine, office: Snapshot) -> None:
     for result in engine.search("create a ticket", office, options=EVERYTHING).results:
         assert result.cosine is not None
-        assert result.score == pytest.approx(result.cosine + 0.025 * result.lexical, abs=1e-5)
+        assert result.score == pytest.approx(result.cosine + 0.025 * result.lexical + result.action, abs=1e-5)
         assert result.lexical == pytest.approx(sum(value for *_, value in result.terms), rel=1e-4)
 
 
@@ -344,3 +344,38 @@ def test_another_tool_changes_no_cosine(
     assert cosines(before) == pytest.approx(
         {n: c for n, c in cosines(after).items() if n != "added"}, abs=2e-6
     )
+
+
+def test_of_the_same_tool_at_two_servers_one_is_shown_and_names_the_other(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    said = "Opens a ticket in a repository."
+    catalog = snapshot(
+        tool("create_issue", said, server="github", marked=False),
+        tool("create_issue", said, server="work", marked=False),
+        tool("list_issues", "Lists the tickets of a repository.", server="github"),
+        tool("create_label", "Makes a label for a ticket in a repository.", server="work"),
+    )
+
+    ranking = engine.search("open a ticket in a repository", catalog, options=SearchOptions(top_n=3, depth=4))
+
+    assert found(ranking)[0] == "create_issue"
+    assert len(set(found(ranking))) == 3
+    assert [twin.exposed_name for twin in ranking.results[0].twins] == ["work__create_issue"]
+    assert ranking.results[0].why.endswith("also at work")
+    assert [result.item.exposed_name for result in ranking.others] == ["work__create_issue"]
+
+
+def test_tools_of_one_name_that_say_different_things_are_shown_both(
+    engine: Engine, tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    """Else a server could hide another one's tool by repeating it with a word more."""
+    catalog = snapshot(
+        tool("create_issue", "Opens a ticket in a repository.", server="github"),
+        tool("create_issue", "Opens a ticket in a repository. Ticket!", server="stranger"),
+    )
+
+    ranking = engine.search("open a ticket in a repository", catalog, options=SearchOptions(top_n=3))
+
+    assert sorted(found(ranking)) == ["create_issue", "create_issue"]
+    assert [result.twins for result in ranking.results] == [(), ()]

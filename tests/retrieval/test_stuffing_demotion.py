@@ -1,6 +1,7 @@
 """Demotion: tools of a suspected server come after others, and are not lost."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -247,3 +248,24 @@ def test_few_other_tools_that_fit_leave_the_rest_of_the_places_to_a_suspected_se
 
     assert found(ranking)[0] == "send_mail"
     assert len(found(ranking)) == 5
+
+
+def test_tools_of_a_trusted_server_are_ranked_as_usual(
+    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    trusted = [replace(one, trusted=True) for one in stuffed(tool)]
+    ranking = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool), *trusted), Filters(), FITTING)
+
+    assert ranking.suspected == {}
+    assert any(name.startswith("helper") for name in found(ranking)[:3])
+
+
+@pytest.mark.parametrize(("include_score", "shown"), [(inf, 5), (2.0, 5), (0.5, 8)])
+def test_top_n_and_include_score_hold_for_suspected_tools_too(
+    word_vectors: Callable[..., Any], catalog: Snapshot, include_score: float, shown: int
+) -> None:
+    options = SearchOptions(top_n=5, include_score=include_score)
+    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
+
+    assert 5 <= len(ranking.results) <= shown
+    assert all(one.cosine is not None and one.cosine >= include_score for one in ranking.results[5:])

@@ -66,7 +66,7 @@ def test_a_search_before_indexing_is_lexical_and_says_so(
 
     assert [result.item.name for result in ranking.results] == ["read_file"]
     assert (ranking.method, ranking.indexed) == ("lexical", (0, 2))
-    assert ranking.note == "0 of 2 items are indexed; the rest was searched by words."
+    assert ranking.note == "Indexing goes on: 2 of 2 items were searched by words alone."
 
 
 def test_after_indexing_a_search_does_not_mention_it(

@@ -28,7 +28,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def scattered(count: int, dimensions: int = DIMENSIONS, seed: int = 0) -> np.ndarray:
-    return unit(np.random.default_rng(seed).standard_normal((count, dimensions)))
+    return unit(np.random.default_rng(seed).standard_normal((count, dimensions), np.float32))
 
 
 class Large:
@@ -39,8 +39,9 @@ class Large:
         kinds = scattered(KINDS_OF_TOOL)
         self.sizes = np.resize(PER_ITEM, int(EXACT_CHUNKS * 1.1))
         chunks = int(self.sizes.sum())
-        noise = rng.standard_normal((chunks, DIMENSIONS)) / np.sqrt(DIMENSIONS)
-        self.matrix = unit(kinds[rng.integers(KINDS_OF_TOOL, size=chunks)] + 0.5 * noise)
+        noise = rng.standard_normal((chunks, DIMENSIONS), np.float32)
+        noise *= np.float32(0.5 / np.sqrt(DIMENSIONS))
+        self.matrix = unit(kinds[rng.integers(KINDS_OF_TOOL, size=chunks)] + noise)
         meant = rng.standard_normal((QUERIES, DIMENSIONS)) / np.sqrt(DIMENSIONS)
         self.queries = unit(kinds[rng.integers(KINDS_OF_TOOL, size=QUERIES)] + 1.5 * meant)
         some = rng.random((QUERIES, self.sizes.size)) < 0.02
@@ -132,6 +133,7 @@ def computed(
     return found
 
 
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 def test_in_a_large_catalog_the_best_ten_equal_those_of_an_exact_search(large: Large) -> None:
     index, found = large.indexed(), 0
     for query, words in zip(large.queries, large.words, strict=True):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,12 @@ async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]
         yield proxy
 
 
+@pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
 async def test_answers_over_real_tools_cost_400_tokens_on_average_and_700_at_most(real: Proxy) -> None:
     host = Host(real, "modern")
-    texts = {request: await text_of(host, request) for _, request in REQUESTS}
+    impossible = ["recommend a red wine for grilled lamb", "teach me the chords of a folk song"]
+    asked = [request for _, request in REQUESTS] + impossible
+    texts = {request: await text_of(host, request) for request in asked}
     fitting = {request: tokens(text) for request, text in texts.items() if "fits well. Nearest" not in text}
     others = [tokens(text) for request, text in texts.items() if request not in fitting]
 
@@ -65,6 +69,24 @@ async def test_answers_over_real_tools_cost_400_tokens_on_average_and_700_at_mos
     assert max(fitting.values()) <= 700
     assert others
     assert max(others) <= 80
+
+
+async def test_that_nothing_fits_costs_80_tokens_at_most_whatever_is_to_be_noted(
+    workshop: Workshop, era: str
+) -> None:
+    verbs = ("read", "write", "list", "copy")
+    tools = [tool(f"{verb}_the_yearly_report_of_a_region", f"To {verb} a report") for verb in verbs]
+    workshop.server("accounting-reports", tools=tools)
+    for name in ("github-enterprise", "customer-relations", "warehouse-planning"):
+        settings = {"command": "x", "env": {"T": "${A_LONG_NAME_OF_A_VARIABLE_THAT_IS_NOT_SET}"}}
+        workshop.server(name).settings = settings
+    async with inside(workshop.config()) as proxy:
+        texts = [await text_of(Host(proxy, era), query) for query in ("zyxgh qwvut", "zyxgh qwvut " * 40)]
+
+    for text in texts:
+        assert tokens(text) <= 80
+        assert "Not searched: github-enterprise, customer-relations and 1 more." in text
+        assert "\n- accounting-reports__" in text
 
 
 async def test_the_first_three_tools_show_every_required_parameter_with_type_and_values(real: Proxy) -> None:
@@ -88,7 +110,7 @@ async def test_the_first_three_tools_show_every_required_parameter_with_type_and
 async def test_an_answer_has_no_scores(real: Proxy) -> None:
     text = await text_of(Host(real, "modern"), "make a bar chart of the sales by month")
 
-    assert text.startswith("The 4 best matches of 130 tools:\n\nexcel__create_chart(")
+    assert re.match(r"The \d best matches of 130 tools:\n\nexcel__create_chart\(", text)
     assert "score" not in text
     assert text.endswith("Search for its exact name to see all about it.")
 
@@ -162,8 +184,8 @@ async def test_values_and_fields_of_required_parameters_are_shown_through_refere
 
 
 async def test_a_name_that_several_servers_use_is_answered_in_short(workshop: Workshop) -> None:
-    described = "Finds a page. " + "More to know. " * 100
     for server in ("wiki", "web"):
+        described = f"Finds a page of the {server}. " + "More to know. " * 100
         workshop.server(server, tools=[tool("find_page", described)])
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "modern")
@@ -205,3 +227,21 @@ async def test_a_long_description_is_cut_to_its_first_sentences_and_whole_on_req
     assert whole.count("More to know.") == 100
     # Every line is indented: no description can pass for another tool.
     assert "\n  # Kettle\n" in whole
+
+
+async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(workshop: Workshop) -> None:
+    tools = [tool("create_issue", "Opens a ticket."), tool("close_issue", "Closes a ticket.")]
+    for server in ("home", "work"):
+        workshop.server(server, tools=tools)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        text = await text_of(host, "open a ticket")
+        data = await host.data(SEARCH, {"query": "open a ticket"})
+
+    assert len(data["results"]) == 2
+    for one in data["results"]:
+        (other,) = one["also"]
+        assert line_of(text, one["name"])
+        assert f"  The same at another server: {other}." in text.splitlines()
+        assert f"{other}(" not in text
+        assert one["name"].partition("__")[2] == other.partition("__")[2]

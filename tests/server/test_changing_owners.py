@@ -58,6 +58,10 @@ class Server:
     config: Any = None
     tool_embeddings: dict[str, Any] = field(default_factory=dict)
 
+    def can_watch(self, uri: str) -> bool:
+        """See `DownstreamClient`; no URI has a secret in it."""
+        return bool(uri)
+
 
 Remembered = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 

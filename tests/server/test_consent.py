@@ -88,7 +88,8 @@ async def test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once(
 
     (question,) = person.questions
     assert question["message"] == (
-        "May tool 'delete' of server 's' be called? It says that it may delete or overwrite something.\n"
+        "May tool 'delete' of server 's' be called? "
+        "It may delete or overwrite something: it says so itself (destructiveHint).\n"
         'Arguments:\n- path: "/tmp/x"\n- force: true'
     )
     assert question["requestedSchema"] == {"type": "object", "properties": {}}
@@ -173,9 +174,7 @@ async def test_a_client_that_cannot_be_asked_is_refused_and_told_how_to_go_on(
         host = Host(proxy, era, declared)
         result = await (host.call("call_tool", {"name": "s__write"}) if through else host.call("s__write"))
 
-    assert refused(
-        result, "write", "a person has to confirm it (`confirm` of server 's' in the configuration)"
-    )
+    assert refused(result, "write", "a person has to confirm it, by servers.s.confirm (config.toml:")
     assert "does not support elicitation/create" in text(result)
     assert "Tell the user, who can use a client that supports elicitation, or change that setting" in text(
         result
@@ -391,7 +390,7 @@ async def test_a_changed_setting_counts_for_the_next_call(workshop: Workshop, er
         downstream.settings["confirm"] = "write"
         await proxy.apply(load(workshop.config(), environ={}))
         with anyio.fail_after(PATIENCE):
-            while not proxy.catalog.snapshot.tools["s__write"].confirm:  # noqa: ASYNC110 - another task
+            while not proxy.catalog.snapshot.tools["s__write"].asked_by:  # noqa: ASYNC110 - another task
                 await anyio.sleep(LOOK_SECONDS)
         await person.call("s__write")
 

@@ -176,8 +176,8 @@ async def test_a_refusal_of_call_read_only_tool_names_the_tool_the_reason_and_th
 
     assert refused["isError"]
     assert text(refused) == (
-        "s__destructive was not run: call_read_only_tool calls only tools that say they are read-only "
-        "(readOnlyHint), and s__destructive does not. Call it through call_tool."
+        "s__destructive was not run: call_read_only_tool calls only tools that read, and s__destructive "
+        "counts as destructive: it says so itself (destructiveHint). Call it through call_tool."
     )
 
 

@@ -288,4 +288,4 @@ async def test_arguments_beside_those_of_a_call_tool_are_answered_with_their_pla
 
     assert answer["isError"]
     assert f"{through}: title is not known; " in text(answer)
-    assert text(answer).endswith("; what the tool itself is given goes into arguments")
+    assert text(answer).endswith(". What the tool itself is given goes into arguments")

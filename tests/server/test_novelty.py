@@ -19,7 +19,7 @@ async def test_of_two_equal_tools_a_search_names_the_new_one_first(workshop: Wor
     names = ("apples_one", "apples_two")
     workshop.server("desk", tools=[tool(name, "Count the apples in the basket") for name in names])
     with open_store(store) as opened:
-        ages = zip(names, (now - 20 * DAY, now), strict=True)
+        ages = zip(names, (now, now - 20 * DAY), strict=True)
         rows = [DefinitionRow("desk", name, "f", 10, first) for name, first in ages]
         opened.statistics.put_definitions("desk", rows)
     config = workshop.config(store={"path": str(store)})
@@ -28,6 +28,6 @@ async def test_of_two_equal_tools_a_search_names_the_new_one_first(workshop: Wor
         context = await proxy.contexts.build(QUERY)
 
     results = found["results"]
-    assert [one["name"] for one in results] == ["desk__apples_two", "desk__apples_one"]
+    assert [one["name"] for one in results] == ["desk__apples_one", "desk__apples_two"]
     assert [one["why"].endswith("; new here") for one in results] == [True, False]
-    assert [item.name for item in context.items] == ["desk__apples_one", "desk__apples_two"]
+    assert [item.name for item in context.items] == ["desk__apples_two", "desk__apples_one"]

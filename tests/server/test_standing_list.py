@@ -212,6 +212,19 @@ def test_no_server_writes_a_line_under_the_name_of_another() -> None:
     assert lines[1].isprintable()
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("# Files\n\n## Paths\n\nGive paths from the root.\n# More", "Give paths from the root. # More"),
+        ("#1 rule: give paths from the root.", "#1 rule: give paths from the root."),
+        ("## Files of the project", "Files of the project"),
+    ],
+    ids=["headings above", "no heading", "nothing else"],
+)
+def test_a_heading_above_the_instructions_of_a_server_is_not_part_of_its_line(words: str, line: str) -> None:
+    assert meta_definitions.server_line("files", words) == f"[server 'files' says] {line}"
+
+
 async def until_listed(host: Host, names: list[str]) -> None:
     """Wait until the list has these tools and no others."""
     while await host.names() != names:  # noqa: ASYNC110 - another process
@@ -239,13 +252,14 @@ async def test_the_instructions_of_servers_are_bounded_and_without_secrets(works
     workshop.server(
         "long",
         tools=[tool("one")],
-        instructions="The key is hunter2-hunter2. " + "Repeat this. " * 10_000,
+        instructions="# Server\n\nThe key is hunter2-hunter2. " + "Repeat this. " * 10_000,
         settings={"env": {"API_KEY": "hunter2-hunter2"}},
     )
     async with inside(workshop.config()) as proxy:
         (line,) = instructions_of(proxy).splitlines()[1:]
 
     assert len(line) < 2 * meta_definitions.SERVER_LINE_CHARACTERS
+    assert line.endswith("Repeat …")
     assert "hunter2" not in line
 
 

@@ -63,9 +63,14 @@ start = "{start}"
 cwd = "launch"
 """
 
+SAME_MODEL = '[embedding]\nmodel = "all-MiniLM-L6-v2"\n'
+"""The model of that version, not the default any more. Its file is another one now, so its id is, too."""
+
 IN_WORDS = {"why", "note", "reason", "chunk"}
 
 PATIENCE = 60
+
+RECALL = ("recall", "when do we ship", "--decay", "1", "--json")
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
 xdg_only = pytest.mark.skipif(sys.platform != "linux", reason="XDG_DATA_HOME is a convention of Linux")
@@ -90,9 +95,9 @@ class Place:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("MCP_")}
         return {**inherited, **own, "PATH": path, "NO_PROXY": "*", "PYTHONIOENCODING": "utf-8"}
 
-    def config(self, mode: str = "search", start: str = "eager") -> Path:
+    def config(self, mode: str = "search", start: str = "eager", more: str = "") -> Path:
         path = self.folder / "config.toml"
-        path.write_text(CONFIG.format(mode=mode, start=start), encoding="utf-8")
+        path.write_text(CONFIG.format(mode=mode, start=start) + more, encoding="utf-8")
         return path
 
     def run(self, *words: str, config: Path | None = None) -> str:
@@ -116,7 +121,7 @@ class Place:
             "searches": "id",
             "tool_sessions": "server, tool, session",
             "interactions": "id, content",
-            "interaction_vectors": "interaction, model_id, hex(vector)",
+            "interaction_vectors": "interaction",  # a new model's vector takes the place of the old one's
         }
         with sqlite3.connect(self.store) as database:
             return {
@@ -201,13 +206,25 @@ def test_requests_and_what_was_chosen_for_them_are_all_there(unchanged: Place) -
     assert json.loads(unchanged.run("requests", latest["id"], "--json"))["query"] == latest["query"]
 
 
-def test_interactions_are_all_there_and_found_by_their_meaning(unchanged: Place) -> None:
+def test_interactions_are_all_there_and_a_recall_says_what_finds_them_again(unchanged: Place) -> None:
     assert_nothing_is_lost("interactions", json.loads(unchanged.run("interactions", "stats", "--json")))
-    found = json.loads(unchanged.run("recall", "when do we ship", "--decay", "1", "--json"))
+    found = json.loads(unchanged.run(*RECALL))
 
+    assert (found["known"], found["without_embedding"], found["results"]) == (16, 16, [])
+    assert "mcp-context-proxy backfill embeds them" in found["note"]
+
+
+@pytest.mark.parametrize("model", ["", SAME_MODEL], ids=["default model", "same model"])
+def test_interactions_are_found_by_their_meaning_after_a_backfill(place: Place, model: str) -> None:
+    config = place.config(more=model)
+    done = json.loads(place.run("backfill", "--json", config=config))
+    found = json.loads(place.run(*RECALL, config=config))
+
+    assert (done["embedded"], done["failed"], done["left"]) == (16, 0, 0)
     assert found["results"][0]["content"] == "We ship on Friday."
     assert found["without_embedding"] == 0
-    assert_nothing_is_lost("recall", found)
+    if model:
+        assert_nothing_is_lost("recall", found)
 
 
 def test_what_was_used_in_three_sessions_is_the_working_set(unchanged: Place) -> None:
@@ -219,11 +236,23 @@ def test_what_was_used_in_three_sessions_is_the_working_set(unchanged: Place) ->
 
 
 def test_a_search_goes_by_what_was_learned_then(place: Place) -> None:
-    found = json.loads(place.run("search", "let them know that I am late", "--explain", "--json"))
+    config = place.config(more=SAME_MODEL)
+    found = json.loads(place.run("search", THEN["search"]["query"], "--explain", "--json", config=config))
 
     first, then = found["results"][0], THEN["search"]["results"][0]
     assert first["name"] == then["name"] == "desk__post_message"
     assert first["learned"] == pytest.approx(then["learned"], abs=1e-2)
+    assert first["learned"] > 0.1
+
+
+@pytest.mark.parametrize("pair", THEN["pairs"], ids=lambda pair: str(pair["tool"]))
+def test_a_search_with_the_default_model_goes_by_what_was_learned_with_another(
+    unchanged: Place, pair: dict[str, Any]
+) -> None:
+    found = json.loads(unchanged.run("search", pair["query"], "--explain", "--json"))
+
+    first = found["results"][0]
+    assert first["name"] == f"desk__{pair['tool']}"
     assert first["learned"] > 0.1
 
 
@@ -235,7 +264,11 @@ async def test_a_lazy_server_is_listed_from_memory_without_its_program(place: Pl
     assert {f"desk__{tool}" for tool in ("post_message", "create_ticket", "find_file", "report")} <= names
 
 
-async def test_a_proxy_that_uses_the_store_keeps_all_of_it_and_embeds_no_tool_again(place: Place) -> None:
+@pytest.mark.parametrize("model", ["", SAME_MODEL], ids=["default model", "same model"])
+async def test_a_proxy_that_uses_the_store_keeps_all_of_it_and_embeds_each_tool_once_more(
+    place: Place, model: str
+) -> None:
+    config = place.config(more=model)
     before = place.rows()
     assert {name: len(rows) for name, rows in before.items()} == {
         "vectors": 6,
@@ -247,15 +280,21 @@ async def test_a_proxy_that_uses_the_store_keeps_all_of_it_and_embeds_no_tool_ag
         "interaction_vectors": 16,
     }
 
-    place.run("index")
-    async with stdio(command(place.config()), env=place.env) as client:
+    place.run("index", config=config)
+    indexed = place.rows()["vectors"]
+    async with stdio(command(config), env=place.env) as client:
         await client.call("search_available_tools", {"query": "reserve a room for tomorrow"})
         answer = await client.call("call_tool", {"name": "desk__book_room", "arguments": {"day": "tomorrow"}})
         assert answer["content"][0]["text"] == "book_room: done"
     after = place.rows()
 
     assert {name: rows - after[name] for name, rows in before.items()} == {name: set() for name in before}
-    assert after["vectors"] == before["vectors"]
+    keys = {key for _, key, _ in before["vectors"]}
+    added = [(model_id, key) for model_id, key, _ in indexed - before["vectors"]]
+    assert len(added) == len(keys)
+    assert {key for _, key in added} == keys
+    assert len({model_id for model_id, _ in added}) == 1
+    assert after["vectors"] == indexed
     assert len(after["learned"]) == 5
 
 

@@ -21,6 +21,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
 from support import commands
 from support.raw_client import AS_DATA, MODERN, PATIENCE, PREFIX, Answer, RpcError, data_of
 
@@ -111,14 +112,16 @@ class Host:
         capabilities: dict[str, Any] | None = None,
         answers: dict[str, Answer] | None = None,
         principal: str | None = None,
+        rights: Principal = THE_USER,
     ) -> None:
         self.proxy, self.era = proxy, Era(era)
-        self.session = Session() if era == "handshake" else None
+        self.rights = rights
+        self.session = Session(principal=rights.name, rights=rights) if era == "handshake" else None
         if self.session is not None:
             proxy.gateway.open_session(self.session, self._told)
         self.capabilities: Raw | None = envelope.raw(capabilities or {})
         self.client_info: Raw | None = envelope.raw({"name": "host", "version": "1"})
-        self.principal: str | None = principal
+        self.principal = principal or rights.name
         self.answers = answers or {}
         self.notifications: list[tuple[str, Any]] = []
         """Notifications that belong to requests."""
@@ -134,6 +137,7 @@ class Host:
             capabilities=self.capabilities,
             client_info=self.client_info,
             principal=self.principal,
+            rights=self.rights,
             notify=self.notify,
             ask=self.ask,
             release=lambda: None,

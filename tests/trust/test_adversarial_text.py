@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice, permutations
+from pathlib import Path
 from string import ascii_lowercase
 
+import msgspec
 import pytest
 
-from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
 from mcp_context_proxy.catalog.documents import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
+from mcp_context_proxy.catalog.names import matches
 from mcp_context_proxy.cli.terminal import redacted
-from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config import Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.errors import nearest_names
+from mcp_context_proxy.context.search_filters import SearchFilters
+from mcp_context_proxy.context.session import result_text
+from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
+from mcp_context_proxy.interactions.memory import agent_named, plain
 from mcp_context_proxy.items import IncludeMode, Tool
-from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.protocol.envelope import MalformedError
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
-from mcp_context_proxy.protocol.strangers import unmarked
+from mcp_context_proxy.protocol.mistakes import in_words
+from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked
 from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper, without_depths
+from mcp_context_proxy.rerank.reranker_model import numbers_in
 from mcp_context_proxy.retrieval import queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
+from mcp_context_proxy.server.consent import described_arguments
+from mcp_context_proxy.server.question_checks import secret_field, url_refusal
 
 UNITS = {
     "one letter": "a",
@@ -114,6 +126,39 @@ def understood(written: str) -> None:
     queries.read_query(written, no_term, lambda: CATALOG, {"k9": "dog"})
 
 
+def refused(read: Callable[..., object], *arguments: object) -> None:
+    """Read something that may be refused."""
+    with suppress(ContextProxyError, ConfigError, definitions.UnfitError):
+        read(*arguments)
+
+
+def skill(written: str) -> None:
+    files = [{"uri": f"skill://{written[:1000]}/{at}", "digest": "x", "size": 1} for at in range(9)]
+    front = {"name": written, "description": written}
+    skills.parse_skills(
+        "evil",
+        [
+            json.dumps(
+                {"uri": f"skill://{written}/SKILL.md", "frontmatter": front, "resources": files}
+            ).encode()
+        ],
+    )
+
+
+def stderr(written: str) -> None:
+    output = Output("evil", LIMITS)
+    output.feed_stderr(written.encode())
+    output.add_stray(written.encode())
+    output.stderr_lines()
+
+
+def mistake(written: str) -> None:
+    try:
+        msgspec.convert({written: written, "server": 1}, SearchFilters)
+    except msgspec.ValidationError as error:
+        in_words(error, SearchFilters)
+
+
 QUERY_PARTS = [
     '"', "'", " 'a", "“a", '"a b" ', ",", "and ", ", and ", ", then get the file", ":", " : a", " that ",
     "@", "a@", ".", "a.", "a.b ", "/", "a/", "../", "\\", "1", "1.", "#1 ", "2020-", "a", "A", "aB", "xqzvk ",
@@ -157,6 +202,46 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "number of entries": lambda written: has_more_entries(json.dumps([written]).encode(), 0),
     "secrets": Redactor(()),
     "URLs for a person": lambda written: redacted(ServerConfig(name="evil", command="x"), written),
+    "words of an error": lambda written: strangers.said(written, str),
+    "data of an error": lambda written: strangers.said_json(
+        json.dumps([written, {written: 1}]).encode(), bytes
+    ),
+    "failed result": lambda written: strangers.stranger_json(json.dumps([written]).encode(), bytes),
+    "line of a table": strangers.one_line,
+    "form": lambda written: secret_field({"properties": {written: {"title": written}}}, written),
+    "URL of a question": url_refusal,
+    "arguments in a question": lambda written: described_arguments(
+        json.dumps({written: [written]}).encode(), str
+    ),
+    "URI": lambda written: refused(uri_owners.check_uri, f"a:{written}"),
+    "template": lambda written: refused(uri_owners.UriTemplate.parse, f"a:{written}"),
+    "root of a skill": lambda written: refused(skills.exposed_root, "evil", f"skill://{written}/SKILL.md"),
+    "path in a skill": lambda written: refused(skills.checked_parts, written),
+    "skill of a server": skill,
+    "headings": document_reading.headings,
+    "outline": lambda written: document_reading.outline(f"# {written}\n\n## {written}", 1_000),
+    "pages": document_reading.paged,
+    "file of a host": lambda written: refused(source.parse, Path("mcp.json"), f'{{"a":/* {written}'),
+    "value in a file of a host": lambda written: refused(
+        source.parse, Path("mcp.json"), f'{{"a":"{written}",}}'
+    ),
+    "configuration": lambda written: refused(source.parse, Path("config.toml"), f"a = {written}"),
+    "variables": lambda written: source.expand(written, {}),
+    "configured pattern": lambda written: matches(f"*{written}*b", written),
+    "name for a configured pattern": lambda written: matches("*a*a*1*.*b", written),
+    "synonyms": lambda written: queries.read_query("a dog", no_term, lambda: CATALOG, {written: written}),
+    "answer of a reranker": numbers_in,
+    "remembered text": lambda written: plain(written, str, 1_000),
+    "name of an agent": agent_named,
+    "stderr": stderr,
+    "line of a log": lambda written: LogFormatter().format(
+        logging.makeLogRecord({"msg": written, "name": "root"})
+    ),
+    "text of a result": lambda written: result_text(
+        json.dumps({"content": [{"type": "text", "text": written}]}).encode()
+    ),
+    "owner of a name": lambda written: names.owner(f"git__{written}", ["git", "github"]),
+    "mistake in an argument": mistake,
     "nearest names": lambda written: nearest_names(written, [written + str(at) for at in range(30)]),
 }
 """Everything that reads text of strangers, by what it finds in it."""

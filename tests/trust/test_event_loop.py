@@ -44,6 +44,9 @@ PATIENCE = 240.0
 MOST_MEGABYTES = 1_500
 """Memory of a proxy with three lists of the largest size, 72 MB of hostile definitions, in its index."""
 
+FRACTIONS = [pytest.param(4, id="a quarter"), pytest.param(1, id="whole", marks=pytest.mark.full_cross)]
+"""Of the numbers and sizes that the bounds allow; the whole takes most of a minute."""
+
 QUERY_CHARACTERS = 60_000
 """Length of a query: as much as the arguments of a search may have."""
 
@@ -131,20 +134,21 @@ def with_header(definition: dict[str, Any]) -> dict[str, Any]:
     return definition | {"inputSchema": schema | {"properties": {"place": argument} | schema["properties"]}}
 
 
+@pytest.mark.parametrize("fraction", FRACTIONS)
 async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search(
-    workshop: Workshop,
+    workshop: Workshop, fraction: int
 ) -> None:
-    number = LIMITS.tools_per_server
+    number = LIMITS.tools_per_server // fraction
     parts = [part for part, _ in zip(units(), range(number), strict=False)]
     rules = workshop.folder / "rules"
     rules.mkdir()
     for at, part in enumerate(UNITS.values()):
-        whole = text_of(part, LIMITS.document_bytes - 10_000)
+        whole = text_of(part, (LIMITS.document_bytes - 10_000) // fraction)
         (rules / f"r{at}.md").write_bytes(f"---\ndescription: a{part * 500}\n---\n{whole}".encode())
     workshop.server(
         "evil",
         page_size=2_500,
-        tools=hostile_tools(number, LIMITS.listing_bytes // number * 3 // 4),
+        tools=hostile_tools(number, LIMITS.listing_bytes // LIMITS.tools_per_server * 3 // 4),
         prompts=[{"name": f"{'p' * 200}_{at}", "description": part * 50} for at, part in enumerate(parts)],
         resources=[
             {"uri": f"a:{'b' * 200}{at}", "name": "n", "description": part * 50}
@@ -184,6 +188,7 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
     assert max(waits.values()) < longest
 
 
+@pytest.mark.full_cross
 async def test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_search(
     workshop: Workshop,
 ) -> None:
@@ -274,11 +279,23 @@ async def test_no_message_of_a_client_delays_the_others(calm: Watched, shape: st
     calm.since = time.monotonic()
     for method, params in REQUESTS.values():
         await calm.ask(method, params % value)
-    for place in LARGEST:
-        method, params = REQUESTS[place]
-        await calm.ask(method, params % SHAPES[shape](SIZE))
     for method in ("cancelled", "progress", "roots/list_changed"):
         await calm.notify(f"notifications/{method}", f'{{"requestId":1,"a":{value}}}')
+    result = await calm.client.call("calm__add", {})
+
+    assert result["content"]
+    assert not calm.slow_steps, calm.slow_steps
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("place", LARGEST)
+async def test_no_message_of_the_largest_size_delays_the_others(
+    calm: Watched, shape: str, place: str
+) -> None:
+    method, params = REQUESTS[place]
+    calm.since = time.monotonic()
+    await calm.ask(method, params % SHAPES[shape](SIZE))
     result = await calm.client.call("calm__add", {})
 
     assert result["content"]
@@ -321,7 +338,7 @@ async def evil(
         yield Evil(proxy, answer)
 
 
-@pytest.mark.pairwise
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("member", MEMBERS)
 async def test_no_message_of_a_server_delays_the_others(evil: Evil, shape: str, member: str) -> None:
@@ -360,4 +377,40 @@ async def test_a_page_of_millions_of_entries_is_not_taken_apart(workshop: Worksh
         names = await proxy.client.until_listed("calm__add")
 
     assert not any(name.startswith("evil__") for name in names)
+    assert not proxy.slow_steps, proxy.slow_steps
+
+
+LARGE_RESULTS = {
+    "lines": "\n".join(f"line {at}: request took {at % 91} ms" for at in range(270_000)),
+    "one line": "ab " * 3_300_000,
+    "records": json.dumps([{"id": at, "name": f"n{at}", "tags": ["a", "b"]} for at in range(190_000)]),
+}
+"""Texts of about 10 MB."""
+
+
+@pytest.mark.parametrize("kind", LARGE_RESULTS)
+async def test_reading_a_large_result_by_pages_patterns_and_paths_delays_nobody(
+    tmp_path: Path, kind: str
+) -> None:
+    content = [{"type": "text", "text": LARGE_RESULTS[kind]}]
+    workshop = Workshop(tmp_path)
+    answer = workshop.flag("answer")
+    answer.write_text(json.dumps({"content": content}), encoding="utf-8")
+    workshop.server("work", tools=[tool("get")], calls={"get": [{"raw_result_in": str(answer)}]})
+    async with watched(workshop, expose={"mode": "all"}) as proxy:
+        client = proxy.client
+        await client.until_listed("work__get")
+        proxy.since = time.monotonic()
+        got = await client.call("work__get")
+        kept = got["content"][-1]["text"].split('id="')[1].split('"')[0]
+        wanted: list[dict[str, Any]] = [
+            *({"page": page} for page in (1, 2, 300)),
+            *({"pattern": pattern} for pattern in ("took", "a*b*c", "no such words", "*", "9")),
+            *({"path": path} for path in ("[*].id", "[*][id,name]", "[-1]", "[0:1000].tags", "no.such")),
+            {"path": "[*].name", "pattern": "n18*"},
+        ]
+        for each in wanted:
+            await client.call("read_result", {"id": kept, **each})
+
+    assert len(json.dumps(got)) < 50_000
     assert not proxy.slow_steps, proxy.slow_steps

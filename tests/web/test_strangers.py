@@ -11,6 +11,7 @@ import httpx2
 import msgspec
 import pytest
 from support.browser import browser, program
+from support.listings import approve
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PATIENCE, RpcError
 from support.servers import Workshop, tool
@@ -21,6 +22,7 @@ from mcp_context_proxy.context.options import ContextOptions, DomainOptions
 from mcp_context_proxy.context.records import ContextItem, RequestContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.store import Interaction, RequestRow, open_store
+from mcp_context_proxy.trust.decisions import pending
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +84,14 @@ async def api(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
         httpx2.AsyncClient(base_url=proxy.base, headers=AUTHORIZED, timeout=PATIENCE) as client,
         http(proxy.base, headers=AUTHORIZED) as host,
     ):
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(PATIENCE), open_store(proxy.folder / "store.sqlite3") as store:
+            # What hides characters waits for a person.
+            while "find_mail" not in {  # noqa: ASYNC110 - another process
+                row.name for row in store.approvals.record("evil").rows
+            }:
+                await anyio.sleep(0.05)
+            if pending(store.approvals.record("evil").rows):
+                approve(store, "evil")
             while "find_mail" not in (await client.get(f"{API}/tools/search?query=find+mail")).text:
                 pass
         await host.call("search_available_tools", {"query": HOSTILE})
@@ -104,12 +113,19 @@ async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
     described = (await api.get(f"{API}/openapi.json")).json()["paths"]
     request = (await api.get(f"{API}/requests")).json()["requests"][0]["id"]
     session = (await api.get(f"{API}/sessions")).json()["sessions"][0]["id"]
-    places = {"request": request, "session": session, "interaction": MARKUP.replace("/", "")}
+    places = {
+        "server": "evil",
+        "request": request,
+        "session": session,
+        "interaction": MARKUP.replace("/", ""),
+    }
     bodies: dict[str, Any] = {
         "/context": {"query": HOSTILE, "describe": True},
         "/interactions": {"agent_name": MARKUP, "interaction_type": "message", "content": HOSTILE},
         "/sessions/{session}/context": {"add": [{"type": "tool", "name": HOSTILE[:900]}]},
         "/reindex": {},
+        "/approvals/{server}/approve": {"names": [HOSTILE[:900]], "hash": HOSTILE[:60]},
+        "/approvals/{server}/reject": {"names": [HOSTILE[:900]]},
     }
     queries: dict[str, dict[str, Any]] = {
         "/tools/search": {"query": HOSTILE, "top_n": 20},
@@ -191,7 +207,11 @@ async def test_no_page_runs_links_or_hides_what_strangers_say(
 
     def look() -> None:
         with browser(tmp_path) as page:
-            for path, title in (("/ui", "Request contexts"), ("/ui/usage", "Usage")):
+            for path, title in (
+                ("/ui", "Request contexts"),
+                ("/ui/usage", "Usage"),
+                ("/ui/approvals", "Approvals"),
+            ):
                 page.open("about:blank")
                 page.open(f"{proxy.base}{path}#token={TOKEN}")
                 page.until("document.body.textContent.includes('onerror')")

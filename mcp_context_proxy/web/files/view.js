@@ -91,6 +91,9 @@ function card(item) {
           ? null
           : element("span", { class: "priority", title: "Priority" }, String(item.priority).padStart(3, "0")),
         element("span", { class: "title" }, ...title(item)),
+        item.danger === undefined || item.danger === "read"
+          ? null
+          : element("span", { class: `danger ${item.danger}`, title: item.danger_reason }, item.danger),
         description ? element("span", { class: "description" }, description) : null,
       ),
       element("p", { class: "why" }, `${capital(item.why)}. About ${number(item.tokens)} ${item.tokens === 1 ? "token" : "tokens"}.`),

@@ -1,6 +1,6 @@
 """A downstream MCP server whose behaviour is data: run as a child process, standard library only.
 
-``python -I -S fake_server SPEC.json [--http|--sse]``. The specification is one JSON object:
+``python -I -S fake_server/__main__.py SPEC.json [--http|--sse]``. The specification is one JSON object:
 
 * ``name``, ``version``, ``instructions``: the server's description of itself.
 * ``era``: ``handshake`` (default), ``modern`` or ``both``.
@@ -26,7 +26,8 @@ import json
 import sys
 from os.path import abspath, dirname
 
-sys.path.append(dirname(dirname(dirname(abspath(__file__)))))  # pathlib starts slower
+sys.path.append(dirname(abspath(__file__)))  # pathlib starts slower
+sys.path.append(dirname(dirname(sys.path[-1])))
 sys.path.append(dirname(sys.path[-1]))
 
 from server import Fake

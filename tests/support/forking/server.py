@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import io
-import json
+import marshal
 import os
 import pkgutil
 import selectors
@@ -22,6 +23,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import anyio
+
+from mcp_context_proxy.server.meta_definitions import Setup, definitions
+from mcp_context_proxy.system.threads import trusted_certificates
 
 
 class Server:
@@ -55,8 +61,9 @@ class Server:
         launcher, _ = self._listener.accept()
         header, streams, _, _ = socket.recv_fds(launcher, 4, 3)
         with launcher.makefile("rb") as reader:
-            request = reader.read(int.from_bytes(header, "big"))
-        if len(streams) < 3 or not request.endswith(b"}"):
+            size = int.from_bytes(header, "big")
+            request = reader.read(size)
+        if len(streams) < 3 or len(request) < size:
             # The launcher was killed while it wrote.
             for stream in streams:
                 os.close(stream)
@@ -70,7 +77,7 @@ class Server:
                 if descriptor != 0:
                     os.close(descriptor)
             launcher.close()
-            run_command(json.loads(request), streams)
+            run_command(marshal.loads(request), streams)
         self._children.add(child)
         for descriptor in (alive, *streams):
             os.close(descriptor)
@@ -130,17 +137,25 @@ def text_stream(descriptor: int, mode: str, **options: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(os.fdopen(descriptor, mode, closefd=False), "utf-8", **options)
 
 
-def import_everything() -> None:
-    """Import the modules that a command imports when it is needed."""
+def prepare() -> None:
+    """Import the modules that a command imports when it is needed, and compute what each would compute."""
     for name in ("mcp_context_proxy.cli", "mcp_context_proxy.front", "mcp_context_proxy.web"):
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{name}.{module.name}")
     # The backend is imported when a loop first runs. onnxruntime must wait: importing it starts a thread.
-    for name in ("mcp_context_proxy.app", "anyio._backends._asyncio"):
+    for name in ("mcp_context_proxy.app", "anyio._backends._asyncio", "tokenizers"):
         importlib.import_module(name)
+    for whole in (False, True):
+        for chosen in (False, True):
+            definitions(Setup((), whole, set_context=chosen, manage=chosen, recall=True))
+    anyio.run(trusted_certificates)
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join()
+    gc.freeze()
 
 
 if __name__ == "__main__":
-    import_everything()
+    prepare()
     Server(sys.argv[1]).serve()

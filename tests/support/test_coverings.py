@@ -1,14 +1,15 @@
-"""The choice of rows in which every two values meet."""
+"""The choice of rows that have every value, or in which every two values meet."""
 
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
-from support.pairwise import pairwise
+from support.coverings import covering
 
 TESTS = Path(__file__).parents[1]
 
@@ -28,7 +29,7 @@ def pairs(rows: list[tuple[object, ...]]) -> set[object]:
 def test_every_two_values_meet_in_few_rows(columns: list[list[object]], most: int) -> None:
     rows = list(product(*columns))
 
-    chosen = pairwise(rows)
+    chosen = covering(rows, 2)
 
     assert pairs([rows[at] for at in chosen]) == pairs(rows)
     assert len(chosen) <= most
@@ -37,17 +38,38 @@ def test_every_two_values_meet_in_few_rows(columns: list[list[object]], most: in
 def test_rows_that_are_not_in_the_cross_product_are_not_asked_for() -> None:
     rows = [("modern", "http"), ("modern", "stdio"), ("handshake", "sse"), ("handshake", "stdio")]
 
-    assert pairwise(rows) == {0, 1, 2, 3}
+    assert covering(rows, 2) == {0, 1, 2, 3}
 
 
 def test_the_same_rows_are_chosen_each_time() -> None:
     rows = list(product("abcde", "12345", "xyz"))
 
-    assert pairwise(rows) == pairwise(rows)
+    assert covering(rows, 2) == covering(rows, 2)
 
 
 def test_every_value_of_a_single_column_is_chosen_once() -> None:
-    assert pairwise([("a",), ("b",), ("a",)]) == {0, 1}
+    assert covering([("a",), ("b",), ("a",)], 2) == {0, 1}
+
+
+@pytest.mark.parametrize(("columns", "most"), CROSSES)
+def test_every_value_is_in_as_many_rows_as_the_longest_column_has(
+    columns: list[list[object]], most: int
+) -> None:
+    del most
+    rows = list(product(*columns))
+
+    chosen = covering(rows, 1)
+
+    assert [set(column) for column in zip(*(rows[at] for at in chosen), strict=True)] == [*map(set, columns)]
+    assert len(chosen) == max(map(len, columns))
+
+
+def test_values_that_must_be_repeated_take_turns() -> None:
+    rows = list(product(("stdio", "http"), range(100)))
+
+    chosen = [rows[at] for at in covering(rows, 1)]
+
+    assert Counter(front for front, _ in chosen) == {"stdio": 50, "http": 50}
 
 
 MODULE = """
@@ -60,6 +82,12 @@ import pytest
 def test_cross(a, b, c):
     pass
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("a", "xyz")
+@pytest.mark.parametrize("b", "xy")
+def test_each(a, b):
+    pass
+
 @pytest.mark.parametrize("size", [1, pytest.param(9, marks=pytest.mark.full_cross)])
 def test_size(size):
     pass
@@ -69,8 +97,8 @@ def test_size(size):
 def collected(folder: Path, *options: str) -> list[str]:
     """The tests of a module that pytest would run."""
     (folder / "test_some.py").write_text(MODULE)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  pairwise\n  full_cross\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "support.pairwise", "--collect-only", *options]
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  pairwise\n  each_value\n  full_cross\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "support.coverings", "--collect-only", *options]
     # Other plugins take seconds to import.
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
@@ -82,6 +110,6 @@ def test_the_other_combinations_run_only_if_they_are_asked_for(tmp_path: Path) -
     usual, others = collected(tmp_path), collected(tmp_path, "-m", "full_cross")
 
     assert not set(usual) & set(others)
-    assert len(usual) == 3 * 3 + 1
-    assert len(others) == 3 * 3 + 1
+    assert len(usual) == 3 * 3 + 3 + 1
+    assert len(others) == 3 * 3 + 3 + 1
     assert ("test_size[1]" in usual, "test_size[9]" in others) == (True, True)

@@ -1,0 +1,81 @@
+"""Checks the licences of everything that a user installs with the proxy: ``python .ci/licences.py``.
+
+Run it where the proxy is installed. A licence that is not on the list needs a person to read it: then add it
+here, or choose another dependency.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+
+ALLOWED = {
+    "0BSD",
+    "Apache 2.0",
+    "Apache License 2.0",
+    "Apache Software License",
+    "Apache-2.0",
+    "BSD License",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "3-Clause BSD License",
+    "CC0-1.0",
+    "ISC",
+    "MIT",
+    "MIT License",
+    "MPL-2.0",
+    "PSF-2.0",
+    "Python-2.0",
+    "Unlicense",
+    "Zlib",
+}
+"""Licences under which others may use and pass on the proxy with the package, as packages write them."""
+
+PROJECT = "mcp-context-proxy"
+
+
+def main() -> None:
+    """Print what is not allowed, and exit with 1 if there is anything."""
+    found = {one.name: licences(one) for one in installed(PROJECT, set())}
+    problems = [
+        f"{name}: {', '.join(sorted(said - ALLOWED)) or 'it names no licence'}"
+        for name, said in sorted(found.items())
+        if not said or said - ALLOWED
+    ]
+    summary = problems or [f"{len(found)} packages, all under licences of the list"]
+    sys.stdout.write("".join(f"  {line}\n" for line in summary))
+    sys.exit(1 if problems else 0)
+
+
+def installed(name: str, known: set[str]) -> Iterator[Distribution]:
+    """Yield a package and all that it needs, each once; what other systems need is not installed here."""
+    key = re.sub(r"[-_.]+", "-", name).lower()
+    if key in known:
+        return
+    known.add(key)
+    try:
+        package = distribution(name)
+    except PackageNotFoundError:
+        return
+    yield package
+    for needed in package.requires or ():
+        if "extra ==" not in needed and (match := re.match(r"[\w.-]+", needed)):
+            yield from installed(match[0], known)
+
+
+def licences(package: Distribution) -> set[str]:
+    """Return the licences that a package names: in an expression, else by classifiers, else in words."""
+    metadata = package.metadata
+    said = metadata.get("License-Expression")
+    if said is None:
+        classified = [one for one in metadata.get_all("Classifier", []) if one.startswith("License :: OSI")]
+        if classified:
+            return {one.rsplit(" :: ", 1)[1] for one in classified}
+        said = metadata.get("License") or ""
+    return {one.strip() for one in re.split(r"\bAND\b|\bOR\b|[()]", said) if one.strip()}
+
+
+if __name__ == "__main__":
+    main()

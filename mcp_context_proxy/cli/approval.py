@@ -1,0 +1,159 @@
+"""``changes``, ``approve`` and ``reject``: what servers have changed, and a person's decision about it.
+
+None of them starts a server: they work on what the proxy has recorded. A running proxy takes a decision
+within a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy.cli.options import configured, echo_json, json_option, open_configured_store
+from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.store import ApprovalRow, Store
+    from mcp_context_proxy.trust.decisions import Change
+
+SHOWN_DAYS: Final = 30
+"""Days for which a change that was taken is shown."""
+
+BY: Final = "command"
+"""The way in which these commands decide, as it is recorded."""
+
+server_argument = click.argument("server")
+tools_argument = click.argument("tools", nargs=-1)
+
+
+@click.command("changes")
+@configured
+@click.argument("server", required=False)
+@click.option("--diff", "with_differences", is_flag=True, help="Show what differs, new sentences first.")
+@json_option
+def changes_command(config: Config, server: str | None, with_differences: bool, as_json: bool) -> None:
+    """Show the definitions that wait for approval, and those that have changed lately.
+
+    With SERVER, those of one server, with the differences.
+    """
+    from mcp_context_proxy.trust.decisions import changes, hash_of
+
+    with _opened(config) as store:
+        servers = [server] if server is not None else store.approvals.servers()
+        found = {name: changes(store, name, days=SHOWN_DAYS) for name in servers}
+    if as_json:
+        echo_json({"servers": [_data(name, of_server) for name, of_server in found.items() if of_server]})
+        return
+    console = results()
+    if not any(found.values()):
+        console.say("Nothing waits for approval, and nothing has changed lately.")
+    for name, of_server in found.items():
+        waiting = [change for change in of_server if change.waits]
+        for change in of_server:
+            _show(console, name, change, with_differences or server is not None)
+        if waiting:
+            digest = hash_of(change.row for change in waiting)
+            console.say(f"To approve all {len(waiting)}: mcp-context-proxy approve {name} --hash {digest}")
+            console.say()
+
+
+def _show(console: Terminal, server: str, change: Change, with_differences: bool) -> None:
+    from mcp_context_proxy.trust.decisions import hash_of
+
+    row = change.row
+    name = f"{server}: {row.kind} {one_line(row.name, NAME_CHARACTERS)}"
+    style = "bold red" if change.waits else "bold"
+    console.say(Text(name, style=style), f"  {change.standing}, {moment(row.time)}")
+    if row.version:
+        console.say(f"version: {one_line(row.version, NAME_CHARACTERS)}", indent=2)
+    for line in change.lines if with_differences else ():
+        console.prose(line, indent=2, hanging=4)
+    if change.waits:
+        console.say(f"hash: {hash_of([row])}", indent=2)
+
+
+def _data(server: str, found: list[Change]) -> dict[str, Any]:
+    from mcp_context_proxy.trust.decisions import hash_of
+
+    waiting = [change.row for change in found if change.waits]
+    return {
+        "server": server,
+        "hash": hash_of(waiting) if waiting else None,
+        "definitions": [
+            {
+                "kind": change.row.kind,
+                "name": change.row.name,
+                "state": change.row.state,
+                "event": change.row.event,
+                "reason": change.row.reason,
+                "version": change.row.version,
+                "decided": change.row.decided,
+                "time": change.row.time,
+                "hash": hash_of([change.row]),
+                "waits": change.waits,
+                "differences": list(change.lines),
+            }
+            for change in found
+        ],
+    }
+
+
+@click.command("approve")
+@configured
+@server_argument
+@tools_argument
+@click.option("--hash", "expected", metavar="HASH", required=True, help="The hash that `changes` has shown.")
+def approve_command(config: Config, server: str, tools: tuple[str, ...], expected: str) -> None:
+    """Approve the definitions of SERVER that wait, or those of TOOLS, as `changes` has shown them."""
+    from mcp_context_proxy.trust.decisions import decide
+    from mcp_context_proxy.trust.states import State
+
+    with _opened(config) as store:
+        decided = decide(store, server, tools, State.APPROVED, by=BY, expected=expected)
+    _record(config, decided)
+    _told("Approved", server, decided)
+
+
+@click.command("reject")
+@configured
+@server_argument
+@click.argument("tools", nargs=-1, required=True)
+def reject_command(config: Config, server: str, tools: tuple[str, ...]) -> None:
+    """Reject the present definitions of TOOLS of SERVER: they are withheld until they are approved."""
+    from mcp_context_proxy.trust.decisions import decide
+    from mcp_context_proxy.trust.states import State
+
+    with _opened(config) as store:
+        decided = decide(store, server, tools, State.REJECTED, by=BY)
+    _record(config, decided)
+    _told("Rejected", server, decided)
+
+
+def _record(config: Config, decided: list[ApprovalRow]) -> None:
+    """Write the decisions into the audit."""
+    from mcp_context_proxy.trust.approval import event_for
+    from mcp_context_proxy.trust.audit import note_now
+
+    for row in decided:
+        note_now(config, "approval", **event_for(row).facts)
+
+
+def _told(verb: str, server: str, decided: list[ApprovalRow]) -> None:
+    names = ", ".join(one_line(row.name, NAME_CHARACTERS) for row in decided)
+    results().say(f"{verb} {counted(len(decided), 'definition')} of {server}: {names}.")
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[Store]:
+    with open_configured_store(config) as store:
+        if store.path is None:
+            raise click.UsageError(
+                'nothing is kept with store.path = "memory", so there is nothing to approve'
+            )
+        yield store

@@ -1,0 +1,334 @@
+"""``install`` and ``uninstall``: hosts are connected to this proxy, and get their own settings back.
+
+Each shows what it would change before it does, and keeps a copy of a host's file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy.cli.options import config_option, shown
+from mcp_context_proxy.cli.terminal import Terminal, counted, results
+from mcp_context_proxy.config import default_path, find, load
+from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation.journal import Journal, kept_data, read_text, write
+from mcp_context_proxy.installation.places import PLACES, HostPlace, hosts_here
+from mcp_context_proxy.installation.plan import (
+    Configuration,
+    FileChange,
+    HostPlan,
+    plan,
+    read_configuration,
+)
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.installation.editing import Place
+
+SECRET_CHARACTERS: Final = 6
+"""Length from which a value of a variable or a header is not shown."""
+PROGRAM: Final = "mcp-context-proxy"
+
+
+class InstallError(ContextProxyError):
+    """A command was asked for something that cannot be done; the message says why."""
+
+
+hosts_argument = click.argument("names", metavar="[HOST]...", nargs=-1)
+yes_option = click.option("--yes", is_flag=True, help="Change the files without asking.")
+dry_option = click.option("--dry-run", is_flag=True, help="Show the changes, and change nothing.")
+project_option = click.option(
+    "--project",
+    "projects",
+    multiple=True,
+    metavar="PATH|all",
+    help="Also the servers that Claude Code has for a project, or for all of them.",
+)
+no_check_option = click.option("--no-check", is_flag=True, help="Do not start the servers to try them.")
+
+
+def configuration_file(ctx: click.Context, config_path: Path | None) -> Path:
+    """Return the configuration that a command writes, whether it exists or not."""
+    root = ctx.find_root().obj
+    path = config_path or (root if isinstance(root, Path) else None)
+    return (path or find(os.environ) or default_path(os.environ)).expanduser().absolute()
+
+
+def _hosts(names: Sequence[str]) -> list[HostPlace]:
+    unknown = [name for name in names if name not in PLACES]
+    if unknown:
+        known = ", ".join(PLACES)
+        raise click.BadParameter(f"{unknown[0]!r} is not known; known are {known}", param_hint="HOST")
+    return [PLACES[name] for name in dict.fromkeys(names)]
+
+
+def own_command(file: Path) -> list[str]:
+    """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH."""
+    started = Path(sys.argv[0])
+    found = str(started.absolute()) if started.stem == PROGRAM and started.exists() else shutil.which(PROGRAM)
+    program = [found] if found else [sys.executable, "-m", "mcp_context_proxy"]
+    return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
+
+
+@click.command("install")
+@hosts_argument
+@config_option
+@project_option
+@dry_option
+@yes_option
+@no_check_option
+@click.pass_context
+def install_command(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    config_path: Path | None,
+    projects: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    no_check: bool,
+) -> None:
+    """Move the servers of hosts behind this proxy, and connect the hosts to it.
+
+    Without a HOST, all that this machine has. Shows each change and asks first; keeps a copy of each file,
+    which 'uninstall' puts back. Servers that need something only their host can give stay where they are.
+    """
+    console, file = results(), configuration_file(ctx, config_path)
+    chosen = _hosts(names) or hosts_here(os.environ)
+    if not chosen:
+        raise InstallError(f"no host was found on this machine; known are {', '.join(PLACES)}")
+    configuration = read_configuration(file)
+    plans, failed = _plans(console, chosen, configuration, projects)
+    changes = [one.change for one in plans if one.change]
+    if configuration.change:
+        console.section("Configuration")
+        show_change(console, configuration.change, secrets_of(configuration.servers.values()))
+    if not changes:
+        console.say()
+        console.say("Nothing to change." if not failed else "Nothing was changed.")
+        ctx.exit(bool(failed))
+    if dry_run:
+        console.say()
+        console.say("Nothing was changed: --dry-run.")
+        ctx.exit(bool(failed))
+    _agree(console, yes, len(changes) + bool(configuration.change))
+    # Our configuration first: a host never points to servers that are not there yet.
+    if configuration.change:
+        write(configuration.change)
+    journal = Journal()
+    for one in plans:
+        try:
+            copy = journal.install(one)
+        except (OSError, EditError) as error:
+            failed.append(
+                f"{one.host.title}: nothing was changed: {getattr(error, 'strerror', None) or error}"
+            )
+            continue
+        if one.change:
+            kept = f"; the file as it was: {copy}" if copy else ""
+            console.say(Text(f"{one.host.title}: connected{kept}", style="green"))
+    moved = [name for one in plans for name in one.names.values()]
+    all_start = _try(console, file, dict.fromkeys(moved), no_check)
+    for name in dict.fromkeys(one.host.name for one in plans if one.change):
+        console.say(f"{PLACES[name].title}: {PLACES[name].restart}.")
+    console.say(f"Back to how it was: {PROGRAM} uninstall {' '.join(names)}".rstrip())
+    for line in failed:
+        console.note(line, style="bold red")
+    ctx.exit(bool(failed) or not all_start)
+
+
+def _plans(
+    console: Terminal, hosts: Iterable[HostPlace], configuration: Configuration, projects: Sequence[str]
+) -> tuple[list[HostPlan], list[str]]:
+    """Plan and show each host; return the plans, and a sentence for each host that cannot be changed."""
+    plans: list[HostPlan] = []
+    failed: list[str] = []
+    command = own_command(configuration.file)
+    for host in hosts:
+        file = host.file(os.environ)
+        console.section(host.title)
+        try:
+            text = read_text(file)
+            steps: list[Place | None] = [None]
+            if host.name == "claude-code":
+                steps += project_places(console, text or "", projects)
+            for place in steps:
+                one = plan(host, file, text, configuration, command, os.environ, place)
+                plans.append(one)
+                text = one.change.after if one.change else text
+                _show_plan(console, one)
+        except (OSError, EditError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            failed.append(f"{host.title}: {file}: {reason}")
+            console.note(f"{file}: {reason}", style="bold red")
+    return plans, failed
+
+
+def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> list[Place | None]:
+    """Return the places of the servers that Claude Code keeps for projects; tell of those that stay."""
+    known: dict[str, int] = {}
+    for name, project in entries("json", text, ("projects",)).items() if text.strip() else ():
+        if isinstance(project, dict) and isinstance(servers := project.get("mcpServers"), dict) and servers:
+            known[name] = len(servers)
+    asked = list(known) if "all" in wanted else [str(Path(one).absolute()) for one in wanted if one != "all"]
+    for one in asked:
+        if one not in known:
+            raise InstallError(f"Claude Code has no servers for {one}; it has some for: {_listed(known)}")
+    if left := [name for name in known if name not in asked]:
+        servers = counted(sum(known[name] for name in left), "server")
+        console.say(f"{servers} of {counted(len(left), 'project')} stay; --project PATH or all moves them")
+    return [("projects", one, "mcpServers") for one in asked]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "no project"
+
+
+def _show_plan(console: Terminal, one: HostPlan) -> None:
+    if one.change is None:
+        console.say("Already in place.")
+    else:
+        show_change(console, one.change, secrets_of(one.moved.values()))
+    renamed = {name: ours for name, ours in one.names.items() if name != ours}
+    for name, ours in renamed.items():
+        console.say(Text(f"{shown(name)} is called {ours} behind the proxy"))
+    for name, reason in one.staying.items():
+        console.note(f"{shown(name)} stays: {shown(reason)}")
+    for note in one.notes:
+        console.note(shown(note))
+
+
+def show_change(console: Terminal, change: FileChange, secrets: Iterable[str]) -> None:
+    """Print the changes of a file, with its secrets hidden."""
+    hide = sorted(secrets, key=len, reverse=True)
+    for line in change.difference():
+        if line.startswith(("---", "@@")):
+            continue
+        if line.startswith("+++"):
+            console.say(Text(str(change.file), style="bold"))
+        else:
+            style = {"+": "green", "-": "red"}.get(line[:1], "dim")
+            console.say(Text(shown(_masked(line, hide)), style=style))
+
+
+def secrets_of(servers: Iterable[Any]) -> set[str]:
+    """Return the values of variables and headers in entries of servers, in any form of theirs."""
+    found: set[str] = set()
+    for entry in servers:
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            if key in {"config", "requestOptions"}:
+                found |= secrets_of([value])
+            elif re.search(r"env|header", key) and isinstance(value, dict):
+                texts = {one for one in value.values() if isinstance(one, str)}
+                found |= {one for one in texts if len(one) >= SECRET_CHARACTERS and "${" not in one}
+    return found
+
+
+def _agree(console: Terminal, yes: bool, files: int) -> None:
+    console.say()
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InstallError(
+            "nothing was changed: there is no terminal to ask on; add --yes, or --dry-run to look"
+        )
+    click.confirm(f"Change {counted(files, 'file')}?", abort=True)
+
+
+def _try(console: Terminal, file: Path, names: Iterable[str], no_check: bool) -> bool:
+    """Start servers once and print how it went; return True if all work."""
+    from mcp_context_proxy.cli.check import Level, show, start_once
+
+    names = list(names)
+    if no_check or not names:
+        return True
+    console.section("Starting each server once")
+    verdicts, _ = start_once(load(file, warn=lambda _text: None), names)
+    show(console, verdicts)
+    console.say()
+    return not any(verdict.level is Level.PROBLEM for verdict in verdicts)
+
+
+@click.command("uninstall")
+@hosts_argument
+@dry_option
+@yes_option
+@click.option("--purge", is_flag=True, help="Also remove the store, the token and the logins.")
+@click.pass_context
+def uninstall_command(
+    ctx: click.Context, names: tuple[str, ...], dry_run: bool, yes: bool, purge: bool
+) -> None:
+    """Give hosts their own settings back, byte for byte.
+
+    If a host's file has changed since, only our entry leaves, and the servers that were moved come back. The
+    configuration of the proxy stays.
+    """
+    console, journal = results(), Journal()
+    wanted = {host.name for host in _hosts(names)}
+    records = [one for one in journal.installations() if not wanted or one[1].host in wanted]
+    if not records and not purge:
+        console.say("Nothing to undo: no host was connected with 'install'.")
+        return
+    failed = False
+    agreed = yes or dry_run
+    # The latest first: each step leads to the text that the one before it has left.
+    for record, installation in records:
+        title = PLACES[installation.host].title if installation.host in PLACES else installation.host
+        console.section(title)
+        try:
+            undone = journal.undo(record, installation)
+            for line in undone.difference():
+                if not line.startswith(("---", "+++", "@@")):
+                    style = {"+": "green", "-": "red"}.get(line[:1], "dim")
+                    hidden = _masked(line, secrets_of(installation.moved.values()))
+                    console.say(Text(shown(hidden), style=style))
+            if not undone.whole:
+                console.note(
+                    "The file has changed since: only our entry leaves, and moved servers come back."
+                )
+            if dry_run:
+                continue
+            if not agreed:
+                _agree(console, yes, 1)
+            undone.carry_out()
+            console.say(
+                Text(f"{undone.file}: as it was" if undone.whole else str(undone.file), style="green")
+            )
+        except (OSError, EditError) as error:
+            failed = True
+            console.note(
+                f"{installation.file}: {getattr(error, 'strerror', None) or error}", style="bold red"
+            )
+    if purge and not failed:
+        _purge(console, dry_run, yes)
+    ctx.exit(failed)
+
+
+def _masked(line: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        line = line.replace(secret, "***")
+    return line
+
+
+def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
+    found = list(kept_data(default_path(os.environ)))
+    console.section("Kept data")
+    for path in found:
+        console.say(str(path))
+    if not found:
+        console.say("None.")
+    elif not dry_run:
+        _agree(console, yes, len(found))
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        console.say("Removed.")
+    if (file := default_path(os.environ)).exists():
+        console.say(f"The configuration stays: {file}")

@@ -1,0 +1,229 @@
+"""The shared front: several hosts of one user over a Unix socket, each with a conversation of its own.
+
+Each host's session has a bridge, a process that passes lines between the host's pipes and this socket. The
+socket lies in a folder of the user, and only the user's own processes are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, cast
+
+import anyio
+
+from mcp_context_proxy.bridge import locked
+from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front.conversation import Conversation
+from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
+from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.sdk import SdkServer
+
+logger = logging.getLogger(__name__)
+
+LAST_RESPONSES_SECONDS: Final = 0.5
+"""Time for requests that are under way when a host closes its end; as on standard streams."""
+
+MOST_HOSTS: Final = 256
+"""Hosts at a time; each takes a descriptor and some memory."""
+
+
+async def serve(
+    gateway: Gateway, limits: Limits, server: SdkServer, descriptor: int, linger_seconds: float
+) -> None:
+    """Serve the hosts that connect to a listening socket, until none has been there for `linger_seconds`."""
+    listening = socket.socket(fileno=descriptor)
+    listening.setblocking(False)
+    path = str(listening.getsockname())
+    ours = os.stat(path).st_ino  # noqa: PTH116
+    hosts = Hosts(gateway, limits, server)
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(hosts.accept, listening)
+            await hosts.none_for(linger_seconds)
+            group.cancel_scope.cancel()
+    finally:
+        listening.close()
+        _remove(path, ours)
+
+
+def _remove(path: str, inode: int) -> None:
+    """Remove the socket from its folder, unless another proxy has been started there meanwhile."""
+    with suppress(OSError), locked(Path(path).with_suffix(".lock")):
+        if os.stat(path).st_ino == inode:  # noqa: PTH116
+            os.unlink(path)  # noqa: PTH108
+
+
+class Hosts:
+    """The hosts that are connected."""
+
+    def __init__(self, gateway: Gateway, limits: Limits, server: SdkServer) -> None:
+        self._gateway, self._limits, self._server = gateway, limits, server
+        self._connected = 0
+        self._changed = anyio.Event()
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Accept hosts until cancelled."""
+        loop = asyncio.get_running_loop()
+        async with anyio.create_task_group() as group:
+            while True:
+                connection, _ = await loop.sock_accept(listening)
+                if not _is_ours(connection) or self._connected >= MOST_HOSTS:
+                    logger.warning("a connection of another user, or one too many, was refused")
+                    connection.close()
+                    continue
+                self._note(1)
+                group.start_soon(self._serve, connection)
+
+    async def none_for(self, seconds: float) -> None:
+        """Wait until no host has been connected for some seconds."""
+        while True:
+            changed = self._changed
+            with anyio.move_on_after(seconds if self._connected == 0 else None) as waiting:
+                await changed.wait()
+            if waiting.cancelled_caught:
+                return
+
+    def _note(self, change: int) -> None:
+        self._connected += change
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                channel = await SocketChannel.open(connection, self._limits.message_bytes)
+                conversation = Conversation(
+                    gateway=self._gateway,
+                    limits=self._limits,
+                    channel=channel,
+                    write_response=channel.send,
+                )
+                try:
+                    await group.start(conversation.run, self._server)
+                    group.start_soon(channel.end_when_stalled, self._limits.stalled_seconds)
+                    await channel.read(conversation)
+                    with anyio.move_on_after(LAST_RESPONSES_SECONDS):
+                        await conversation.finish()
+                        await channel.flush()
+                finally:
+                    channel.close()
+                    group.cancel_scope.cancel()
+        finally:
+            self._note(-1)
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Return whether the other side is a process of the same user, or of the system's."""
+    if sys.platform != "linux":
+        return True  # only this user can enter the folder of the socket
+    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", said)[1] in (os.geteuid(), 0)
+
+
+class SocketChannel(MessageReader):
+    """Reads and writes frames over a connected socket. Implements `HostChannel`."""
+
+    def __init__(self, message_bytes: int) -> None:
+        super().__init__(LineFramer(message_bytes), self._take_frame, self._take_large, self.resume_reading)
+        self._writer = PipeWriter()
+        self._conversation: Conversation | None = None
+        self._socket: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(cls, connection: socket.socket, message_bytes: int) -> SocketChannel:
+        """Take a connection over. Nothing is read before `read`."""
+        connection.setblocking(False)
+        channel = cls(message_bytes)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, connection)
+        return channel
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; see `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._socket = cast("asyncio.Transport", transport)
+        self._socket.pause_reading()
+        self._writer.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Record that the host has gone."""
+        super().connection_lost(exc)
+        self._writer.connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        """Record that the host sends nothing more; its pending requests are still answered."""
+        super().connection_lost(None)
+        return True
+
+    def pause_writing(self) -> None:
+        """The socket is full."""
+        self._writer.pause_writing()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._writer.resume_writing()
+
+    async def read(self, conversation: Conversation) -> None:
+        """Hand the host's messages to its conversation, until it closes its end."""
+        self._conversation = conversation
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.run)
+            self.resume_reading()
+            await self.ended.wait()
+            group.cancel_scope.cancel()
+
+    def _take_frame(self, frame: bytes | Oversized) -> None:
+        assert self._conversation is not None
+        if isinstance(frame, Oversized):
+            why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
+            self._conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
+        else:
+            self._conversation.receive(frame)
+
+    async def _take_large(self, frame: bytes) -> None:
+        assert self._conversation is not None
+        await self._conversation.receive_large(frame)
+
+    def pause_reading(self) -> None:
+        """See `HostChannel`."""
+        if self._socket is not None and self._socket.is_reading():
+            self._socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `HostChannel`."""
+        if self._socket is not None and not self._socket.is_closing() and not self._socket.is_reading():
+            self._socket.resume_reading()
+
+    async def send(self, frame: bytes) -> None:
+        """See `HostChannel`."""
+        await self._writer.send(frame)
+
+    def send_nowait(self, frame: bytes) -> bool:
+        """See `HostChannel`."""
+        return self._writer.send_nowait(frame)
+
+    async def flush(self) -> None:
+        """Wait until all is written, or the host is gone."""
+        if self._socket is not None:
+            self._socket.set_write_buffer_limits(0, 0)
+        await self._writer.writable.wait()
+
+    async def end_when_stalled(self, seconds: float) -> None:
+        """End the connection of a host that has read nothing of a full socket for `seconds`."""
+        await self._writer.stalled(seconds)
+        logger.warning("a host has read nothing for %g s: its session ends", seconds)
+        if self._socket is not None:
+            self._socket.abort()
+
+    def close(self) -> None:
+        """Close the connection, after the frames that wait are written."""
+        self._writer.hand_over()
+        if self._socket is not None:
+            self._socket.close()

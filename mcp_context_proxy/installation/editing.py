@@ -1,0 +1,376 @@
+"""Edits the servers in a host's settings in place: JSON with comments, TOML or YAML.
+
+Such a file belongs to its person. Comments, order, indentation, line ends and unknown keys stay as they are;
+only the entries that leave or come are touched. Whatever the edit does, its result is read again and compared
+with what was meant: a file is never changed otherwise. A form that cannot be edited this way, such as a TOML
+table on one line, is refused in words.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import yaml
+
+from mcp_context_proxy.config.source import plain_json, toml_lines, without_comments
+from mcp_context_proxy.errors import ContextProxyError
+
+Form: TypeAlias = Literal["json", "toml", "yaml"]
+Place: TypeAlias = tuple[str, ...]
+"""Keys that lead to the servers: ``("mcp", "servers")``."""
+
+_BOM: Final = "\ufeff"
+_DECODER: Final = json.JSONDecoder(strict=False)
+_SPACE: Final = re.compile(r"\s*")
+_REST_OF_LINE: Final = re.compile(r"[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*)?(?=\r?\n)")
+_ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
+"""A line with its end; `str.splitlines` also divides at characters that may stand in texts."""
+_INDENT: Final = re.compile(r"^([ \t]+)\S", re.MULTILINE)
+
+
+class EditError(ContextProxyError):
+    """The text cannot be edited; the message says why, and ends without a full stop."""
+
+
+def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
+    """Return the servers in a text by name; an empty one has none.
+
+    Raises:
+        EditError: the text cannot be read, or something else stands at the place.
+    """
+    found: Any = _parsed(form, text)
+    for key in place:
+        found = found.get(key) if isinstance(found, dict) else None
+    if found is None:
+        return {}
+    if isinstance(found, list) and all(isinstance(one, dict) and "name" in one for one in found):
+        return {str(one["name"]): one for one in found}
+    if not isinstance(found, dict):
+        raise EditError(f"{'.'.join(place)} does not hold servers")
+    return found
+
+
+def edited(
+    form: Form, text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Return a text without some servers at a place, and with others before those that stay.
+
+    In a list of servers, as in YAML files of Continue, the name of an inserted one is added to its entry.
+
+    Raises:
+        EditError: the text cannot be read, or the edit would change something else.
+    """
+    bom, body = (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
+    crlf = "\r\n" in body
+    body = body.replace("\r\n", "\n") if crlf else body
+    if not body.strip() and form == "json":
+        body = "{}\n"
+    wanted = _expected(_parsed(form, body), place, remove, insert)
+    change = {"json": _edit_json, "toml": _edit_toml, "yaml": _edit_yaml}[form]
+    result = change(body, place, remove, insert)
+    try:
+        got = _parsed(form, result)
+    except EditError:
+        got = None
+    if got != wanted and (form != "toml" or got != _without_empty(wanted, place)):
+        raise EditError("its servers are written in a form that cannot be edited in place")
+    return bom + (result.replace("\n", "\r\n") if crlf else result)
+
+
+def _parsed(form: Form, text: str) -> Any:
+    text = text.removeprefix(_BOM)
+    try:
+        if form == "toml":
+            return tomllib.loads(text.replace("\r\n", "\n"))
+        if form == "yaml":
+            found = yaml.safe_load(text)
+            found = {} if found is None else found
+        else:
+            found = json.loads(plain_json(text), strict=False) if text.strip() else {}
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise EditError(f"it is not valid {form.upper()}: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict):
+        raise EditError(f"it is not valid: the {form.upper()} must hold an object")
+    return found
+
+
+def _expected(
+    before: Any, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
+) -> Any:
+    """Return the data that the edited text must have."""
+    after = copy.deepcopy(before)
+    holder = after
+    for key in place[:-1]:
+        inner = holder.get(key)
+        if inner is None:
+            inner = holder[key] = {}
+        if not isinstance(inner, dict):
+            raise EditError(f"{'.'.join(place)} does not hold servers")
+        holder = inner
+    servers = holder.get(place[-1])
+    if isinstance(servers, list):
+        kept: Any = [one for one in servers if not (isinstance(one, dict) and str(one.get("name")) in remove)]
+        holder[place[-1]] = [*({"name": name, **entry} for name, entry in insert.items()), *kept]
+    elif servers is None or isinstance(servers, dict):
+        kept = {name: one for name, one in (servers or {}).items() if str(name) not in remove}
+        if servers is not None or insert:
+            holder[place[-1]] = kept | {name: dict(entry) for name, entry in insert.items()}
+    else:
+        raise EditError(f"{'.'.join(place)} does not hold servers")
+    return after
+
+
+def _without_empty(data: Any, place: Place) -> Any:
+    """Remove the tables that lead to no server: TOML has no header for them."""
+    if not place or not isinstance(data, dict) or place[0] not in data:
+        return data
+    inner = _without_empty(data[place[0]], place[1:])
+    rest = {key: value for key, value in data.items() if key != place[0]}
+    return rest if inner == {} else {**rest, place[0]: inner}
+
+
+# JSON with comments. Positions are those of the text with comments and trailing commas blanked, which are the
+# same as in the text itself.
+
+
+@dataclass(slots=True)
+class _Member:
+    """One member of an object, with the comments above it and beside it."""
+
+    key: str
+    begin: int
+    value: int
+    value_end: int
+    comma: int | None
+    """Position of the comma after it, also of one that the object could do without."""
+    end: int
+
+
+def _edit_json(
+    text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
+) -> str:
+    plain = plain_json(text)
+    at, rest = _SPACE.match(plain, 0).end(), list(place)  # type: ignore[union-attr]
+    while rest:
+        # The last one counts where a key is given twice, as in every JSON parser.
+        inner = {one.key: one.value for one in _members(text, plain, at)}.get(rest[0])
+        if inner is None or plain[inner] != "{":
+            break
+        at = inner
+        rest.pop(0)
+    if rest:
+        if inner is not None:
+            raise EditError(f"{'.'.join(place)} is not an object")
+        new: Any = insert
+        for key in reversed(rest):
+            new = {key: new}
+        return _with_members(text, plain, at, new) if insert else text
+    members = _members(text, plain, at)
+    leaving = [one for one in members if one.key in remove or one.key in insert]
+    staying = [one for one in members if one not in leaving]
+    spans = [(one.begin, one.end) for one in leaving]
+    if staying and leaving and members[-1] in leaving and members[-1].comma is None:
+        comma = staying[-1].comma
+        if comma is not None:
+            spans.append((comma, comma + 1))
+    for begin, end in sorted(spans, reverse=True):
+        text = text[:begin] + text[end:]
+    return _with_members(text, plain_json(text), at, insert) if insert else text
+
+
+def _members(text: str, plain: str, at: int) -> list[_Member]:
+    """Return the members of the object that begins at a position."""
+    bare = without_comments(text)
+    found: list[_Member] = []
+    begin = at + 1
+    at = _skip(plain, begin)
+    while plain[at] != "}":
+        key, key_end = _DECODER.raw_decode(plain, at)
+        value = _skip(plain, _skip(plain, key_end) + 1)
+        _, value_end = _DECODER.raw_decode(plain, value)
+        after = _skip(bare, value_end)
+        comma = after if bare[after] == "," else None
+        end = value_end if comma is None else comma + 1
+        beside = _REST_OF_LINE.match(text, end)
+        end = beside.end() if beside else end
+        found.append(_Member(key, begin, value, value_end, comma, end))
+        begin = end
+        at = _skip(plain, value_end)
+        at = _skip(plain, at + 1) if plain[at] == "," else at
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _with_members(text: str, plain: str, at: int, new: Mapping[str, Any]) -> str:
+    """Insert members at the beginning of the object that begins at a position."""
+    members = _members(text, plain, at)
+    close = _skip(plain, members[-1].value_end if members else at + 1)
+    on_one_line = bool(members) and "\n" not in text[at:close]
+    unit = found[1] if (found := _INDENT.search(text)) else "  "
+    outer = _indent_at(text, at)
+    inner = _indent_at(text, _skip(plain, at + 1)) if members and not on_one_line else outer + unit
+    lines = []
+    for key, value in new.items():
+        shown = json.dumps(value, ensure_ascii=False) if on_one_line else _json(value, inner, unit)
+        lines.append(f"{json.dumps(key, ensure_ascii=False)}: {shown}")
+    if on_one_line:
+        return text[: at + 1] + ", ".join(lines) + ", " + text[at + 1 :].lstrip(" ")
+    body = ",".join(f"\n{inner}{line}" for line in lines)
+    if members:
+        return text[: at + 1] + body + "," + text[at + 1 :]
+    between = text[at + 1 : close].rstrip()
+    return text[: at + 1] + between + body + f"\n{outer}" + text[close:]
+
+
+def _json(value: Any, indent: str, unit: str) -> str:
+    """Return JSON as people write it: each member of an object on a line, a list on one."""
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value, ensure_ascii=False)
+    inner = indent + unit
+    rows = [f"{json.dumps(key, ensure_ascii=False)}: {_json(one, inner, unit)}" for key, one in value.items()]
+    return "{\n" + ",\n".join(inner + row for row in rows) + f"\n{indent}}}"
+
+
+def _indent_at(text: str, at: int) -> str:
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    return line[: len(line) - len(line.lstrip())]
+
+
+# TOML: the rows from the header of a table to its last value leave, with the comment directly above them.
+
+
+def _edit_toml(
+    text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
+) -> str:
+    rows = _ROW.findall(text)
+    # A row of a text over several rows may look like a header, but no table begins there.
+    lines = toml_lines(text)
+    found = [(number, _toml_header(row)) for number, row in enumerate(rows)]
+    headers = [(number, path) for number, path in found if path and lines.get(path) == number + 1]
+    next_headers = [number for number, _ in [*headers, (len(rows), ())][1:]]
+    leaving: set[int] = set()
+    for (number, path), next_header in zip(headers, next_headers, strict=True):
+        if path[: len(place)] == place and path[len(place) : len(place) + 1] and path[len(place)] in remove:
+            begin, end = number, next_header
+            while begin and rows[begin - 1].lstrip().startswith("#"):
+                begin -= 1
+            while not rows[end - 1].strip() or rows[end - 1].lstrip().startswith("#"):
+                end -= 1
+            # One of the empty rows around it leaves, too.
+            begin -= begin > 0 and not rows[begin - 1].strip()
+            leaving.update(range(begin, end))
+    result = "".join(row for number, row in enumerate(rows) if number not in leaving)
+    for name, entry in insert.items():
+        result = result.rstrip("\n") + ("\n\n" if result.strip() else "") + toml_table((*place, name), entry)
+    return result
+
+
+def _toml_header(row: str) -> Place:
+    """Return the path in the header of a table; empty for any other row."""
+    path: Place = ()
+    if row.lstrip().startswith("[") and not row.lstrip().startswith("[["):
+        with suppress(tomllib.TOMLDecodeError):
+            inner = tomllib.loads(row)
+            while inner:
+                key, inner = next(iter(inner.items()))
+                path = (*path, key)
+    return path
+
+
+def toml_table(path: Place, entry: Mapping[str, Any]) -> str:
+    """Return a TOML table with its header, each value on a line of its own."""
+    rows = [f"{_toml_key(key)} = {_toml(value)}\n" for key, value in entry.items() if value is not None]
+    return f"[{'.'.join(map(_toml_key, path))}]\n" + "".join(rows)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        # A basic string of TOML is a JSON string, but for the character DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_toml_key(key)} = {_toml(one)}" for key, one in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)
+
+
+# YAML: the parser says where each entry stands, and whole lines leave and come.
+
+
+def _edit_yaml(
+    text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
+) -> str:
+    if text and not text.endswith("\n"):
+        text += "\n"
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    node: Any = root
+    for key in place:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in pairs if name.value == key), None)
+    if node is None:
+        if len(place) != 1:
+            raise EditError(f"{'.'.join(place)} is missing; write that key first")
+        return text + f"{place[0]}:\n{_yaml_lines(insert, '  ', in_list=False)}" if insert else text
+    in_list = isinstance(node, yaml.SequenceNode)
+    if not node.value:  # {}, [] or nothing
+        start, end = node.start_mark.index, node.end_mark.index
+        lines = _yaml_lines(insert, "  ", in_list=in_list)
+        return f"{text[:start].rstrip(' ')}\n{lines}{text[end:].lstrip(chr(10))}" if insert else text
+    if node.flow_style:
+        raise EditError("its servers are written on one line")
+    starts = list(_yaml_starts(text, node, in_list))
+    first = min(begin for _, begin, _ in starts)
+    spans = [(begin, _yaml_end(text, begin, end)) for name, begin, end in starts if name in remove]
+    if len(spans) == len(starts) and not insert:
+        raise EditError("nothing would be left of its list of servers")
+    indent = _indent_at(text, first + len(text[first:]) - len(text[first:].lstrip(" ")))
+    for span in sorted(spans, reverse=True):
+        text = text[: span[0]] + text[span[1] :]
+    return text[:first] + _yaml_lines(insert, indent, in_list=in_list) + text[first:]
+
+
+def _yaml_starts(text: str, node: Any, in_list: bool) -> Iterator[tuple[str, int, int]]:
+    """Yield each entry with the beginning of its first line, and the end that the parser knows."""
+    for one in node.value:
+        key, value = (one, one) if in_list else one
+        begin = text.rfind("\n", 0, key.start_mark.index) + 1
+        name = key.value
+        if in_list:
+            pairs = one.value if isinstance(one, yaml.MappingNode) else []
+            name = next((str(inner.value) for named, inner in pairs if named.value == "name"), "")
+        yield str(name), begin, value.end_mark.index
+
+
+def _yaml_end(text: str, begin: int, end: int) -> int:
+    """Return the end of the last line of an entry; empty lines and comments after it are not its own."""
+    rows = _ROW.findall(text[begin:end])
+    while rows and (not rows[-1].strip() or rows[-1].lstrip().startswith("#")):
+        rows.pop()
+    end = begin + sum(map(len, rows))
+    return end if text[end - 1 : end] == "\n" else text.find("\n", end) + 1
+
+
+def _yaml_lines(insert: Mapping[str, Mapping[str, Any]], indent: str, *, in_list: bool) -> str:
+    data: Any = {name: dict(entry) for name, entry in insert.items()}
+    if in_list:
+        data = [{"name": name, **entry} for name, entry in insert.items()]
+    if not data:
+        return ""
+    shown = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=10_000)
+    return "".join(indent + row for row in _ROW.findall(shown))

@@ -1,0 +1,271 @@
+"""Plans the changes of an installation, without changing anything.
+
+The servers of a host move into our configuration, and the host gets one entry that starts the proxy. A server
+stays where it is if its entry has a mistake, or needs something that only its host can give. Nothing is left
+out silently: the plan has a sentence for each decision of the host that could not be carried over.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any, Final
+
+from mcp_context_proxy.config.host_entries import converted, dialect_of
+from mcp_context_proxy.config.host_profiles import SERVER
+from mcp_context_proxy.config.hosts import from_host, is_ourselves, names_for
+from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
+from mcp_context_proxy.config.source import dotted, expand, parse
+from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
+from mcp_context_proxy.installation.places import HostPlace
+
+CARRIED: Final = frozenset(
+    {
+        *("command", "cmd", "args", "env", "environment", "envs", "env_keys", "env_vars", "cwd", "type"),
+        *("url", "uri", "serverUrl", "httpUrl", "headers", "http_headers", "env_http_headers", "transport"),
+        *("bearer_token_env_var", "requestOptions", "startup_timeout_sec", "tool_timeout_sec"),
+        *("enabled", "disabled", "includeTools", "excludeTools", "enabledTools", "enabled_tools"),
+        *("disabledTools", "disabled_tools", "available_tools", "tools", "alwaysAllow", "autoApprove"),
+        *("name", "display_name", "description", "source", "bundled", "config", "alwaysLoad", "gallery"),
+        *("version", "schema"),
+    }
+)
+"""Keys of entries that are carried over, are told by a remark, or mean nothing outside their host."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """The text of a file before and after; before is None if there is no such file yet."""
+
+    file: Path
+    before: str | None
+    after: str
+
+    def difference(self) -> list[str]:
+        """Return the lines that change, with some around them, as ``diff`` shows them."""
+        old, new = (self.before or "").splitlines(), self.after.splitlines()
+        return list(unified_diff(old, new, str(self.file), str(self.file), lineterm=""))
+
+
+@dataclass(slots=True)
+class Servers:
+    """The servers found in a host's file: those that move, and those that stay."""
+
+    moving: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Our table of each server that moves, by the name that it has in the host."""
+    staying: dict[str, str] = field(default_factory=dict)
+    """Reasons of those that stay, by name."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences on settings that are not carried over, and on things to do by hand."""
+    ours: str | None = None
+    """Name of the entry that starts this proxy."""
+
+
+@dataclass(slots=True)
+class HostPlan:
+    """Everything that an installation does in one host."""
+
+    host: HostPlace
+    change: FileChange | None
+    """None if the host's file stays as it is."""
+    place: Place
+    entry_name: str
+    moved: dict[str, Any]
+    """Entries that leave the host's file, as they stood there."""
+    names: dict[str, str]
+    """Names in our configuration, by those in the host."""
+    staying: dict[str, str]
+    notes: list[str]
+
+
+def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping[str, str]) -> Servers:
+    """Sort the servers of a host's file.
+
+    Raises:
+        EditError: the file cannot be read as what it should be.
+    """
+    found = Servers()
+    written = entries(form, text, place)
+    if not written:
+        return found
+    listed: Any = [] if form == "yaml" and place == ("mcpServers",) else {}
+    dialect = dialect_of(place[-1:], file.parent.name, listed)
+    whole = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    try:
+        source = parse(file, whole if place == place[-1:] else _alone(place, written))
+        source, mistakes = from_host(source, lambda _warning: None)
+    except ConfigError as error:
+        raise EditError("; ".join(problem.message for problem in error.problems)) from None
+    ours = {source.written(("servers", name)): name for name in source.tables["servers"]}
+    for at, (name, entry) in enumerate(written.items()):
+        common = converted(dialect, entry) if isinstance(entry, dict) else None
+        if common is None:
+            found.staying[name] = "it is no table with a command or a url"
+        elif common.not_a_server:
+            found.staying[name] = f"it {common.not_a_server}"
+        elif is_ourselves(common.entry):
+            found.ours = name
+        else:
+            key = ours.get((*place[-1:], name)) or ours.get((*place[-1:], at), "")
+            wrong = [one.message for one in mistakes if one.path[:2] == ("servers", key)]
+            table = dict(source.tables["servers"].get(key, {}))
+            wrong += _needs_host(table, environ, found.notes, name)
+            if "envFile" in entry:
+                wrong.append("its envFile is not read here; name its variables in env")
+            if not table.get("command") and not table.get("url"):
+                wrong.append("it has neither a command nor a url")
+            if wrong:
+                found.staying[name] = "; ".join(wrong)
+                continue
+            found.moving[name] = table
+            found.notes += (f"{name}: {remark}" for remark in source.remarks.get(key, ()))
+            carried = CARRIED | ({"timeout"} if dialect in {"goose", "opencode"} else set())
+            if left := [one for one in entry if one not in carried]:
+                found.notes.append(f"{name}: not carried over: {', '.join(left)}")
+    return found
+
+
+def _alone(place: Place, written: Mapping[str, Any]) -> str:
+    """Return the servers of a nested place, such as a project's, as a file of their own."""
+    return json.dumps({place[-1]: written})
+
+
+def _needs_host(
+    table: Mapping[str, Any], environ: Mapping[str, str], notes: list[str], name: str
+) -> Iterator[str]:
+    """Yield why a server needs its host; note the variables that are not set here."""
+    for path, text in _texts((), table):
+        for problem in expand(text, environ).problems:
+            if problem.variable:
+                notes.append(
+                    f"{name}: {problem.variable} is not set here; set it where hosts are started, or the "
+                    f"server is off"
+                )
+            else:
+                yield f"{dotted(path)}: {problem.message}"
+
+
+def _texts(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts((*path, key), inner)
+
+
+class Configuration:
+    """The text of our own configuration, to which servers are added one after the other."""
+
+    def __init__(self, file: Path, text: str | None) -> None:
+        """Read the servers that are there; `text` is None if there is no such file.
+
+        Raises:
+            EditError: it is not valid TOML.
+        """
+        self.file, self.before, self.text = file, text, text or ""
+        if file.suffix.lower() != ".toml":
+            raise EditError(f"{file} is not a config.toml, and servers are only written into one")
+        self.servers: dict[str, Any] = entries("toml", self.text, ("servers",))
+
+    def add(self, name: str, table: Mapping[str, Any], host: str) -> str:
+        """Add a server, unless the same one is there; return its name.
+
+        Another server of that name keeps it, and the new one gets the name of its host as a suffix.
+        """
+        for known, other in self.servers.items():
+            if isinstance(other, dict) and _same(other, table):
+                return known
+        wish, number = name, 1
+        while wish in self.servers:
+            end = f"-{host}" if number == 1 else f"-{host}-{number}"
+            wish, number = name[: SERVER_NAME_CHARACTERS - len(end)] + end, number + 1
+        written = _settings(table)
+        if table.get("transport") == "sse":
+            written["transport"] = "sse"
+        self.text = edited("toml", self.text, ("servers",), (), {wish: written})
+        self.servers[wish] = written
+        return wish
+
+    def remove(self, name: str) -> None:
+        """Remove a server; raises `EditError` if there is none of that name, or it cannot be removed."""
+        if name not in self.servers:
+            known = ", ".join(self.servers) or "none"
+            raise EditError(f"there is no server {name} in {self.file}; there: {known}")
+        self.text = edited("toml", self.text, ("servers",), {name}, {})
+        del self.servers[name]
+
+    @property
+    def change(self) -> FileChange | None:
+        """The change of the file; None if it stays as it is."""
+        return None if self.text == (self.before or "") else FileChange(self.file, self.before, self.text)
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    both = [table.get("transport") == "sse" for table in (one, other)]
+    return both[0] == both[1] and _settings(one) == _settings(other)
+
+
+def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that say something, in their usual order: two servers with equal ones are one."""
+    order = [key for key in ("command", "args", "url", "headers", "env") if key in table]
+    ordered = {key: table[key] for key in [*order, *table]}
+    kept = {key: value for key, value in ordered.items() if value not in ([], {}, None) or key == "allow"}
+    kept.pop("transport", None)
+    if kept.get("enabled") is True:
+        del kept["enabled"]
+    return kept
+
+
+def plan(
+    host: HostPlace,
+    file: Path,
+    text: str | None,
+    configuration: Configuration,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    place: Place | None = None,
+) -> HostPlan:
+    """Plan the installation in one host, and add its servers to our configuration.
+
+    With a `place`, such as a project's, its servers move, but our entry stands only with the host's own.
+
+    Raises:
+        EditError: the host's file cannot be read or edited.
+    """
+    own = place is None
+    place = place or host.place
+    found = servers_in(file, text or "", host.form, place, environ)
+    names = names_for(found.moving)
+    added = {name: configuration.add(names[name], table, host.name) for name, table in found.moving.items()}
+    entry_name = found.ours or SERVER
+    if entry_name in found.staying:
+        raise EditError(f"{entry_name} is the name of another server there; rename that one first")
+    insert = {} if found.ours or not own else {entry_name: host.entry(command)}
+    written = entries(host.form, text or "", place)
+    moved = {name: written[name] for name in found.moving}
+    change = None
+    if insert or moved:
+        after = edited(host.form, text or "", place, moved.keys(), insert)
+        change = FileChange(file, text, after)
+    return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
+
+
+def read_configuration(file: Path) -> Configuration:
+    """Read our own configuration.
+
+    Raises:
+        EditError: it cannot be read, or is not valid.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8") if file.exists() else None
+        if text is not None:
+            tomllib.loads(text.removeprefix("\ufeff"))
+        return Configuration(file, text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise EditError(f"{file}: {reason}") from None

@@ -1,0 +1,120 @@
+"""Actions: what a tool does and what an order wants done, such as to read, to create or to delete.
+
+A tool is told by the first verb of its name, an order by the word with which it opens: ``actions.txt`` says
+for some 400 words how much better or worse a tool of each action serves such an order. The numbers were
+learned from 17,000 written requests by comparing the right tool with the others of its server, which have the
+same subject and differ in what they do (``scripts/build_actions.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
+
+_VERBS: Final = {
+    "read": "get list read fetch show describe view retrieve inspect check count",
+    "search": "search find query lookup browse",
+    "create": "create add insert new make generate",
+    "update": "update edit set write modify change rename move patch replace append put save",
+    "delete": "delete remove drop clear purge destroy wipe",
+    "send": "send post publish notify reply forward share",
+    "run": "run execute start stop call invoke trigger",
+    "compute": "compute calculate evaluate convert transform format translate parse encode decode",
+    "transfer": "upload download import export sync",
+}
+VERBS: Final[Mapping[str, str]] = {verb: tag for tag, verbs in _VERBS.items() for verb in verbs.split()}
+"""Actions by verb; the first verb in a tool's name decides."""
+
+ACTIONS: Final = ("", *_VERBS)
+"""Actions of tools, as the columns of ``actions.txt``; the first is that of a tool whose name has no verb."""
+
+DELETE: Final = ACTIONS.index("delete")
+
+MOST_ADDED: Final = 0.04
+"""Highest amount that is added to a score for its action, or taken from it but for deleting."""
+
+UNIT: Final = 0.0001
+"""Worth in score of one point in ``actions.txt``."""
+
+CERTAIN_NOT_TO_DELETE: Final = -0.004
+"""Addition for deleting tools from which down an order is known not to want any, as one with "show" is."""
+
+TAKEN_FROM_DELETING: Final = 0.1
+"""Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
+
+WEIGHTS: Final = Path(__file__).with_name("actions.txt")
+
+QUESTIONS: Final = frozenset(
+    {"what", "which", "who", "whom", "whose", "how", "when", "where", "why", "whether"}
+)
+"""Words with which a question begins."""
+
+_MORE_ORDERS = """
+book schedule cancel tell email message ask remind open close go navigate click take give turn play draw
+plot compare merge commit push pull clone checkout review assign label translate summarize summarise explain
+answer order buy pay charge refund invite pin unpin mark star track log record note store remember forget
+print scan deploy build test restart scale install uninstall upgrade enable disable connect
+disconnect subscribe unsubscribe follow unfollow mute block report look tag attach sign approve reject
+watch crop resize zip unzip extract sort filter group split join sum file reserve
+"""
+ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split()})
+"""Verbs with which an order begins."""
+
+_BEFORE_ORDERS = """
+want need like help let lets try just hey hi hello quickly now first wanna gotta pls plz kindly thanks ok okay
+so gonna must may might using ahead actually again
+"""
+_COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
+"""Words before an order that say nothing about it, beside stop words."""
+
+_WORD = re.compile(r"[A-Za-z]+")
+_NOTHING: Final = np.zeros(len(ACTIONS), np.float32)
+
+
+def action_of(name: str) -> int:
+    """Return the action of a tool by its name, as a position in `ACTIONS`."""
+    verb = next((word for word in identifier_words(name).split() if word in VERBS), None)
+    return 0 if verb is None else ACTIONS.index(VERBS[verb])
+
+
+def opening(order: str) -> str:
+    """Return the word with which an order opens, stemmed unless it asks; empty without one."""
+    match = opening_match(order)
+    word = "" if match is None else match.group().lower()
+    return word if word in QUESTIONS else stem(word)
+
+
+def opening_match(order: str) -> re.Match[str] | None:
+    """Return where the word is with which an order opens: after courtesies and words that say nothing."""
+    for match in _WORD.finditer(order):
+        word = match.group().lower()
+        if word in QUESTIONS or (len(word) > 1 and word not in STOP_WORDS and word not in _COURTESIES):
+            return match
+    return None
+
+
+def wanted(order: str) -> NDArray[np.float32]:
+    """Return what is added to the score of a tool for its action, by position in `ACTIONS`."""
+    return _additions().get(opening(order), _NOTHING)
+
+
+@cache
+def _additions() -> Mapping[str, NDArray[np.float32]]:
+    """Return the additions of each opening word."""
+    additions = {}
+    for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            word, *points = line.split()
+            added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)
+            additions[word] = np.clip(added, -MOST_ADDED, MOST_ADDED)
+            if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
+                additions[word][DELETE] = -TAKEN_FROM_DELETING
+    return additions

@@ -1,0 +1,1 @@
+"""Trust: what was approved, what is dangerous, who may do what, and the record of what was done."""

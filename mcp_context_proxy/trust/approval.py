@@ -1,0 +1,472 @@
+"""Approval of definitions: the decision about each definition of a listing, and its record.
+
+A definition is known by server, kind, own name and fingerprint; `states` has the table of decisions. Nothing
+that a model can reach approves.
+
+A change under a version in which the server was seen before is never taken. The version is that of the
+package, as its files have it, and the digest of the connection: a server at a URL, or a program without a
+package, has changed only if the configuration has.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+
+from mcp_context_proxy.config.secrets import NOTICE
+from mcp_context_proxy.config.settings import ApprovalMode
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.store import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
+from mcp_context_proxy.system.process import time_of_day
+from mcp_context_proxy.trust.fingerprints import (
+    Approvable,
+    Candidate,
+    Fingerprint,
+    is_distinctive,
+    list_digest,
+    suspicion,
+)
+from mcp_context_proxy.trust.states import (
+    APPROVED,
+    DECISIONS,
+    TAKEN,
+    TOLD,
+    Event,
+    Ruling,
+    State,
+    event_of,
+    ruling_of,
+    withheld,
+)
+
+logger = logging.getLogger(__name__)
+
+Name = tuple[str, str]
+"""Kind and own name of a definition."""
+
+
+RECORDED_PER_SECOND: Final = 10.0
+RECORDED: Final = 20_000
+"""Rate and burst of definitions of one server that are recorded. Others are held all the same: a server that
+changes its lists for ever must not fill the disk."""
+
+COUNTED_AS_ONE: Final = 4096
+"""Bytes for each of which a definition counts as one more."""
+
+NAMES_RECORDED: Final = 40_000
+"""Names of one server that are recorded; more than its lists can have at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalEvent:
+    """A decision for those who keep books, such as an audit."""
+
+    server: str
+    kind: str
+    name: str
+    event: str
+    state: str
+    decided: str
+    """A mode, or the way in which a person decided."""
+    fingerprint: str
+    """Hexadecimal digest of the definition."""
+    version: str
+    time: float
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Everything but the time, for a record that has one of its own."""
+        return {
+            "server": self.server,
+            "definition": self.kind,
+            "name": self.name,
+            "event": self.event,
+            "state": self.state,
+            "decided": self.decided,
+            "fingerprint": self.fingerprint,
+            "version": self.version,
+        }
+
+
+Observer = Callable[[ApprovalEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source of a listing."""
+
+    server: str
+    mode: ApprovalMode
+    connection: str
+    """Digest of how the server is connected, without secrets."""
+    version: str = ""
+    """Version of its package; empty where that is not known."""
+
+    @property
+    def key(self) -> str:
+        """Everything but the mode as one text."""
+        return f"{self.server}\0{self.connection}\0{self.version}\0"
+
+
+class Record:
+    """Everything that was decided about one server, in memory."""
+
+    def __init__(self, kept: ApprovalRecord) -> None:
+        self.rows: dict[Name, list[ApprovalRow]] = defaultdict(list)
+        """Rows by kind and name, the oldest decision first."""
+        for row in kept.rows:
+            self.rows[row.kind, row.name].append(row)
+        self.versions = {(row.kind, row.connection, row.version): row.digest for row in kept.versions}
+        """Digest of the list in which all was approved last, by kind, connection and version."""
+        self.damaged = kept.damaged
+        self.waiting = Additions()
+        """Decisions that the store has refused so far."""
+
+    def has(self, kind: str) -> bool:
+        """Return whether definitions of a kind were seen before."""
+        return any(one == kind for one, _, _ in self.versions) or any(one == kind for one, _ in self.rows)
+
+    def find(self, candidate: Candidate) -> ApprovalRow | None:
+        """Return the row of exactly this definition."""
+        wanted = candidate.fingerprint
+        for row in reversed(self.rows.get((candidate.kind, candidate.name), ())):
+            if row.seen == wanted.seen and row.rest == wanted.rest:
+                return row
+        return None
+
+    def add(self, additions: Additions) -> None:
+        """Add decisions, each as the latest of its name."""
+        for row in additions.rows:
+            of_name = self.rows[row.kind, row.name]
+            of_name[:] = [one for one in of_name if (one.seen, one.rest) != (row.seen, row.rest)]
+            of_name.append(row)
+        self.versions |= {(row.kind, row.connection, row.version): row.digest for row in additions.versions}
+
+
+@dataclass(slots=True)
+class _Judgement:
+    """Rulings about the definitions of one kind in one listing, and what they add to the record."""
+
+    rulings: dict[str, Ruling] = field(default_factory=dict)
+    rows: list[ApprovalRow] = field(default_factory=list)
+    definitions: dict[bytes, bytes] = field(default_factory=dict)
+    versions: list[VersionRow] = field(default_factory=list)
+
+    @property
+    def additions(self) -> Additions:
+        return Additions(tuple(self.rows), self.definitions, tuple(self.versions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The rulings about a list, as long as it and its origin stay the same."""
+
+    candidates: Mapping[str, Candidate] | None
+    """None once somebody else has decided something."""
+    origin: Origin
+    rulings: Mapping[str, Ruling]
+
+
+class Approvals:
+    """Decides about definitions. Blocking and thread-safe; lists are judged one after the other.
+
+    While the store fails, decisions are kept in memory, and nothing that was held is taken.
+    """
+
+    def __init__(
+        self, store: ApprovalStore, mode: ApprovalMode = "notice", clock: Callable[[], float] = time_of_day
+    ) -> None:
+        """Read nothing yet; ``mode`` is that of servers without one of their own."""
+        self._store, self._clock = store, clock
+        self.mode = mode
+        self.observers: list[Observer] = []
+        """Called with each decision, in any thread; they must not block or raise."""
+        self.findings: dict[str, str] = {}
+        """Messages for a person about the record of a server, by server."""
+        self.first_seen: Mapping[str, float] = {}
+        """Time at which each server was first seen, in seconds since 1970."""
+        self._deciding = threading.Lock()
+        self._records: dict[str, Record] = {}
+        self._judged: dict[Name, _Judged] = {}
+        self._owners: dict[str, set[str]] = {}
+        self._buckets: dict[str, Bucket] = defaultdict(lambda: Bucket(RECORDED_PER_SECOND, RECORDED))
+        self._revision: int | None = None
+
+    def rulings(
+        self, origin: Origin, kind: Approvable, candidates: Mapping[str, Candidate]
+    ) -> Mapping[str, Ruling]:
+        """Return the decision about each definition of one list, by its own name.
+
+        The same list costs nothing the second time, as long as nobody has decided anything.
+        """
+        with self._deciding:
+            known = self._judged.get((origin.server, kind))
+            if known is not None and known.candidates is candidates and known.origin == origin:
+                return known.rulings
+            rulings = self._decided(origin, kind, candidates) if candidates else {}
+            if kind is Approvable.TOOL:
+                self._note_owners(origin.server, candidates)
+            self._tell_withheld(origin.server, kind, {} if known is None else known.rulings, rulings)
+            self._judged[origin.server, kind] = _Judged(candidates, origin, rulings)
+            return rulings
+
+    def refresh(self) -> bool:
+        """Read what another process has decided, and write what the store has refused.
+
+        Returns:
+            True if a list may be judged otherwise now.
+        """
+        with self._deciding:
+            try:
+                for server, record in self._records.items():
+                    if record.waiting:
+                        self._store.decide(server, _replaying(record.waiting))
+                revision = self._store.revision()
+            except StoreError:
+                return False
+            changed = self._revision not in (None, revision)
+            waiting = any(record.waiting for record in self._records.values())
+            self._revision = revision
+            if changed or waiting:
+                self._records.clear()
+                # The rulings stay, to tell afterwards what is withheld now and was not before.
+                self._judged = {key: replace(known, candidates=None) for key, known in self._judged.items()}
+            return changed or waiting
+
+    def _decided(
+        self, origin: Origin, kind: Approvable, candidates: Mapping[str, Candidate]
+    ) -> dict[str, Ruling]:
+        if origin.server not in self._records and self._all_approved(origin, kind, candidates):
+            return dict.fromkeys(candidates, APPROVED)
+        record = self._record_of(origin.server)
+        unknown = [one for one in candidates.values() if record.find(one) is None]
+        owners = self._names_of_others(origin.server, candidates) if unknown else {}
+        signs = {one.name: sign for one in unknown if (sign := suspicion(one, owners)) is not None}
+        judgement = self._judge(record, origin, kind, candidates, signs)
+        if not judgement.additions:
+            return judgement.rulings
+
+        def decide(kept: ApprovalRecord) -> Additions:
+            nonlocal judgement
+            # Anew, because another process may have decided about the same server meanwhile.
+            judgement = self._judge(Record(kept), origin, kind, candidates, signs)
+            return judgement.additions
+
+        try:
+            if record.waiting:
+                self._store.decide(origin.server, _replaying(record.waiting))
+            self._records[origin.server] = Record(self._store.decide(origin.server, decide))
+            self.first_seen = self._store.first_seen()
+        except StoreError:
+            # What was held in memory stays held, whatever the store has by then.
+            judgement = self._judge(record, origin, kind, candidates, signs)
+            record.add(judgement.additions)
+            waiting, added = record.waiting, judgement.additions
+            record.waiting = Additions(
+                waiting.rows + added.rows,
+                {**waiting.definitions, **added.definitions},
+                waiting.versions + added.versions,
+            )
+        self._tell(origin, judgement)
+        return judgement.rulings
+
+    def _all_approved(self, origin: Origin, kind: str, candidates: Mapping[str, Candidate]) -> bool:
+        """Return whether a list is one of which all was approved, without reading the whole record."""
+        try:
+            known = self._store.approved_digest(origin.server, kind, origin.connection, origin.version)
+            self._look()
+        except StoreError:
+            return False
+        return bool(known) and known == list_digest(origin.key, candidates)
+
+    def _look(self) -> None:
+        """Read at the first use what does not belong to one server."""
+        if self._revision is None:
+            self._revision, self.first_seen = self._store.revision(), self._store.first_seen()
+
+    def _record_of(self, server: str) -> Record:
+        record = self._records.get(server)
+        if record is None:
+            try:
+                kept = self._store.record(server)
+                self._look()
+            except StoreError as error:
+                kept = ApprovalRecord()
+                self.findings[server] = f"the record of approved definitions cannot be read: {error}"
+            else:
+                self.findings.pop(server, None)
+            record = self._records[server] = Record(kept)
+            if record.damaged:
+                self.findings[server] = (
+                    f"{record.damaged:,} approved definitions could not be read from the store: they count "
+                    "as seen for the first time"
+                )
+                logger.warning("server %s: %s", server, self.findings[server])
+        return record
+
+    def _judge(
+        self,
+        record: Record,
+        origin: Origin,
+        kind: Approvable,
+        candidates: Mapping[str, Candidate],
+        signs: Mapping[str, str],
+    ) -> _Judgement:
+        """Return the decisions about a list, and what they add to a record."""
+        judgement, now = _Judgement(), self._clock()
+        first = not record.has(kind)
+        seen = (kind, origin.connection, origin.version) in record.versions
+        for name, one in candidates.items():
+            row = record.find(one)
+            of_name: Sequence[ApprovalRow] = record.rows.get((kind, name), [])
+            latest = row is not None and of_name[-1] is row
+            if row is not None and row.state == State.APPROVED and latest:
+                judgement.rulings[name] = APPROVED
+                continue
+            state = None
+            if row is None:
+                sign = signs.get(name)
+                event = event_of(one, of_name, first=first, version_seen=seen, suspect=sign is not None)
+                state = DECISIONS[event][origin.mode]
+                row = _row(one, origin, state, event, sign or "", now)
+            elif row.state == State.HELD:
+                # A person who relaxes the mode has decided about what the former one held.
+                decided = DECISIONS[Event(row.event)][origin.mode]
+                state = decided if decided in TAKEN else None
+                row = msgspec.structs.replace(row, state=decided, decided=origin.mode, time=now)
+            if (state is not None or not latest) and self._may_record(record, origin.server, one):
+                # Also where a server goes back to a definition: the latest row is the one that it lists.
+                judgement.rows.append(row)
+                judgement.definitions[row.key] = one.definition
+            elif state in TAKEN:
+                row = msgspec.structs.replace(row, state=State.HELD)
+            judgement.rulings[name] = ruling_of(row, of_name)
+        whole = all(ruling is APPROVED for ruling in judgement.rulings.values())
+        digest = list_digest(origin.key, candidates) if whole else b""
+        if not seen or digest != record.versions[kind, origin.connection, origin.version]:
+            source = (origin.server, kind, origin.connection, origin.version)
+            judgement.versions.append(VersionRow(*source, now, digest))
+        return judgement
+
+    def _may_record(self, record: Record, server: str, one: Candidate) -> bool:
+        name = one.kind, one.name
+        if name not in record.rows and len(record.rows) >= NAMES_RECORDED:
+            return False
+        return all(self._buckets[server].take() for _ in range(1 + len(one.definition) // COUNTED_AS_ONE))
+
+    def _note_owners(self, server: str, names: Iterable[str]) -> None:
+        self._owners[server] = {name for name in names if is_distinctive(name)}
+
+    def _names_of_others(self, server: str, own: Collection[str]) -> dict[str, str]:
+        """Return the distinctive names that exactly one other server has, each with that server."""
+        others = [(name, other) for other, names in self._owners.items() if other != server for name in names]
+        count, known = Counter(name for name, _ in others), self._owners.get(server, set())
+        return {
+            name: other
+            for name, other in others
+            if count[name] == 1 and name not in own and name not in known
+        }
+
+    def _tell(self, origin: Origin, judgement: _Judgement) -> None:
+        told = Counter(row.event for row in judgement.rows if row.state in TAKEN)
+        for event, words in TOLD.items():
+            if count := told[event]:
+                logger.log(
+                    NOTICE,
+                    "server %s: %d definition%s: %s; look with: mcp-context-proxy changes %s",
+                    origin.server,
+                    count,
+                    "" if count == 1 else "s",
+                    words,
+                    origin.server,
+                )
+        if told[Event.FIRST]:
+            logger.info(
+                "server %s: seen for the first time; its %d definitions are approved as they are",
+                origin.server,
+                told[Event.FIRST],
+            )
+        for row in judgement.rows:
+            self.observe(row)
+
+    def observe(self, row: ApprovalRow) -> None:
+        """Pass a decision to the observers."""
+        event = event_for(row)
+        for observer in self.observers:
+            observer(event)
+
+    def _tell_withheld(
+        self, server: str, kind: Approvable, before: Mapping[str, Ruling], now: Mapping[str, Ruling]
+    ) -> None:
+        fresh = [
+            name
+            for name, ruling in now.items()
+            if not ruling.taken and (name not in before or before[name].taken)
+        ]
+        if fresh:
+            logger.warning("%s", withheld(server, kind, [now[name].why for name in fresh]))
+
+
+def event_for(row: ApprovalRow) -> ApprovalEvent:
+    """Return a row as an event for observers."""
+    return ApprovalEvent(
+        row.server,
+        row.kind,
+        one_line(row.name, NAME_CHARACTERS),
+        row.event,
+        row.state,
+        row.decided,
+        Fingerprint(row.seen, row.rest).key.hex(),
+        row.version,
+        row.time,
+    )
+
+
+def _row(one: Candidate, origin: Origin, state: State, event: Event, reason: str, now: float) -> ApprovalRow:
+    return ApprovalRow(
+        server=origin.server,
+        kind=one.kind,
+        name=one.name,
+        seen=one.fingerprint.seen,
+        rest=one.fingerprint.rest,
+        state=state,
+        event=event,
+        reason=reason,
+        hints=str(one.hints),
+        version=origin.version,
+        decided=origin.mode,
+        time=now,
+    )
+
+
+def _replaying(waiting: Additions) -> Callable[[ApprovalRecord], Additions]:
+    """Return a decision that writes what was decided in memory while the store failed.
+
+    What contradicts a record that the store had all the time is held.
+    """
+
+    def decide(kept: ApprovalRecord) -> Additions:
+        record = Record(kept)
+        rows = []
+        for row in waiting.rows:
+            of_name = record.rows.get((row.kind, row.name), [])
+            if any((one.seen, one.rest) == (row.seen, row.rest) for one in of_name):
+                continue
+            contradicts = of_name and row.state in TAKEN
+            rows.append(
+                msgspec.structs.replace(row, state=State.HELD, event=Event.CHANGED) if contradicts else row
+            )
+        kept_definitions = {row.key: waiting.definitions[row.key] for row in rows}
+        # Without digests: not all of a list may be approved beside what the store has.
+        versions = tuple(replace(version, digest=b"") for version in waiting.versions)
+        return Additions(tuple(rows), kept_definitions, versions)
+
+    return decide

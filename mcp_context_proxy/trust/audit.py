@@ -1,0 +1,430 @@
+"""The audit: a record of what was called, refused, asked, approved and changed, and by whom; without values.
+
+A call only appends to a queue. Everything else happens in a thread, some moments later: of the arguments it
+takes the shape (names that the tool declares, and types) and a hash under a key that never leaves the state
+folder, so that two calls can be compared, and the arguments cannot be read or guessed. Queries are not here.
+What does not fit into the queue is counted. A disk that is full delays the lines, then costs them, and never
+costs a call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import anyio
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.limits import KIB, MIB
+from mcp_context_proxy.items import JSON, Tool
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
+from mcp_context_proxy.protocol.validation import nests_deeper
+from mcp_context_proxy.store.opening import IN_MEMORY, default_path
+from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.audit_file import AuditFile
+
+logger = logging.getLogger(__name__)
+
+GATHERING_SECONDS: Final = 0.5
+"""Time for which entries are gathered. A killed process loses those since the last write began: less than the
+last second."""
+
+RETRY_SECONDS: Final = 5.0
+"""Time between two attempts to write while the file cannot be written."""
+
+LAST_SECONDS: Final = 2.0
+"""Time for the entries that are unwritten when the proxy stops."""
+
+WAITING: Final = 10_000
+"""Entries that wait to be written; further ones are only counted."""
+
+WAITING_BYTES: Final = 16 * MIB
+"""Bytes of the arguments that wait with them: beyond it, a call is recorded without its arguments."""
+
+KEPT: Final = 2_000
+"""Lines that are kept while the file cannot be written, one or two megabytes."""
+
+READ_BYTES: Final = 64 * KIB
+"""Size from which arguments are not read: their hash is that of their bytes, and they have no shape."""
+
+LEVELS_READ: Final = 32
+"""Levels of nested arguments that are read."""
+
+SHAPE_VALUES, SHAPE_LEVELS, SHAPE_NAMES = 64, 4, 32
+"""Values, levels and names of one object in a shape: enough to tell calls apart."""
+
+DECLARED_NAMES, DECLARED_CHARACTERS = 1_000, 64
+"""Names that are taken from the schema of a tool, and the length of one."""
+
+SCHEMAS_KEPT: Final = 256
+"""Tools whose declared names are remembered: as many as a busy day uses."""
+
+FACT_CHARACTERS: Final = 500
+"""Length to which any text of an entry is cut."""
+
+REFUSED_SECONDS: Final = 60.0
+"""Time in which wrong tokens from one address make one entry, with their number."""
+
+ADDRESSES: Final = 64
+"""Addresses that have an entry of their own in that time; those of all others make one together."""
+
+KINDS: Final = ("call", "question", "approval", "login", "configuration", "token", "dropped")
+"""Kinds of entries."""
+
+Facts: TypeAlias = Mapping[str, JSON]
+
+
+class _Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as it waits: the arguments of `AuditLog.called`, and its time in seconds since 1970."""
+
+    at: float
+    tool: Tool
+    arguments: Raw | None
+    outcome: str
+    decision: str
+    rule: str | None
+    principal: str | None
+    client_info: Raw | None
+    session: str | None
+    ms: float | None
+    result_bytes: int | None
+
+
+_Note: TypeAlias = tuple[float, str, Facts]
+"""Time, kind and facts of anything else."""
+
+
+def state_folder(config: Config) -> Path | None:
+    """Return the folder of what is kept between two starts; None if nothing is kept."""
+    path = config.store.path
+    if path == IN_MEMORY:
+        return None
+    return (default_path() if path is None else Path(path)).parent
+
+
+def audit_file(config: Config) -> AuditFile | None:
+    """Return the audit file of a configuration; None if it has none."""
+    folder, settings = state_folder(config), config.audit
+    return AuditFile(folder, settings.max_bytes, settings.files) if settings.enabled and folder else None
+
+
+def note_now(config: Config, kind: str, /, **facts: JSON) -> None:
+    """Write one entry at once, for a command that runs beside the proxy. Blocks; a failure is logged."""
+    file = audit_file(config)
+    if file is not None:
+        try:
+            file.append([_line(time.time(), kind, facts)])
+        except OSError as error:
+            logger.warning("the audit has no entry of this: %s: %s", file.path, error.strerror or error)
+
+
+class AuditLog:
+    """The audit of a running proxy. Its `run` owns the writing; the other methods only append to memory."""
+
+    def __init__(self, file: AuditFile | None, *, waiting: int = WAITING) -> None:
+        """Record into a file, or nothing at all; `waiting` entries wait at most."""
+        self._file, self._most = file, waiting
+        self._queue: deque[_Call | _Note] = deque()
+        self._bytes = 0
+        self._dropped = self._lost = 0
+        """Entries that did not fit, before and after they were taken from the queue."""
+        self._refused: Counter[str] = Counter()
+        self._refusals_written = -REFUSED_SECONDS
+        self._lines: list[bytes] = []
+        self._key: bytes | None = None
+        self._declared: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self._noted = anyio.Event()
+        self._writing = anyio.Lock()
+        self.warning: str | None = None
+        """Problem of the file, for a person; None while it can be written. Already logged."""
+
+    def called(
+        self,
+        tool: Tool,
+        arguments: Raw | None,
+        outcome: str,
+        *,
+        decision: str,
+        rule: str | None,
+        principal: str | None,
+        client_info: Raw | None,
+        session: str | None,
+        ms: float | None = None,
+        result_bytes: int | None = None,
+    ) -> None:
+        """Record a call.
+
+        Args:
+            tool: The tool.
+            arguments: Arguments as they came; None if there are none.
+            outcome: How it ended, such as ``succeeded``.
+            decision: ``allowed`` or ``refused``.
+            rule: What decided that, if it was not the default.
+            principal: Who called; None for the host over standard streams.
+            client_info: Introduction of the client.
+            session: Public id of the session; it is not the one that a client sends.
+            ms: Milliseconds until the result; None if nothing was sent.
+            result_bytes: Size of the result; None if there is none.
+        """
+        if self._file is None:
+            return
+        if len(self._queue) >= self._most:
+            self._dropped += 1
+            return
+        size = 0 if arguments is None else len(arguments)
+        kept = self._bytes + size <= WAITING_BYTES
+        self._bytes += size if kept else 0
+        self._queue.append(
+            _Call(
+                at=time.time(),
+                tool=tool,
+                arguments=arguments if kept else None,
+                outcome=outcome,
+                decision=decision,
+                rule=rule,
+                principal=principal,
+                client_info=client_info,
+                session=session,
+                ms=ms,
+                result_bytes=result_bytes,
+            )
+        )
+        self._noted.set()
+
+    def note(self, kind: str, /, **facts: JSON) -> None:
+        """Record anything else; `facts` are names, numbers and words of ours, and no values of a call."""
+        if self._file is None:
+            return
+        if len(self._queue) >= self._most:
+            self._dropped += 1
+            return
+        self._queue.append((time.time(), kind, facts))
+        self._noted.set()
+
+    def token_refused(self, address: str) -> None:
+        """Record a wrong token; many from one address make one entry."""
+        if self._file is not None:
+            known = address in self._refused or len(self._refused) < ADDRESSES
+            self._refused[address if known else "others"] += 1
+            self._noted.set()
+
+    async def run(self) -> None:
+        """Write until cancelled, and then what is left."""
+        try:
+            while True:
+                await self._noted.wait()
+                await anyio.sleep(GATHERING_SECONDS if self.warning is None else RETRY_SECONDS)
+                self._noted = anyio.Event()
+                await self.flush()
+                if self._lines or self._lost or self._refused:
+                    self._noted.set()
+        finally:
+            with anyio.move_on_after(LAST_SECONDS, shield=True):
+                self._refusals_written = -REFUSED_SECONDS
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Write everything that was recorded before, unless the file cannot be written."""
+        async with self._writing:
+            refused = self._refusals_due()
+            waiting = self._queue or refused or self._dropped or self._lines or self._lost
+            if self._file is None or not waiting:
+                return
+            queue, self._queue, self._bytes = self._queue, deque(), 0
+            dropped, self._dropped = self._dropped, 0
+            # Not abandoned when cancelled: the file must not get the same lines twice.
+            with anyio.CancelScope(shield=True):
+                await in_thread(self._write, self._file, queue, refused, dropped)
+
+    def _refusals_due(self) -> Counter[str]:
+        now = time.monotonic()
+        if not self._refused or now - self._refusals_written < REFUSED_SECONDS:
+            return Counter()
+        self._refusals_written, found, self._refused = now, self._refused, Counter()
+        return found
+
+    def _write(
+        self, file: AuditFile, queue: deque[_Call | _Note], refused: Counter[str], dropped: int
+    ) -> None:
+        now = time.time()
+        while queue:
+            try:
+                self._lines.append(self._encoded(file, queue.popleft()))
+            except Exception:
+                # boundary: an entry that cannot be encoded must not cost the others
+                logger.exception("an entry of the audit could not be written and is lost")
+                dropped += 1
+        for address, count in refused.items():
+            self._lines.append(_line(now, "token", {"event": "refused", "address": address, "count": count}))
+        self._lost += dropped
+        try:
+            while self._lines:
+                del self._lines[: file.append(self._lines)]
+            if self._lost:
+                file.append([_line(now, "dropped", {"count": self._lost})])
+                self._lost = 0
+            self.warning = None
+        except OSError as error:
+            if self.warning is None:
+                self.warning = f"the audit cannot be written: {file.path}: {error.strerror or error}"
+                logger.warning("%s. Calls go on without it", self.warning)
+            # The latest are worth more than the oldest.
+            more = max(len(self._lines) - KEPT, 0)
+            self._lost += more
+            del self._lines[:more]
+
+    def _encoded(self, file: AuditFile, entry: _Call | _Note) -> bytes:
+        if not isinstance(entry, _Call):
+            return _line(*entry)
+        tool = entry.tool
+        called: dict[str, JSON] = {
+            "principal": entry.principal,
+            "client": _client_name(entry.client_info),
+            "session": entry.session,
+            "server": tool.server,
+            "tool": tool.name,
+            "class": tool.tool_class.value,
+            "decision": entry.decision,
+            "rule": entry.rule,
+            "fingerprint": tool.fingerprint,
+            "outcome": entry.outcome,
+            "ms": None if entry.ms is None else round(entry.ms, 3),
+            "result_bytes": entry.result_bytes,
+        }
+        if entry.arguments is not None:
+            encoded = bytes(entry.arguments)
+            shape, canonical = self._shape(tool, encoded)
+            called["arguments"] = {"bytes": len(encoded), "shape": shape}
+            called["arguments_hash"] = self._hash(file, canonical)
+        return _line(entry.at, "call", called)
+
+    def _hash(self, file: AuditFile, data: bytes) -> str | None:
+        """Return a hash under the key of the folder; None while there is no key."""
+        if self._key is None:
+            try:
+                self._key = file.key()
+            except OSError as error:
+                logger.debug("the audit has no key: %s", error)
+                return None
+        return hashlib.blake2b(data, key=self._key, digest_size=16).hexdigest()
+
+    def _shape(self, tool: Tool, encoded: bytes) -> tuple[JSON, bytes]:
+        """Return the shape of arguments, and bytes that are the same for the same arguments."""
+        if len(encoded) > READ_BYTES:
+            return None, encoded
+        try:
+            if nests_deeper(encoded, LEVELS_READ):
+                return None, encoded
+            arguments = json.loads(encoded)  # not msgspec: its numbers end at 64 bits
+        except (ValueError, RecursionError):
+            return None, encoded
+        shape = _shape(arguments, self._names(tool), [SHAPE_VALUES], SHAPE_LEVELS)
+        return shape, json.dumps(arguments, sort_keys=True).encode()
+
+    def _names(self, tool: Tool) -> frozenset[str]:
+        found = self._declared.get(tool.fingerprint)
+        if found is None:
+            found = self._declared[tool.fingerprint] = declared_names(tool.definition)
+            if len(self._declared) > SCHEMAS_KEPT:
+                self._declared.popitem(last=False)
+        return found
+
+
+def _line(at: float, kind: str, facts: Facts) -> bytes:
+    """Encode an entry; facts that are not known are left out."""
+    known = {name: _cut(fact) for name, fact in facts.items() if fact is not None}
+    return msgspec.json.encode({"time": round(at, 3), "kind": kind, **known})
+
+
+def _cut(fact: JSON) -> JSON:
+    if isinstance(fact, str):
+        # A lone surrogate has no bytes.
+        return fact[:FACT_CHARACTERS].encode("utf-8", "replace").decode()
+    return [_cut(each) for each in fact[:SHAPE_NAMES]] if isinstance(fact, list) else fact
+
+
+def _client_name(client_info: Raw | None) -> str | None:
+    try:
+        name = None if client_info is None else msgspec.json.decode(client_info).get("name")
+    except (msgspec.DecodeError, AttributeError, RecursionError):
+        return None
+    return name[:NAME_CHARACTERS] if isinstance(name, str) else None
+
+
+def declared_names(definition: bytes) -> frozenset[str]:
+    """Return the names of properties that the input schema of a tool declares, at any level.
+
+    Other names in arguments may be values: of an object whose keys are addresses, for example.
+    """
+    try:
+        waiting = [msgspec.json.decode(definition).get("inputSchema")]
+    except (msgspec.DecodeError, AttributeError, RecursionError):
+        return frozenset()
+    found = set[str]()
+    while waiting and len(found) < DECLARED_NAMES:
+        schema = waiting.pop()
+        if isinstance(schema, list):
+            waiting += schema
+        elif isinstance(schema, dict):
+            properties = schema.get("properties")
+            if isinstance(properties, dict):
+                found.update(name for name in properties if len(name) <= DECLARED_CHARACTERS)
+                waiting += properties.values()
+            waiting += [part for key, part in schema.items() if key not in ("properties", "enum", "examples")]
+    return frozenset(found)
+
+
+def _shape(value: Any, names: frozenset[str], left: list[int], levels: int) -> JSON:
+    """Return the names and types of a value; `left` has the number of values that may still be written."""
+    left[0] -= 1
+    if isinstance(value, dict):
+        if levels <= 0 or left[0] <= 0:
+            return "object"
+        shown: dict[str, JSON] = {}
+        for name, each in value.items():
+            if name in names and len(shown) < SHAPE_NAMES and left[0] > 0:
+                shown[name] = _shape(each, names, left, levels - 1)
+        if more := len(value) - len(shown):
+            shown["..."] = more
+        return shown
+    if isinstance(value, list):
+        if levels <= 0 or left[0] <= 0 or not value:
+            return "array"
+        return [_shape(value[0], names, left, levels - 1), len(value)]
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    return "string" if isinstance(value, str) else "number"
+
+
+def selecting(
+    since: float, server: str | None, tool: str | None, kind: str | None
+) -> Callable[[dict[str, Any]], bool]:
+    """Return whether an entry is wanted: from a time on, and about a server, a tool, of a kind if given."""
+    facts = {"server": server, "tool": tool, "kind": kind}
+    wanted = {name: fact for name, fact in facts.items() if fact is not None}
+    return lambda entry: entry["time"] >= since and all(entry.get(name) == wanted[name] for name in wanted)
+
+
+def summary(entry: Mapping[str, Any]) -> str:
+    """Return an entry on one line for a person, without its time and kind."""
+    named = ".".join(str(entry[key]) for key in ("server", "tool") if key in entry)
+    if entry["kind"] == "call":
+        outcome = f"{entry.get('decision')}, {entry.get('outcome')}"
+        parts = [named, outcome, "ms" in entry and f"{entry['ms']} ms"]
+        parts += ["result_bytes" in entry and f"{entry['result_bytes']:,} bytes"]
+        parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
+    else:
+        left_out = ("time", "kind", "server", "tool", "principal", "client", "session")
+        parts = [named, *(f"{key} {value}" for key, value in entry.items() if key not in left_out)]
+    parts += [key in entry and f"{key} {entry[key]}" for key in ("principal", "client")]
+    return "; ".join(str(part) for part in parts if part)

@@ -1,0 +1,236 @@
+"""The audit file: lines of JSON in the state folder, which several proxies append to and which is rotated.
+
+Each batch of lines is one write at the end of the file, so that the lines of several proxies do not mix. A
+file that has grown to its largest size is renamed, under a lock, and a new one begun. A proxy that is killed,
+or a full disk, may leave half of a line: the next batch begins on a line of its own, and readers skip it.
+Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from mcp_context_proxy.system import process
+
+NAME: Final = "audit"
+
+KEY_BYTES: Final = 32
+"""Bytes of the key of hashes: nobody finds it by trying."""
+
+READ_BYTES: Final = 1024 * 1024
+"""Bytes that are read at a time."""
+
+LINE_BYTES: Final = 64 * 1024
+"""Longest line that a reader takes; no proxy writes a tenth of it."""
+
+_WRITE: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+
+
+class AuditFile:
+    """The audit file of a state folder, with the older ones beside it."""
+
+    def __init__(self, folder: Path, max_bytes: int, files: int) -> None:
+        """Name the files; nothing is read or written. `files` of up to `max_bytes` each are kept."""
+        self.folder, self._max_bytes, self._files = folder, max_bytes, files
+        self.path = self._numbered(0)
+
+    def _numbered(self, number: int) -> Path:
+        """Return the path of the current file, or of the one that was it so many rotations ago."""
+        return self.folder / (f"{NAME}.{number}.jsonl" if number else f"{NAME}.jsonl")
+
+    def append(self, lines: Sequence[bytes]) -> int:
+        """Append lines, each without its end; return how many of them were written whole.
+
+        That may be fewer than were given, one at least; the others are to be given again, and so is a line
+        that was torn.
+
+        Raises:
+            OSError: not even the first line could be written whole.
+        """
+        block = self._block(lines)
+        with os.fdopen(self._open(), "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size or size + len(block) <= self._max_bytes or not self._rotate(file):
+                return _append(file, block, size)
+        with os.fdopen(self._open(), "r+b", buffering=0) as file:
+            return _append(file, block, os.fstat(file.fileno()).st_size)
+
+    def _block(self, lines: Sequence[bytes]) -> bytes:
+        """Join as many lines as one file takes, one at least."""
+        size, taken = 0, list[bytes]()
+        for line in lines:
+            size += len(line) + 1
+            if taken and size > self._max_bytes:
+                break
+            taken.append(line + b"\n")
+        return b"".join(taken)
+
+    def _open(self) -> int:
+        process.make_private_folder(self.folder)
+        descriptor = os.open(self.path, _WRITE, stat.S_IRUSR | stat.S_IWUSR)
+        if sys.platform != "win32":
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise OSError(None, "it is not a regular file", str(self.path))
+            os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR)
+        return descriptor
+
+    def _rotate(self, file: IO[bytes]) -> bool:
+        """Begin a new file; return False if another process is about to do that."""
+        with self._open_lock() as lock:
+            if not self._is_current(file):
+                return True
+            if not process.lock_file(lock):
+                return False
+            if self._is_current(file):
+                for number in range(self._files - 1, 0, -1):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._numbered(number - 1).replace(self._numbered(number))
+                if self._files == 1:
+                    self.path.unlink()
+                # Those of a time when more were kept.
+                number = self._files
+                while (older := self._numbered(number)).exists():
+                    older.unlink(missing_ok=True)
+                    number += 1
+            return True
+
+    def _is_current(self, file: IO[bytes]) -> bool:
+        try:
+            return _id(self.path.stat()) == _id(os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _open_lock(self) -> IO[bytes]:
+        path = self.folder / f"{NAME}.lock"
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR), "r+b")
+
+    def fault(self) -> str | None:
+        """Return why nothing can be written, in words for a person; None if something can."""
+        try:
+            os.close(self._open())
+        except OSError as error:
+            return f"{self.path} cannot be written: {error.strerror or error}"
+        return None
+
+    def key(self) -> bytes:
+        """Return the key of the hashes in this folder; it is made at the first use.
+
+        Raises:
+            OSError: it cannot be read or made.
+        """
+        path = self.folder / f"{NAME}.key"
+        with contextlib.suppress(FileNotFoundError):
+            return self._read_key(path)
+        process.make_private_folder(self.folder)
+        descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=self.folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+            # A link appears with its content and never replaces: of two processes one wins.
+            with contextlib.suppress(FileExistsError):
+                os.link(whole, path)
+        finally:
+            os.unlink(whole)  # noqa: PTH108 - its path is a string
+        return self._read_key(path)
+
+    def _read_key(self, path: Path) -> bytes:
+        process.make_private(path)
+        key = path.read_bytes()
+        if len(key) != KEY_BYTES:
+            raise OSError(None, f"it does not have {KEY_BYTES} bytes; delete it for a new one", str(path))
+        return key
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yield what the files hold, oldest first; a line that is torn or no entry is skipped."""
+        opened: list[IO[bytes]] = []
+        file: IO[bytes]
+        with contextlib.ExitStack() as stack:
+            seen, number = set[tuple[int, int]](), 0
+            # The newest first: a file that is renamed meanwhile is met a second time, and none is missed.
+            while True:
+                try:
+                    file = stack.enter_context(self._numbered(number).open("rb"))
+                except FileNotFoundError:
+                    if number:
+                        break
+                else:
+                    if (identity := _id(os.fstat(file.fileno()))) not in seen:
+                        opened.append(file)
+                    seen.add(identity)
+                number += 1
+            for file in reversed(opened):
+                yield from _decoded(file)
+
+    def follow(self) -> Iterator[dict[str, Any] | None]:
+        """Yield entries from now on, and None whenever there is no further one yet; never ends."""
+        file: IO[bytes] | None = None
+        at_end = True
+        rest = b""
+        while True:
+            if file is None:
+                with contextlib.suppress(FileNotFoundError):
+                    file = self.path.open("rb")
+                    file.seek(0, os.SEEK_END if at_end else os.SEEK_SET)
+                at_end, rest = False, b""
+            if file is not None:
+                *lines, rest = (rest + file.read(READ_BYTES)).split(b"\n")
+                rest = rest[-LINE_BYTES:]
+                yield from filter(None, map(_entry, lines))
+                if lines:
+                    continue
+                if not self._is_current(file):
+                    file.close()
+                    file = None
+                    continue
+            yield None
+
+
+def _id(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _append(file: IO[bytes], block: bytes, size: int) -> int:
+    """Write lines at the end of a file of some size; return the number of those that are there whole.
+
+    Raises:
+        OSError: there is none.
+    """
+    if size:
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            block = b"\n" + block
+    written = 0
+    try:
+        while written < len(block):
+            written += file.write(block[written:])
+    except OSError:
+        if not block[:written].removeprefix(b"\n").count(b"\n"):
+            raise
+    return block[:written].removeprefix(b"\n").count(b"\n")
+
+
+def _decoded(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    while line := file.readline(LINE_BYTES):
+        if line.endswith(b"\n") and (entry := _entry(line)) is not None:
+            yield entry
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return the entry on a line; None if there is none."""
+    try:
+        entry = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    fits = isinstance(entry, dict) and isinstance(entry.get("time"), int | float)
+    return entry if fits and isinstance(entry.get("kind"), str) else None

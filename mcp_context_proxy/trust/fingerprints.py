@@ -1,0 +1,285 @@
+"""Fingerprints of definitions, and the signs by which one is withheld however it came.
+
+A definition is canonical JSON, split into two parts. *Seen* is what a model reads or a host decides by;
+*rest* is everything else. Two definitions are the same if both parts are, in whatever order a server writes
+their members.
+
+The signs (`suspicion`) are few and hard: none of them occurs in the definitions of some thousand real tools.
+They are a reason to look, not a filter that a careful writer could not pass; the wall is the comparison with
+what was approved. Everything here takes time in proportion to the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.protocol.text import clean
+
+
+class Approvable(StrEnum):
+    """Kinds of definitions that are approved; also their names in messages."""
+
+    TOOL = "tool"
+    PROMPT = "prompt"
+    TEMPLATE = "resource template"
+
+
+SEEN: Final = {
+    Approvable.TOOL: frozenset({"name", "title", "description", "inputSchema", "annotations"}),
+    Approvable.PROMPT: frozenset({"name", "title", "description", "arguments"}),
+    Approvable.TEMPLATE: frozenset({"uriTemplate", "name", "title", "description", "annotations"}),
+}
+"""Members of a definition that a model reads or a host decides by."""
+
+_ESCAPED_COLONS: Final = (b"\\u003a", b"\\u003A")
+
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+_decode = msgspec.json.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """SHA-256 of both parts of a definition."""
+
+    seen: bytes
+    rest: bytes
+
+    @property
+    def key(self) -> bytes:
+        """One digest of both."""
+        return hashlib.sha256(self.seen + self.rest).digest()
+
+    def of(self, server: str) -> str:
+        """Return a digest (hexadecimal) of the definition as that of a server."""
+        return hashlib.sha256(server.encode() + b"\0" + self.seen + self.rest).hexdigest()
+
+
+def canonical(definition: bytes) -> bytes:
+    """Return JSON without spaces and with sorted members; the bytes themselves where one would be lost."""
+    seen, rest = _parts(definition, None)
+    return seen or rest
+
+
+def fingerprint(definition: bytes, kind: Approvable = Approvable.TOOL) -> Fingerprint:
+    """Return the fingerprint of an encoded definition."""
+    seen, rest = _parts(definition, SEEN[kind])
+    return Fingerprint(hashlib.sha256(seen).digest(), hashlib.sha256(rest).digest())
+
+
+def _parts(definition: bytes, seen: Collection[str] | None) -> tuple[bytes, bytes]:
+    """Return both parts in canonical form; without a split, and for what is no object, all is seen."""
+    try:
+        value = _decode(definition)
+        if seen is None or not isinstance(value, dict):
+            parts = _encode_sorted(value), b""
+        else:
+            rest = {key: value.pop(key) for key in value.keys() - seen}
+            parts = _encode_sorted(value), _encode_sorted(rest) if rest else b""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return definition, b""
+    # Each member has a colon, and others stand in texts unless they are escaped: fewer, and a member that was
+    # named twice is gone.
+    whole = parts[0].count(b":") + parts[1].count(b":") == definition.count(b":")
+    return parts if whole and not any(each in definition for each in _ESCAPED_COLONS) else (definition, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Statements of a definition about its effects, which hosts decide by."""
+
+    tool_class: ToolClass = ToolClass.WRITE
+    interactive: bool = False
+    """True if the user must be asked before each call."""
+
+    def loosens(self, other: Hints) -> bool:
+        """Return whether these promise less harm than the others, or ask less."""
+        ranks = list(ToolClass)
+        less = ranks.index(self.tool_class) < ranks.index(other.tool_class)
+        return less or (other.interactive and not self.interactive)
+
+    def __str__(self) -> str:
+        return f"{self.tool_class} asks" if self.interactive else str(self.tool_class)
+
+    @classmethod
+    def read(cls, text: str) -> Hints:
+        """Return the hints that a text from `str` stands for.
+
+        Raises:
+            ValueError: it stands for none.
+        """
+        name, _, asks = text.partition(" ")
+        return cls(ToolClass(name), bool(asks))
+
+
+NO_HINTS: Final = Hints()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A definition that a server lists, to be judged."""
+
+    kind: Approvable
+    name: str
+    """The server's own name of it; the URI template of a template."""
+    definition: bytes
+    """The JSON as received, or as it is shown if that was far too long."""
+    fingerprint: Fingerprint
+    hints: Hints = NO_HINTS
+    hidden: bool = False
+    """True if characters that a person does not see were removed from it."""
+
+    @classmethod
+    def of(
+        cls, kind: Approvable, name: str, definition: bytes, shown: bytes, hints: Hints = NO_HINTS
+    ) -> Candidate:
+        """Return a definition to be judged, as it came and as it is shown."""
+        # Nothing was removed from most definitions: they are shown as they came.
+        hidden = shown is not definition and hides(json.loads(definition))
+        kept = definition if len(definition) <= KEPT_BYTES else shown
+        return cls(kind, name, kept, fingerprint(definition, kind), hints, hidden)
+
+
+def list_digest(source: str, candidates: Mapping[str, Candidate]) -> bytes:
+    """Return a digest of all definitions of a list, in whatever order, and of where it comes from."""
+    parts = sorted(
+        name.encode("utf-8", "replace") + one.fingerprint.seen + one.fingerprint.rest
+        for name, one in candidates.items()
+    )
+    return hashlib.sha256(source.encode("utf-8", "replace") + b"".join(parts)).digest()
+
+
+KEPT_BYTES: Final = 64 * 1024
+"""Size of a definition up to which it is kept as it came, for a person to compare."""
+
+HIDDEN: Final = "it hides characters"
+
+
+def hides(value: Any) -> bool:
+    """Return whether a text in a decoded definition has characters that a person does not see.
+
+    Regular expressions may speak of such characters, and are shown with escapes.
+    """
+    return any(clean(text) != text for text in map(_without_returns, _texts(value, patterns=False)))
+
+
+def _without_returns(text: str) -> str:
+    # Texts of Windows end their lines with them.
+    return text.replace("\r", "")
+
+
+def _texts(value: Any, *, patterns: bool = True) -> Iterator[str]:
+    """Yield all texts in a value, names of members too. Recursion is bounded by the depth checked before."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, patterns=patterns)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            if patterns or key != "pattern":
+                yield from _texts(item, patterns=patterns)
+
+
+GAP: Final = 3
+"""Words that may stand between two words of a sign."""
+
+_PHRASES: Final[tuple[tuple[str, tuple[frozenset[str], ...]], ...]] = (
+    (
+        "it tells a model to disregard its instructions",
+        (
+            frozenset({"ignore", "disregard", "forget", "override", "bypass"}),
+            frozenset({"previous", "prior", "earlier", "above", "preceding", "former", "your", "system"}),
+            frozenset({"instruction", "instructions", "prompt", "prompts", "guidelines", "directives"}),
+        ),
+    ),
+    (
+        "it tells a model to keep something from the user",
+        (
+            frozenset({"not", "never", "don't", "dont", "without"}),
+            frozenset(
+                {
+                    *("tell", "mention", "inform", "notify", "reveal", "disclose", "alert"),
+                    *("telling", "mentioning", "informing", "notifying", "revealing", "disclosing"),
+                }
+            ),
+            frozenset({"user", "users", "human", "humans", "person", "customer"}),
+        ),
+    ),
+    (
+        "it gives a model another role",
+        (
+            frozenset({"now", "pretend", "hereby"}),
+            frozenset({"you", "be"}),
+            frozenset({"assistant", "ai", "admin", "administrator", "root", "developer", "unrestricted"}),
+        ),
+    ),
+    (
+        "it gives a model another role",
+        (frozenset({"you"}), frozenset({"are"}), frozenset({"now"}), frozenset({"a", "an", "in", "the"})),
+    ),
+)
+"""Signs: words that follow each other, at most `GAP` others between two of them."""
+
+_TAG: Final = re.compile(
+    r"<[ /]{0,2}(?:important|system|secret|hidden|instructions?|admin|assistant)[ /]{0,2}>"
+    r"|\[[ /]{0,2}(?:system|inst)[ /]{0,2}\]",
+    re.IGNORECASE,
+)
+_WORD: Final = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{8,128}")
+_COMPOUND: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-z0-9]+)+")
+"""A word that is made of several, as names of tools are and words of a sentence are not."""
+
+
+def is_distinctive(name: str) -> bool:
+    """Return whether nobody writes the name of a tool in a sentence without meaning the tool."""
+    return _NAME.fullmatch(name) is not None and _COMPOUND.fullmatch(name) is not None
+
+
+def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
+    """Return the sign for which a definition is withheld, as the end of "because ..."; None without one.
+
+    Args:
+        candidate: The definition.
+        owners: Distinctive names of other servers' tools, each with its server.
+    """
+    if candidate.hidden:
+        return HIDDEN
+    try:
+        text = "\n".join(_texts(_decode(candidate.definition)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # What msgspec cannot read, such as half of a surrogate pair, is withheld or shown as it is written.
+        text = candidate.definition.decode("utf-8", "replace")
+    if _TAG.search(text):
+        return "it has a mark of a system's own messages"
+    lowered, words = text.lower().replace("\u2019", "'"), list[str]()
+    for reason, phrase in _PHRASES:
+        if all(any(word in lowered for word in alternatives) for alternatives in phrase):
+            words = words or _WORD.findall(lowered)
+            if _follow(words, phrase):
+                return reason
+    named = owners.keys() & set(_NAME.findall(text)) if owners else ()
+    return f"it names a tool of server {owners[min(named)]!r}" if named else None
+
+
+def _follow(words: list[str], phrase: tuple[frozenset[str], ...]) -> bool:
+    """Return whether the words of a phrase follow each other."""
+    latest = [-GAP - 2] * len(phrase)
+    for at, word in enumerate(words):
+        # From the end, so that one word never counts as two of the phrase.
+        for place in range(len(phrase) - 1, -1, -1):
+            if word in phrase[place] and (place == 0 or at - latest[place - 1] <= GAP + 1):
+                latest[place] = at
+                if place == len(phrase) - 1:
+                    return True
+    return False

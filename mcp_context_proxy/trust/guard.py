@@ -1,0 +1,234 @@
+"""Guard of known secrets: none goes to a server that was not given it, whatever asks a model to pass it on.
+
+The values are known exactly, those of the configuration and of logins, so they are looked for as they are, in
+everything that a client sends to a server: arguments of tools and prompts, URIs, completions, answers to
+questions. Encodings that a model writes by itself count as well: escapes of JSON, percent-encoding, base64.
+Nothing is guessed from the look of a text.
+
+A value that occurs in innocent text is left out (`is_secret`), as are the variables that the configuration
+calls public.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final, TypeAlias
+
+from msgspec import Raw
+
+from mcp_context_proxy.config.secrets import (
+    LEARNED,
+    Redactor,
+    Secret,
+    in_base64,
+    in_json,
+    in_urls,
+    names_secret,
+    secrets_of,
+)
+from mcp_context_proxy.config.settings import Config, GuardsConfig
+
+SHORTEST: Final = 8
+"""Shortest value that counts, in characters; shorter ones occur in innocent text."""
+
+PHRASE_CHARACTERS: Final = 16
+"""Length from which plain words count if their name says that they are a secret: a pass phrase."""
+
+_PATH: Final = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\]([^/\\]*)[\w.@ /\\-]*", re.ASCII)
+"""A path; the group is the first folder in it."""
+_SEPARATORS: Final = re.compile(r"[\W_]+")
+_AUTHOR: Final = re.compile(r"author(?!i)", re.IGNORECASE)
+_EXACT: Final = ("keyring:", "cmd:")
+"""Beginnings of the names of values that come from a place for secrets."""
+
+_SLASH: Final = re.compile(r"(\\[^/])|\\/")
+"""An escape in JSON; the group is one of anything but a slash."""
+
+_RUN: Final = re.compile(r"[\w+/=%.~-]{20}", re.ASCII)
+"""A long run of characters without a space, as keys and everything in base64 have; words are shorter."""
+
+Params: TypeAlias = Mapping[str, Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSecret:
+    """A secret that a server was not given: its name, and one that was."""
+
+    name: str
+    owner: str | None
+    """None for a secret of the proxy itself."""
+
+    def __str__(self) -> str:
+        whose = "the proxy itself" if self.owner is None else f"server {self.owner!r}"
+        return f"{self.name}, which is a secret of {whose}"
+
+
+class KnownSecrets:
+    """The secrets of all servers and of the proxy, and the servers that were given each."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        """Know the secrets of a configuration; without one, none."""
+        self._guards = GuardsConfig()
+        self._configured: list[tuple[str | None, Secret]] = []
+        self._own: list[Secret] = []
+        self._learned: dict[str, deque[Secret]] = {}
+        self._foreign: dict[str, Forms] = {}
+        """Forms of the secrets that each server was not given; made when they are needed."""
+        self._redactor: Redactor | None = None
+        if config is not None:
+            self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Follow a changed configuration; what was learned since the start stays known."""
+        self._guards = config.guards
+        self._configured = [
+            (name, secret) for name, server in config.servers.items() for secret in secrets_of(server)
+        ]
+        keys = (("embedding.api_key", config.embedding.api_key), ("rerank.api_key", config.rerank.api_key))
+        self._configured += [(None, (name, value)) for name, value in keys if value is not None]
+        self._forget_forms()
+
+    def know_own(self, secret: Secret) -> None:
+        """Add a secret of the proxy itself, which no server is given."""
+        self._own.append(secret)
+        self._forget_forms()
+
+    def learn(self, server: str, secrets: Iterable[Secret]) -> None:
+        """Add secrets that a server was given while the proxy runs, such as tokens; the latest are kept."""
+        self._learned.setdefault(server, deque(maxlen=LEARNED)).extend(secrets)
+        self._forget_forms()
+
+    @property
+    def redacts_results(self) -> bool:
+        """True if known secrets are removed from results, too."""
+        return self._guards.results == "redact"
+
+    def in_params(self, server: str, params: Params) -> KnownSecret | None:
+        """Return a secret in the params of a request to a server that was not given it; None without one."""
+        forms = self._foreign.get(server)
+        if forms is None:
+            forms = self._foreign[server] = self._forms_for(server)
+        for raw in params.values():
+            if len(raw) >= forms.shortest and (found := forms.first_in(raw)) is not None:
+                return found
+        return None
+
+    def redacted(self, result: bytes) -> tuple[bytes, bool]:
+        """Return a result without any known secret, and whether it had one."""
+        redacted = self._redact().json(result)
+        return redacted, redacted != result
+
+    def without(self, text: str) -> str:
+        """Return a text without any known secret, such as a URI for an error."""
+        return self._redact()(text)
+
+    def _redact(self) -> Redactor:
+        if self._redactor is None:
+            self._redactor = Redactor(secret for _, secret in self._all())
+        return self._redactor
+
+    def _forget_forms(self) -> None:
+        self._foreign, self._redactor = {}, None
+
+    def _all(self) -> Iterator[tuple[str | None, Secret]]:
+        """Yield each secret that counts, with a server that has it."""
+        learned = ((server, one) for server, known in self._learned.items() for one in known)
+        for server, (name, value) in (*self._configured, *learned, *((None, one) for one in self._own)):
+            if name not in self._guards.public and is_secret(name, value):
+                yield server, (name, value.strip())
+
+    def _forms_for(self, server: str) -> Forms:
+        """Return the forms of all secrets that a server was not given."""
+        if not self._guards.secrets:
+            return Forms({})
+        known = [*self._all()]
+        given = {value for owner, (_, value) in known if owner == server}
+        forms: dict[str, KnownSecret] = {}
+        for owner, (name, value) in known:
+            if value not in given:
+                for form in encoded_forms(value):
+                    forms.setdefault(form, KnownSecret(name, owner))
+        return Forms(forms)
+
+
+class Forms:
+    """Forms of secrets, each with its secret, and a quick search for all of them.
+
+    Nearly every form has a long run of characters without a space, and few arguments have one. So one
+    search for any such run spares those for the forms, however many secrets there are.
+    """
+
+    def __init__(self, forms: Mapping[str, KnownSecret]) -> None:
+        self.shortest: float = min(map(len, forms), default=inf)
+        """Length of the shortest form; shorter params need no search."""
+        self._long = tuple((form, secret) for form, secret in forms.items() if _RUN.search(form))
+        self._others = tuple((form, secret) for form, secret in forms.items() if not _RUN.search(form))
+
+    def first_in(self, raw: Raw) -> KnownSecret | None:
+        """Return the secret of the first form that is in encoded JSON, whichever way that is escaped."""
+        text = bytes(raw).decode("utf-8", "replace")
+        found = self._in_text(text)
+        if found is None and ("\\u" in text or "\\/" in text):
+            return self._in_text(unescaped(text))
+        return found
+
+    def _in_text(self, text: str) -> KnownSecret | None:
+        for form, secret in self._others:
+            if form in text:
+                return secret
+        if self._long and _RUN.search(text):
+            for form, secret in self._long:
+                if form in text:
+                    return secret
+        return None
+
+
+def unescaped(text: str) -> str:
+    """Return encoded JSON with the escapes in its strings replaced by what they stand for."""
+    if "\\/" in text:
+        text = _SLASH.sub(lambda found: found[1] or "/", text)
+    # The codec reads ASCII only, and takes each half of a surrogate pair for a character of its own.
+    halves = text.encode("ascii", "backslashreplace").decode("unicode_escape")
+    return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def encoded_forms(value: str) -> list[str]:
+    """Return the ways in which a model would write a value: plain, in JSON, and encoded.
+
+    A form that has another one in it is left out, since the other one is found in it.
+    """
+    data = value.encode("utf-8", "surrogateescape")
+    written = {value, *in_json(value), *in_urls(value), *in_base64(data)}
+    long = sorted((one for one in written if len(one) >= SHORTEST), key=lambda one: (len(one), one))
+    return [one for at, one in enumerate(long) if not any(shorter in one for shorter in long[:at])]
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether a value is one that occurs nowhere by chance, and nowhere as an ordinary word.
+
+    Short values, paths and URLs never count; the password in a URL is a value of its own. Words and numbers,
+    such as the name of a team, count only if the name says that they are a secret and they are long.
+    """
+    text = value.strip()
+    if len(text) < SHORTEST or "://" in text or _is_path(text):
+        return False
+    if not all(map(_is_plain, _SEPARATORS.split(text))):
+        return True
+    told = names_secret(_AUTHOR.sub("", name)) or name.startswith(_EXACT)
+    return told and len(text) >= PHRASE_CHARACTERS
+
+
+def _is_path(text: str) -> bool:
+    # The first folder tells a path from a key that begins with a slash.
+    return (found := _PATH.fullmatch(text)) is not None and _is_plain(found[1])
+
+
+def _is_plain(word: str) -> bool:
+    """Return whether this looks like a word or a number and not like a part of a key."""
+    if word.isalpha():
+        return word.islower() or word.isupper() or word.istitle() or not word.isascii()
+    return not word or word.isdecimal()

@@ -1,0 +1,318 @@
+"""Named tokens: who may connect over HTTP, under which name, and what they may reach.
+
+The proxy's own token is the administrator's. Others are added by name, may be limited to some servers and
+classes of tools, and may expire. The file has no token, only the SHA-256 of each: a slow hash protects
+passwords, which people choose and others can guess; nobody guesses 256 random bits at any speed.
+
+A principal is the name behind a request. What it may reach is decided in one place, the catalog, which shows
+each principal its part (`ACTING`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+import platformdirs
+
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.items import Tool, ToolClass
+from mcp_context_proxy.system import process
+from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.audit import state_folder
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "tokens.json"
+
+OWNER: Final = "owner"
+"""Principal of the proxy's own token."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Names that a token may have: they stand in the audit, in commands and in logs."""
+
+MOST_TOKENS: Final = 100
+"""Tokens in the file, those that have expired among them."""
+
+TOKEN_BYTES: Final = 32
+
+LOOK_SECONDS: Final = 1.0
+"""Time between two looks at the file: that long may a revoked token still be used."""
+
+LOCK_SECONDS: Final = 10.0
+"""Time that another command may take to change the file."""
+
+
+class TokenError(ContextProxyError):
+    """A token cannot be added or revoked, or the file of tokens cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who makes requests, and what they may reach."""
+
+    name: str | None
+    """Name of the token; None for the host over standard streams, and where no token is required."""
+    admin: bool = True
+    """True for those who may change things and see everybody's."""
+    servers: frozenset[str] | None = None
+    """Servers that they may reach; None for all."""
+    classes: frozenset[ToolClass] | None = None
+    """Classes of tools that they may call; None for all."""
+
+    limited: bool = field(init=False, default=False)
+    """True if there is anything that they may not reach. A field, because every call asks for it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limited", self.servers is not None or self.classes is not None)
+
+    def reaches(self, server: str) -> bool:
+        """Return whether they may reach a server."""
+        return self.servers is None or server in self.servers
+
+    def may_call(self, tool: Tool) -> bool:
+        """Return whether they may call a tool."""
+        return self.reaches(tool.server) and (self.classes is None or tool.tool_class in self.classes)
+
+
+THE_USER: Final = Principal(None)
+"""The person whose proxy this is, through a host on the same machine."""
+
+ACTING: Final[ContextVar[Principal]] = ContextVar("principal", default=THE_USER)
+"""The principal for whom something is done; the proxy's own tasks see everything."""
+
+
+def is_admin(principal: Principal) -> bool:
+    """Return whether a principal may change things that concern others, and see what is theirs."""
+    return principal.admin
+
+
+def reaches(server: str) -> bool:
+    """Return whether the principal for whom this is done may reach a server."""
+    return ACTING.get().reaches(server)
+
+
+@contextmanager
+def acting_as(principal: Principal) -> Iterator[None]:
+    """Do what is inside for a principal."""
+    before = ACTING.set(principal)
+    try:
+        yield
+    finally:
+        ACTING.reset(before)
+
+
+class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A token as the file has it."""
+
+    name: str
+    sha256: str
+    """Of the token, in hexadecimal digits."""
+    created: float
+    """Seconds since 1970."""
+    expires: float | None = None
+    """In seconds since 1970; None for never."""
+    admin: bool = False
+    servers: tuple[str, ...] | None = None
+    classes: tuple[ToolClass, ...] | None = None
+
+    @property
+    def principal(self) -> Principal:
+        """Return the principal of those who have it."""
+        servers = None if self.servers is None else frozenset(self.servers)
+        classes = None if self.classes is None else frozenset(self.classes)
+        return Principal(self.name, self.admin, servers, classes)
+
+    def is_valid(self, now: float) -> bool:
+        """Return whether it has not expired."""
+        return self.expires is None or now < self.expires
+
+
+class _Tokens(msgspec.Struct, frozen=True):
+    tokens: tuple[NamedToken, ...] = ()
+
+
+def tokens_path(config: Config) -> Path:
+    """Return the path of the file of tokens: in the folder of the store, or that of your data."""
+    folder = state_folder(config) or platformdirs.user_data_path("mcp-context-proxy", appauthor=False)
+    return folder / FILE_NAME
+
+
+class TokenFile:
+    """The file of named tokens. Its methods block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> tuple[NamedToken, ...]:
+        """Return the tokens, those that have expired among them; none if there is no file.
+
+        Raises:
+            TokenError: the file cannot be read.
+        """
+        process.make_private(self.path)
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=_Tokens).tokens[:MOST_TOKENS]
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.DecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise TokenError(f"{self.path} cannot be used: {reason}; no named token is accepted") from error
+
+    def add(
+        self,
+        name: str,
+        *,
+        admin: bool = False,
+        servers: Sequence[str] | None = None,
+        classes: Sequence[ToolClass] | None = None,
+        expires: float | None = None,
+        now: float | None = None,
+    ) -> str:
+        """Add a token and return it: nobody can tell it again.
+
+        Raises:
+            TokenError: the name cannot be used or is taken, there are too many, or nothing can be written.
+        """
+        if not NAME.fullmatch(name) or name == OWNER:
+            raise TokenError(
+                f"a token cannot be named {name!r}: write 1 to 64 letters, digits, '_', '.' or '-', "
+                f"beginning with a letter or digit; {OWNER!r} is the proxy's own token"
+            )
+        if admin and (servers is not None or classes is not None):
+            raise TokenError("an administrator's token reaches everything: leave out the servers and classes")
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        with self._changing() as tokens:
+            if any(one.name == name for one in tokens):
+                raise TokenError(f"there is a token {name!r} already; revoke it, or choose another name")
+            if len(tokens) >= MOST_TOKENS:
+                raise TokenError(f"there are {MOST_TOKENS} tokens already; revoke one that is not needed")
+            tokens.append(
+                NamedToken(
+                    name=name,
+                    sha256=digest(token),
+                    created=time.time() if now is None else now,
+                    expires=expires,
+                    admin=admin,
+                    servers=None if servers is None else tuple(servers),
+                    classes=None if classes is None else tuple(classes),
+                )
+            )
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Remove a token.
+
+        Raises:
+            TokenError: there is none of that name, or the file cannot be written.
+        """
+        with self._changing() as tokens:
+            kept = [one for one in tokens if one.name != name]
+            if len(kept) == len(tokens):
+                known = ", ".join(one.name for one in tokens)
+                there = f"there are: {known}" if known else "there are none"
+                raise TokenError(f"there is no token {name!r}; {there}")
+            tokens[:] = kept
+
+    @contextmanager
+    def _changing(self) -> Iterator[list[NamedToken]]:
+        """Give the tokens to be changed inside, and replace the file by what is left of them."""
+        try:
+            process.make_private_folder(self.path.parent)
+            descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        with os.fdopen(descriptor, "r+b") as lock:
+            until = time.monotonic() + LOCK_SECONDS
+            while not process.lock_file(lock):
+                if time.monotonic() > until:
+                    raise TokenError(f"another command is changing {self.path}; try again")
+                time.sleep(0.05)
+            tokens = list(self.read())
+            yield tokens
+            try:
+                self._replace(msgspec.json.format(msgspec.json.encode(_Tokens(tuple(tokens)))))
+            except OSError as error:
+                raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
+
+    def _replace(self, content: bytes) -> None:
+        # mkstemp creates files that only their owner may read.
+        descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content + b"\n")
+            os.replace(whole, self.path)  # noqa: PTH105 - its path is a string
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(whole)  # noqa: PTH108 - its path is a string
+            raise
+
+
+def digest(token: str) -> str:
+    """Return the SHA-256 of a token in hexadecimal digits."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class TokenBook:
+    """The named tokens that a running proxy accepts: follows the file, and the time."""
+
+    def __init__(self, file: TokenFile | None, clock: Callable[[], float] = time.time) -> None:
+        """Accept none until `load` or `run`; without a file never any."""
+        self._file, self._clock = file, clock
+        self._tokens: tuple[NamedToken, ...] = ()
+        self._fault = ""
+        self.changed: list[Callable[[], None]] = []
+        """Called on the event loop when a token may no longer be accepted."""
+
+    def find(self, token: str) -> NamedToken | None:
+        """Return the token of the file that this is; None if it is none, or has expired."""
+        wanted, found = digest(token).encode(), None
+        for known in self._tokens:
+            # Each is compared, and each to its end, so that the time tells nothing.
+            if hmac.compare_digest(known.sha256.encode(), wanted):
+                found = known
+        return found if found is not None and self.accepts(found) else None
+
+    def accepts(self, token: NamedToken) -> bool:
+        """Return whether a token is as it was, and has not expired."""
+        return token.is_valid(self._clock()) and token in self._tokens
+
+    def load(self) -> None:
+        """Read the file. Blocks; a file that cannot be used is logged, and accepts nothing."""
+        if self._file is None:
+            return
+        try:
+            self._tokens, fault = self._file.read(), ""
+        except TokenError as error:
+            self._tokens, fault = (), str(error)
+        if fault and fault != self._fault:
+            logger.warning("%s", fault)
+        self._fault = fault
+
+    async def run(self) -> None:
+        """Follow the file until cancelled."""
+        if self._file is None:
+            return
+        while True:
+            before = [one for one in self._tokens if one.is_valid(self._clock())]
+            await anyio.sleep(LOOK_SECONDS)
+            await in_thread(self.load)
+            if any(not self.accepts(one) for one in before):
+                for changed in self.changed:
+                    changed()

@@ -1,0 +1,179 @@
+"""REST operations on the approval of definitions; only an admin may use them, to look as well as to decide.
+
+A model must get neither the text of a definition that waits nor a way to approve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
+
+from mcp_context_proxy.items import ToolKey
+from mcp_context_proxy.store import ApprovalRow, Store
+from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.approval import Approvals
+from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
+from mcp_context_proxy.trust.fingerprints import Approvable
+from mcp_context_proxy.trust.states import State
+from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation
+
+SHOWN_DAYS: Final = 30.0
+"""Days for which a change that was taken is shown."""
+
+SHOWN: Final = 500
+"""Definitions of all servers in one answer, those that wait first."""
+
+NAMES: Final = 1_000
+"""Definitions that are decided about at once."""
+
+BY: Final = "page"
+"""The way in which these operations decide, as it is recorded."""
+
+Hash = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class ChangedDefinition(Struct, frozen=True):
+    """A definition that waits for a person, or that was taken lately without one."""
+
+    server: str
+    kind: str
+    name: str
+    state: str
+    standing: str
+    """The state and how it came about, in words."""
+    waits: bool
+    version: str
+    """Version of the server's package; empty where it is not known."""
+    time: float
+    hash: str
+    """The hash with which to approve it."""
+    differences: list[str]
+    """Lines for a person: new sentences first."""
+
+
+class ApprovalsAnswer(Struct, frozen=True):
+    """Definitions that wait for a person, then those that changed lately."""
+
+    definitions: list[ChangedDefinition]
+
+
+class ToApprove(Struct, forbid_unknown_fields=True, frozen=True):
+    """Definitions to approve, with the hash of what was shown."""
+
+    names: Annotated[list[Name], Meta(min_length=1, max_length=NAMES)]
+    hash: Hash
+
+
+class ToReject(Struct, forbid_unknown_fields=True, frozen=True):
+    """Definitions to reject."""
+
+    names: Annotated[list[Name], Meta(min_length=1, max_length=NAMES)]
+
+
+class Decided(Struct, frozen=True):
+    """Number of definitions that were decided about."""
+
+    decided: int
+
+
+class ApprovalsApi(Api):
+    """Operations on the approval of definitions."""
+
+    def __init__(
+        self,
+        store: Store,
+        approvals: Approvals,
+        on_decided: Callable[[], None],
+        forget: Callable[[frozenset[ToolKey]], None],
+    ) -> None:
+        """Connect the parts.
+
+        ``on_decided`` has the catalog follow, and ``forget``, which may block, has learning begin anew.
+        """
+        self._store, self._approvals = store, approvals
+        self._on_decided, self._forget = on_decided, forget
+
+    @Operation(
+        "GET",
+        "/approvals",
+        "Definitions that wait for a person, and those that changed lately.",
+        query=NoParameters,
+        answer=ApprovalsAnswer,
+        decides=True,
+        problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
+    )
+    async def _list_approvals(self, given: Given) -> ApprovalsAnswer:
+        del given
+        return ApprovalsAnswer(await in_thread(self._changed))
+
+    @Operation(
+        "POST",
+        "/approvals/{server}/approve",
+        "Approve definitions of a server as they were shown.",
+        body=ToApprove,
+        answer=Decided,
+        decides=True,
+        problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
+    )
+    async def _approve(self, given: Given) -> Decided:
+        body: ToApprove = given.body
+        return await self._decide(given.path["server"], body.names, State.APPROVED, expected=body.hash)
+
+    @Operation(
+        "POST",
+        "/approvals/{server}/reject",
+        "Withhold the present definitions of a server until they are approved.",
+        body=ToReject,
+        answer=Decided,
+        decides=True,
+        problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
+    )
+    async def _reject(self, given: Given) -> Decided:
+        body: ToReject = given.body
+        return await self._decide(given.path["server"], body.names, State.REJECTED)
+
+    def _changed(self) -> list[ChangedDefinition]:
+        found = [
+            (server, change)
+            for server in self._store.approvals.servers()
+            for change in changes(self._store, server, days=SHOWN_DAYS)
+        ]
+        found.sort(key=lambda pair: not pair[1].waits)
+        return [_shown(server, change) for server, change in found[:SHOWN]]
+
+    async def _decide(self, server: str, names: list[str], state: State, **more: Any) -> Decided:
+        try:
+            rows = await in_thread(partial(self._decided, server, names, state, **more))
+        except ApprovalError as error:
+            raise BadRequestError(HTTPStatus.CONFLICT, f"{error}.") from None
+        self._on_decided()
+        return Decided(len(rows))
+
+    def _decided(self, server: str, names: list[str], state: State, **more: Any) -> list[ApprovalRow]:
+        rows = decide(self._store, server, names, state, by=BY, **more)
+        self._approvals.refresh()
+        for row in rows:
+            self._approvals.observe(row)
+        if state is State.APPROVED:
+            self._forget(frozenset((server, row.name) for row in rows if row.kind == Approvable.TOOL))
+        return rows
+
+
+def _shown(server: str, change: Change) -> ChangedDefinition:
+    row = change.row
+    return ChangedDefinition(
+        server=server,
+        kind=row.kind,
+        name=row.name,
+        state=row.state,
+        standing=change.standing,
+        waits=change.waits,
+        version=row.version,
+        time=row.time,
+        hash=hash_of([row]),
+        differences=list(change.lines),
+    )

@@ -1,0 +1,149 @@
+"""``install``, ``uninstall``, ``import``, ``add``, ``remove`` and ``init`` on a machine with hosts."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+CALCULATOR = [sys.executable, "-m", "mcp_context_proxy.examples.calculator"]
+
+
+@pytest.fixture
+def home(environment: dict[str, str]) -> Path:
+    home = Path(environment["HOME"])
+    (home / ".cursor").mkdir(parents=True)
+    return home
+
+
+@pytest.fixture
+def cursor(home: Path) -> Path:
+    file = home / ".cursor" / "mcp.json"
+    entry = {"command": CALCULATOR[0], "args": CALCULATOR[1:], "env": {"DESK_KEY": "k-0123456789"}}
+    file.write_text(json.dumps({"mcpServers": {"desk": entry}}, indent=2), "utf-8")
+    return file
+
+
+def configured(home: Path) -> dict[str, object]:
+    found: dict[str, object] = tomllib.loads((home / "mcp-context-proxy" / "config.toml").read_text("utf-8"))
+    return found
+
+
+def test_install_moves_servers_tries_them_and_uninstall_gives_the_file_back(
+    run: Run, home: Path, cursor: Path
+) -> None:
+    before = cursor.read_bytes()
+    done = run("install", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "k-0123456789" not in done.stdout + done.stderr
+    assert "ok       desk: " in done.stdout
+    assert "uninstall" in done.stdout
+    assert list(json.loads(cursor.read_bytes())["mcpServers"]) == ["context-proxy"]
+    assert "desk" in configured(home)["servers"]  # type: ignore[operator]
+    back = run("uninstall", "--yes")
+    assert (back.returncode, cursor.read_bytes()) == (0, before), back.stderr
+    assert "as it was" in back.stdout
+
+
+def test_moved_server_that_does_not_start_is_told_and_can_be_given_back(run: Run, cursor: Path) -> None:
+    cursor.write_text('{"mcpServers": {"gone": {"command": "/no/such/program"}}}', "utf-8")
+    before = cursor.read_bytes()
+    done = run("install", "--yes")
+    assert done.returncode == 1
+    assert "PROBLEM  gone:" in done.stdout
+    assert "uninstall" in done.stdout
+    run("uninstall", "--yes")
+    assert cursor.read_bytes() == before
+
+
+def test_dry_run_shows_the_change_and_makes_none(run: Run, home: Path, cursor: Path) -> None:
+    before = cursor.read_bytes()
+    done = run("install", "cursor", "--dry-run")
+    assert '+    "context-proxy": {' in done.stdout
+    assert "[servers.desk]" in done.stdout
+    assert "k-0123456789" not in done.stdout
+    assert cursor.read_bytes() == before
+    assert not (home / "mcp-context-proxy").exists()
+
+
+def test_without_a_terminal_nothing_is_changed_unasked(run: Run, cursor: Path) -> None:
+    before = cursor.read_bytes()
+    done = run("install")
+    assert done.returncode == 1
+    assert "--yes" in done.stderr
+    assert cursor.read_bytes() == before
+
+
+def test_damaged_host_does_not_keep_others_from_being_connected(run: Run, home: Path, cursor: Path) -> None:
+    codex = home / ".codex" / "config.toml"
+    codex.parent.mkdir()
+    codex.write_text("= broken", "utf-8")
+    done = run("install", "--yes", "--no-check")
+    assert done.returncode == 1
+    assert "Codex" in done.stdout
+    assert codex.read_text("utf-8") == "= broken"
+    assert "context-proxy" in json.loads(cursor.read_bytes())["mcpServers"]
+
+
+def test_servers_of_projects_move_when_they_are_asked_for(run: Run, home: Path) -> None:
+    file = home / ".claude.json"
+    entry = {"type": "stdio", "command": CALCULATOR[0], "args": CALCULATOR[1:], "env": {}}
+    file.write_text(json.dumps({"projects": {"/p/one": {"mcpServers": {"desk": entry}}}}), "utf-8")
+    before = file.read_bytes()
+    assert "1 server of 1 project stay" in run("install", "claude-code", "--dry-run").stdout
+    assert run("install", "claude-code", "--project", "all", "--yes", "--no-check").returncode == 0
+    after = json.loads(file.read_bytes())
+    assert after["projects"]["/p/one"]["mcpServers"] == {}
+    assert after["mcpServers"]["context-proxy"]["alwaysLoad"] is True
+    run("uninstall", "--yes")
+    assert file.read_bytes() == before
+
+
+def test_import_copies_from_a_file_of_any_host(run: Run, home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "opencode.json"
+    file.write_text(json.dumps({"mcp": {"desk": {"type": "local", "command": CALCULATOR}}}), "utf-8")
+    before = file.read_bytes()
+    done = run("import", file)
+    assert "desk: copied as desk" in done.stdout
+    assert file.read_bytes() == before
+    assert configured(home)["servers"] == {"desk": {"command": CALCULATOR[0], "args": CALCULATOR[1:]}}
+    assert "there already" in run("import", file).stdout
+
+
+def test_server_is_added_tried_and_removed(run: Run, home: Path) -> None:
+    done = run("add", "desk", "--env", "DESK_KEY=${HOME}", "--", *CALCULATOR)
+    assert done.returncode == 0, done.stderr
+    assert "ok       desk: " in done.stdout
+    assert configured(home)["servers"] == {
+        "desk": {"command": CALCULATOR[0], "args": CALCULATOR[1:], "env": {"DESK_KEY": "${HOME}"}}
+    }
+    again = run("add", "desk", "--no-check", "--", "other")
+    assert (again.returncode, "there is a server desk already" in again.stderr) == (1, True)
+    assert run("remove", "desk").returncode == 0
+    assert "servers" not in configured(home)
+    assert "there is no server desk" in run("remove", "desk").stderr
+
+
+def test_url_is_added_with_its_headers(run: Run, home: Path) -> None:
+    run("add", "remote", "https://example.com/mcp", "--header", "Authorization=Bearer ${TOKEN}", "--no-check")
+    assert configured(home)["servers"] == {
+        "remote": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}
+    }
+
+
+def test_init_writes_a_configuration_once(run: Run, home: Path) -> None:
+    assert run("init").returncode == 0
+    assert configured(home) == {}
+    assert "is there already" in run("init").stderr
+
+
+def test_purge_lists_and_removes_what_was_kept(run: Run, home: Path, cursor: Path) -> None:
+    run("install", "--yes", "--no-check")
+    done = run("uninstall", "--purge", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "Removed." in done.stdout
+    assert "config.toml" in done.stdout
+    assert (home / "mcp-context-proxy" / "config.toml").exists()

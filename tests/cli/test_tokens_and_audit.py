@@ -1,0 +1,109 @@
+"""``token`` and ``audit``: who may connect, and what was done."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.config import load
+from mcp_context_proxy.trust.audit import audit_file
+from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
+
+from .conftest import Run
+
+
+@pytest.fixture
+def config(workshop: Workshop) -> Path:
+    workshop.server("desk", tools=[tool("post_message")])
+    return workshop.config(store={"path": str(workshop.folder / "state" / "store.db")})
+
+
+def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, config: Path) -> None:
+    options = ("--servers", "desk", "--classes", "read,write", "--expires", "90d")
+    added = run("token", "add", "anna", *options, "--config", config)
+    listed = run("token", "list", "--config", config)
+    data = json.loads(run("token", "list", "--json", "--config", config).stdout)
+    book = TokenBook(TokenFile(tokens_path(load(config, environ={}))))
+    book.load()
+    found = book.find(added.stdout.strip())
+    revoked = run("token", "revoke", "anna", "--config", config)
+
+    assert added.returncode == 0, added.stderr
+    assert "cannot be shown again" in added.stderr
+    assert found is not None
+    assert found.principal.servers == {"desk"}
+    assert added.stdout.strip() not in listed.stdout + json.dumps(data)
+    assert "anna" in listed.stdout
+    (entry,) = data["tokens"]
+    assert (entry["servers"], entry["classes"], entry["admin"]) == (["desk"], ["read", "write"], False)
+    assert abs(entry["expires"] - time.time() - 90 * 86_400) < 3_600
+    assert revoked.returncode == 0
+    assert TokenFile(tokens_path(load(config, environ={}))).read() == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("owner",), "cannot be named"),
+        (("anna", "--servers", "dusk"), "there is no server 'dusk'"),
+        (("anna", "--classes", "all"), "'all' is no class; there are read, write, destructive"),
+        (("anna", "--expires", "soon"), "'soon' is no period"),
+        (("anna", "--admin", "--servers", "desk"), "reaches everything"),
+    ],
+)
+def test_a_mistake_in_a_token_is_said(run: Run, config: Path, arguments: tuple[str, ...], why: str) -> None:
+    done = run("token", "add", *arguments, "--config", config)
+
+    assert done.returncode != 0
+    assert why in " ".join(done.stderr.split())
+
+
+def test_the_audit_is_printed_filtered_and_as_data(run: Run, config: Path) -> None:
+    file = audit_file(load(config, environ={}))
+    assert file is not None
+    now = time.time()
+    call = {"kind": "call", "server": "desk", "tool": "post_message", "decision": "allowed"}
+    old = {"time": now - 3 * 86_400, **call, "outcome": "failed"}
+    new = {"time": now, **call, "outcome": "succeeded", "client": "evil\x1b[31m\u202e", "ms": 1.5}
+    file.append([json.dumps(each).encode() for each in (old, new)])
+    run("token", "add", "anna", "--config", config)
+
+    day = run("audit", "--config", config)
+    week = run("audit", "--since", "7d", "--kind", "call", "--config", config)
+    other = run("audit", "--server", "other", "--config", config)
+    data = json.loads(run("audit", "--tool", "post_message", "--json", "--config", config).stdout)
+
+    assert day.returncode == 0, day.stderr
+    lines = " ".join(day.stdout.split())
+    assert "call desk.post_message; allowed, succeeded; 1.5 ms" in lines
+    assert "token event added; name anna" in lines
+    assert "failed" not in lines
+    assert "\x1b" not in day.stdout
+    assert "\u202e" not in day.stdout
+    assert "failed" in week.stdout
+    assert "token" not in week.stdout
+    assert "Nothing was recorded" in other.stdout
+    assert [entry["outcome"] for entry in data["entries"]] == ["succeeded"]
+
+
+def test_check_says_where_the_audit_is_and_that_it_cannot_be_written(run: Run, config: Path) -> None:
+    good = run("check", "--config", config)
+    file = audit_file(load(config, environ={}))
+    assert file is not None
+    file.path.unlink()
+    file.path.mkdir()
+    bad = run("check", "--config", config)
+
+    assert "audit.jsonl" in "".join(good.stdout.split())
+    assert "cannot be written" in " ".join(bad.stdout.split())
+    assert bad.returncode == 1
+
+
+def test_an_audit_that_is_off_is_said(run: Run, workshop: Workshop) -> None:
+    workshop.server("desk", tools=[tool("post_message")])
+    done = run("audit", "--config", workshop.config())
+
+    assert done.returncode == 1
+    assert "nothing is recorded" in done.stderr

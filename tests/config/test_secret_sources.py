@@ -1,0 +1,175 @@
+"""Values of the configuration from the keyring and from commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import fake_keyring
+from support.fake_keyring import FakeKeyring
+
+from mcp_context_proxy.config import Config, load, secret_sources
+from mcp_context_proxy.config.secret_sources import store_secret
+from mcp_context_proxy.config.secrets import all_secrets_of
+
+ENVIRON = {"PATH": "/nowhere", "KNOWN": "from-the-environment"}
+
+
+@pytest.fixture
+def keyring(monkeypatch: pytest.MonkeyPatch) -> FakeKeyring:
+    return fake_keyring.install(monkeypatch)
+
+
+def loaded(folder: Path, env: dict[str, str], head: str = "", **more: Any) -> Config:
+    """A configuration with one server that has these variables."""
+    lines = [head, "[servers.s]", 'command = "x"', "[servers.s.env]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in env.items()]
+    file = folder / "config.toml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    file.chmod(0o600)
+    return load(file, ENVIRON, **more)
+
+
+def printing(script: str) -> str:
+    """A command that runs a Python program."""
+    return f"${{cmd:{shlex.join([sys.executable, '-I', '-c', script])}}}"
+
+
+ALLOWED = "[secrets]\ncommands = true"
+
+
+def test_a_secret_of_the_keyring_is_a_value_and_is_redacted(keyring: FakeKeyring, tmp_path: Path) -> None:
+    store_secret("github", "ghp_fr0m-the-keyring")
+    config = loaded(tmp_path, {"A": "Bearer ${keyring:github}", "B": "${keyring:github}"})
+
+    assert config.servers["s"].env == {"A": "Bearer ghp_fr0m-the-keyring", "B": "ghp_fr0m-the-keyring"}
+    assert ("keyring:github", "ghp_fr0m-the-keyring") in all_secrets_of(config)
+    assert keyring.asked.count("github") == 2  # stored once, read once
+
+
+def test_a_secret_that_is_not_there_switches_its_server_off_and_says_what_to_do(
+    keyring: FakeKeyring, tmp_path: Path
+) -> None:
+    config = loaded(tmp_path, {"A": "${keyring:gone}"})
+
+    assert config.servers == {}
+    assert "the keyring has no secret gone" in str(config.off["s"])
+    assert config.off["s"].problems[0].remedy == "run: mcp-context-proxy secret set gone"
+
+
+def test_without_the_package_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    problem = loaded(tmp_path, {"A": "${keyring:x}"}).off["s"].problems[0]
+
+    assert problem.message == "the package keyring is not installed"
+    assert problem.remedy == "run: pip install 'mcp-context-proxy[keyring]'"
+
+
+def test_a_keyring_that_fails_is_asked_once_and_its_reason_is_told(
+    keyring: FakeKeyring, tmp_path: Path
+) -> None:
+    keyring.error = RuntimeError("no\x1b[31m\nbackend")
+    config = loaded(tmp_path, {"A": "${keyring:x}", "B": "${keyring:x}"})
+
+    assert config.off["s"].problems[0].message == "the keyring cannot be used: no [31m backend"
+    assert keyring.asked == ["x"]
+
+
+def test_a_keyring_that_waits_for_a_person_does_not_keep_the_proxy_waiting(
+    keyring: FakeKeyring, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unlocked = threading.Event()
+    monkeypatch.setattr(keyring, "get_password", lambda service, user: unlocked.wait())
+    monkeypatch.setattr(secret_sources, "KEYRING_SECONDS", 0.05)
+    problem = loaded(tmp_path, {"A": "${keyring:x}"}).off["s"].problems[0]
+    unlocked.set()
+
+    assert problem.message == "the keyring did not answer within 0.05 s"
+    assert "unlock" in problem.remedy
+
+
+@pytest.mark.parametrize("name", ["", ":names", "a b", "a/b", "x" * 65])
+def test_a_name_that_no_secret_can_have_is_refused(keyring: FakeKeyring, tmp_path: Path, name: str) -> None:
+    problem = loaded(tmp_path, {"A": f"${{keyring:{name}}}"}).off["s"].problems[0]
+
+    assert problem.message == "the name of a secret is 1 to 64 of A-Z a-z 0-9 _ . -"
+    assert keyring.asked == []
+
+
+def test_the_output_of_a_command_is_a_value_and_is_redacted(tmp_path: Path) -> None:
+    one = printing("import os; print('0ne-value-of', os.environ['KNOWN'])")
+    two = printing("print('tw0-values')")
+    config = loaded(tmp_path, {"A": one, "B": two}, ALLOWED)
+
+    assert config.servers["s"].env == {"A": "0ne-value-of from-the-environment", "B": "tw0-values"}
+    assert {"0ne-value-of from-the-environment", "tw0-values"} <= {
+        value for _, value in all_secrets_of(config)
+    }
+
+
+@pytest.mark.parametrize("head", ["", "[secrets]\ncommands = false"])
+def test_no_command_runs_unless_the_file_allows_it(tmp_path: Path, head: str) -> None:
+    written = tmp_path / "written"
+    command = printing(f"open({str(written)!r}, 'w')")
+    config = loaded(tmp_path, {"A": command}, head, overrides={"secrets.commands": True})
+
+    assert "${cmd:...} is off; commands = true under [secrets] allows it" in str(config.off["s"].problems[0])
+    assert not written.exists()
+
+
+def test_no_command_runs_for_the_file_of_a_host(tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    server = {"command": "x", "env": {"A": printing(f"open({str(written)!r}, 'w')")}}
+    file = tmp_path / "mcp.json"
+    file.write_text(
+        json.dumps({"mcpServers": {"s": server}, "secrets": {"commands": True}}), encoding="utf-8"
+    )
+    file.chmod(0o600)
+    config = load(file, ENVIRON)
+
+    assert "runs no command for the file of a host" in str(config.off["s"])
+    assert not written.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        pytest.param("${cmd:}", "${cmd:} names no program", id="empty"),
+        pytest.param("${cmd:'x}", "cannot be split into words", id="quotes"),
+        pytest.param(
+            "${cmd:/nowhere/x y}", "${cmd:/nowhere/x ...} cannot be run: No such file", id="missing"
+        ),
+        pytest.param(printing("pass"), "printed nothing", id="nothing"),
+        pytest.param(printing("print('x' * 70_000)"), "printed more than 65,536 bytes", id="too much"),
+        pytest.param(
+            printing("raise SystemExit('not\\nsigned in')"), "exit code 1: not signed in", id="fails"
+        ),
+        pytest.param(
+            printing("import sys; sys.stdout.buffer.write(bytes(range(256)))"), "that is no text", id="binary"
+        ),
+        pytest.param(printing("print('a;b', '$KNOWN', '`id`', '|cat')"), "", id="no shell"),
+    ],
+)
+def test_a_command_that_gives_no_value_is_told_with_its_reason(
+    tmp_path: Path, command: str, message: str
+) -> None:
+    config = loaded(tmp_path, {"A": command}, ALLOWED)
+
+    if message:
+        assert message in str(config.off["s"])
+    else:
+        assert config.servers["s"].env["A"] == "a;b $KNOWN `id` |cat"
+
+
+def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(secret_sources, "COMMAND_SECONDS", 0.2)
+    config = loaded(tmp_path, {"A": printing("input() if 0 else __import__('time').sleep(600)")}, ALLOWED)
+
+    assert "did not end within 0.2 s" in str(config.off["s"])

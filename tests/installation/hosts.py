@@ -1,0 +1,121 @@
+"""Settings of each host as its documents show them: with a program, with a URL, and what is its own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import yaml
+
+PROGRAM: Final = "/opt/desk/bin/desk"
+URL: Final = "https://example.com/mcp"
+
+COMMON: Final[dict[str, Any]] = {
+    "desk": {"command": PROGRAM, "args": ["--stdio"], "env": {"DESK_KEY": "k-0123456789"}},
+    "remote": {"url": URL, "headers": {"Authorization": "Bearer t-0123456789"}},
+}
+
+
+def _json(place: tuple[str, ...], servers: Any) -> str:
+    for key in reversed(place):
+        servers = {key: servers}
+    return json.dumps({"theme": "dark", **servers, "last": [1, {"a": None}]}, indent=2) + "\n"
+
+
+CODEX: Final = f"""model = "o"
+# what I work with
+[mcp_servers.desk]
+command = "{PROGRAM}"
+args = ["--stdio"]
+env = {{ DESK_KEY = "k-0123456789" }}
+
+[mcp_servers.remote]
+url = "{URL}"
+http_headers = {{ Authorization = "Bearer t-0123456789" }}
+
+[tui]
+theme = "dark" # kept
+"""
+GOOSE: Final = yaml.safe_dump(
+    {
+        "GOOSE_MODEL": "x",
+        "extensions": {
+            "developer": {"type": "builtin", "enabled": True},
+            "desk": {
+                "type": "stdio",
+                "cmd": PROGRAM,
+                "args": ["--stdio"],
+                "envs": {"DESK_KEY": "k-0123456789"},
+            },
+            "remote": {
+                "type": "streamable_http",
+                "uri": URL,
+                "headers": {"Authorization": "Bearer t-0123456789"},
+            },
+        },
+    },
+    sort_keys=False,
+)
+CONTINUE: Final = yaml.safe_dump(
+    {
+        "name": "mine",
+        "mcpServers": [
+            {"name": "desk", "command": PROGRAM, "args": ["--stdio"], "env": {"DESK_KEY": "k-0123456789"}},
+            {
+                "name": "remote",
+                "type": "streamable-http",
+                "url": URL,
+                "requestOptions": {"headers": {"Authorization": "Bearer t-0123456789"}},
+            },
+        ],
+        "models": [],
+    },
+    sort_keys=False,
+)
+
+SETTINGS: Final[dict[str, str]] = {
+    "claude-desktop": _json(("mcpServers",), COMMON),
+    "claude-code": _json(
+        ("mcpServers",),
+        {name: {"type": "stdio" if "command" in one else "http", **one} for name, one in COMMON.items()},
+    ),
+    "cursor": _json(("mcpServers",), COMMON),
+    "vscode": _json(
+        ("servers",),
+        {name: {"type": "stdio" if "command" in one else "http", **one} for name, one in COMMON.items()},
+    ),
+    "windsurf": _json(
+        ("mcpServers",),
+        {"desk": COMMON["desk"], "remote": {"serverUrl": URL, "headers": COMMON["remote"]["headers"]}},
+    ),
+    "codex": CODEX,
+    "gemini-cli": _json(
+        ("mcpServers",),
+        {"desk": COMMON["desk"], "remote": {"httpUrl": URL, "headers": COMMON["remote"]["headers"]}},
+    ),
+    "zed": _json(
+        ("context_servers",),
+        {
+            "desk": {"source": "custom", **COMMON["desk"]},
+            "remote": COMMON["remote"],
+            "own": {"settings": {"a": 1}},
+        },
+    ),
+    "opencode": _json(
+        ("mcp",),
+        {
+            "desk": {
+                "type": "local",
+                "command": [PROGRAM, "--stdio"],
+                "environment": {"DESK_KEY": "k-0123456789"},
+                "enabled": True,
+            },
+            "remote": {"type": "remote", **COMMON["remote"]},
+        },
+    ),
+    "cline": _json(("mcpServers",), {name: {**one, "autoApprove": ["look"]} for name, one in COMMON.items()}),
+    "goose": GOOSE,
+    "lm-studio": _json(("mcpServers",), COMMON),
+    "continue": CONTINUE,
+}
+"""Settings by host; all of them have the same two servers."""

@@ -1,0 +1,293 @@
+"""Installing in each host and undoing it, over many forms of its file."""
+
+import os
+import stat
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.config import load
+from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation.journal import Journal, read_text, write
+from mcp_context_proxy.installation.places import PLACES, hosts_here
+from mcp_context_proxy.installation.plan import Configuration, HostPlan, plan
+
+from .hosts import PROGRAM, SETTINGS, URL
+
+COMMAND = ["/opt/bin/mcp-context-proxy", "serve"]
+Place = Callable[[str, bytes | None], Path]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def environ(home: Path) -> dict[str, str]:
+    return {"HOME": str(home), "APPDATA": str(home / "AppData")}
+
+
+@pytest.fixture
+def put(environ: dict[str, str]) -> Place:
+    """A way to write the settings of a host."""
+
+    def put(host: str, data: bytes | None) -> Path:
+        file = PLACES[host].file(environ)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if data is not None:
+            file.write_bytes(data)
+        return file
+
+    return put
+
+
+class Machine:
+    """Our configuration and journal on a machine with hosts."""
+
+    def __init__(self, home: Path, environ: dict[str, str]) -> None:
+        self.journal, self.environ = Journal(home / "journal"), environ
+        self.file = home / "config.toml"
+
+    def install(self, host: str) -> HostPlan:
+        text = self.file.read_text("utf-8") if self.file.exists() else None
+        configuration = Configuration(self.file, text)
+        file = PLACES[host].file(self.environ)
+        one = plan(PLACES[host], file, read_text(file), configuration, COMMAND, self.environ)
+        if configuration.change:
+            write(configuration.change)
+        self.journal.install(one)
+        return one
+
+    def uninstall(self) -> list[bool]:
+        whole = []
+        for record, installation in self.journal.installations():
+            undone = self.journal.undo(record, installation)
+            undone.carry_out()
+            whole.append(undone.whole)
+        return whole
+
+
+@pytest.fixture
+def machine(home: Path, environ: dict[str, str]) -> Machine:
+    return Machine(home, environ)
+
+
+FORMS: dict[str, Callable[[str], bytes]] = {
+    "as its documents show it": lambda text: text.encode(),
+    "with a byte order mark": lambda text: b"\xef\xbb\xbf" + text.encode(),
+    "with line ends of Windows": lambda text: text.replace("\n", "\r\n").encode(),
+    "without an end of the last line": lambda text: text.rstrip("\n").encode(),
+    "with empty lines at the end": lambda text: text.encode() + b"\n\n\n",
+    "with names in other scripts": lambda text: (
+        text.replace("dark", "тёмная 🌙").replace("mine", "mín").encode()
+    ),
+}
+COMMENTED: dict[str, Callable[[str], str]] = {
+    "json": lambda text: "// mine\n" + text.replace('"last": [', '/* {"a": 1,} */ "last": [ // here, too\n'),
+    "toml": lambda text: "# mine\n" + text.replace("[tui]", "# [mcp_servers.other]\n[tui]"),
+    "yaml": lambda text: "# mine\n" + text.replace("desk:\n", "desk: # the desk\n"),
+}
+
+
+@pytest.mark.parametrize("form", [*FORMS, "with comments"])
+@pytest.mark.parametrize("host", SETTINGS)
+def test_install_then_uninstall_changes_nothing(host: str, form: str, put: Place, machine: Machine) -> None:
+    text = SETTINGS[host]
+    data = COMMENTED[PLACES[host].form](text).encode() if form == "with comments" else FORMS[form](text)
+    file = put(host, data)
+
+    done = machine.install(host)
+
+    left = entries(PLACES[host].form, file.read_bytes().decode(), PLACES[host].place)
+    assert "context-proxy" in left
+    assert not {"desk", "remote"} & left.keys()
+    assert done.names == {"desk": "desk", "remote": "remote"}
+    config = load(machine.file, environ=machine.environ)
+    assert (config.servers["desk"].command, config.servers["desk"].args) == (PROGRAM, ("--stdio",))
+    assert config.servers["desk"].env == {"DESK_KEY": "k-0123456789"}
+    assert (config.servers["remote"].url, config.servers["remote"].transport) == (URL, "http")
+    assert config.servers["remote"].headers == {"Authorization": "Bearer t-0123456789"}
+    assert machine.uninstall() == [True]
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("host", SETTINGS)
+def test_host_without_a_file_gets_one_and_loses_it_again(host: str, put: Place, machine: Machine) -> None:
+    file = put(host, None)
+    machine.install(host)
+    assert list(entries(PLACES[host].form, file.read_text("utf-8"), PLACES[host].place)) == ["context-proxy"]
+    assert machine.uninstall() == [True]
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("host", SETTINGS)
+def test_file_changed_since_keeps_the_change_and_gets_its_servers_back(
+    host: str, put: Place, machine: Machine
+) -> None:
+    file = put(host, SETTINGS[host].encode())
+    before = entries(PLACES[host].form, SETTINGS[host], PLACES[host].place)
+    machine.install(host)
+    text = file.read_text("utf-8")
+    mark = {"json": "// changed\n", "toml": "# changed\n", "yaml": "# changed\n"}[PLACES[host].form]
+    file.write_text(mark + text, "utf-8")
+
+    assert machine.uninstall() == [False]
+
+    after = file.read_text("utf-8")
+    assert after.startswith(mark)
+    assert entries(PLACES[host].form, after, PLACES[host].place) == before
+
+
+@pytest.mark.parametrize("host", SETTINGS)
+def test_second_install_finds_everything_in_place(host: str, put: Place, machine: Machine) -> None:
+    file = put(host, SETTINGS[host].encode())
+    machine.install(host)
+    once, configuration = file.read_bytes(), machine.file.read_bytes()
+    assert machine.install(host).change is None
+    assert (file.read_bytes(), machine.file.read_bytes()) == (once, configuration)
+
+
+def test_same_servers_of_all_hosts_are_configured_once(put: Place, machine: Machine) -> None:
+    for host, text in SETTINGS.items():
+        put(host, text.encode())
+        machine.install(host)
+    servers = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
+    # Goose counts its timeout as part of a server; here it has none.
+    assert servers.keys() == {"desk", "remote"}
+    assert all(machine.uninstall())
+    for host, text in SETTINGS.items():
+        assert PLACES[host].file(machine.environ).read_text("utf-8") == text
+
+
+def test_other_server_of_the_same_name_gets_the_name_of_its_host(put: Place, machine: Machine) -> None:
+    put("cursor", SETTINGS["cursor"].encode())
+    put("windsurf", SETTINGS["windsurf"].replace("--stdio", "--other").encode())
+    machine.install("cursor")
+    assert machine.install("windsurf").names == {"desk": "desk-windsurf", "remote": "remote"}
+
+
+def test_server_that_only_its_host_can_start_stays(put: Place, machine: Machine) -> None:
+    text = """{"mcpServers": {
+      "here": {"command": "${workspaceFolder}/run"},
+      "asks": {"command": "x", "env": {"KEY": "${input:key}"}},
+      "file": {"command": "x", "envFile": ".env"},
+      "wrong": {"args": ["x"]},
+      "fine": {"command": "/bin/fine", "timeout": 5, "alwaysAllow": ["look"]}}}"""
+    file = put("cursor", text.encode())
+    done = machine.install("cursor")
+    assert set(done.staying) == {"here", "asks", "file", "wrong"}
+    assert "workspaceFolder" in done.staying["here"]
+    assert any("timeout" in note for note in done.notes)
+    assert any("look" in note for note in done.notes)
+    assert set(entries("json", file.read_text(), ("mcpServers",))) == {"context-proxy", *done.staying}
+
+
+def test_variable_that_is_not_set_is_told(put: Place, machine: Machine) -> None:
+    put("cursor", b'{"mcpServers": {"a": {"command": "x", "env": {"K": "${env:DESK_KEY}"}}}}')
+    assert any("DESK_KEY is not set" in note for note in machine.install("cursor").notes)
+
+
+def test_tool_lists_and_switches_are_carried_over(put: Place, machine: Machine) -> None:
+    put(
+        "gemini-cli",
+        b'{"mcpServers": {"a": {"command": "x", "includeTools": ["one"], "env": {"K": "$HOME"}},'
+        b' "b": {"command": "y", "disabled": true}}, "mcp": {"excluded": ["a"]}}',
+    )
+    machine.install("gemini-cli")
+    config = load(machine.file, environ=machine.environ)
+    assert (config.servers["a"].allow, config.servers["a"].enabled) == (("one",), False)
+    assert tomllib.loads(machine.file.read_text("utf-8"))["servers"]["a"]["env"] == {"K": "${HOME}"}
+    assert not config.servers["b"].enabled
+
+
+def test_entry_of_ours_under_another_name_stays_the_only_one(put: Place, machine: Machine) -> None:
+    text = (
+        '{"mcpServers": {"mine": {"command": "mcp-context-proxy", "args": ["serve"]}, "a": {"command": "x"}}}'
+    )
+    file = put("cursor", text.encode())
+    done = machine.install("cursor")
+    assert done.entry_name == "mine"
+    assert list(entries("json", file.read_text(), ("mcpServers",))) == ["mine"]
+
+
+def test_other_server_with_our_name_is_not_replaced(put: Place, machine: Machine) -> None:
+    text = b'{"mcpServers": {"context-proxy": {"command": "${workspaceFolder}/x"}}}'
+    file = put("cursor", text)
+    with pytest.raises(EditError, match="context-proxy is the name of another server"):
+        machine.install("cursor")
+    assert file.read_bytes() == text
+
+
+@pytest.mark.parametrize("host", SETTINGS)
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"{ not :: [valid", b"\x00"])
+def test_damaged_file_is_left_alone_with_a_reason(
+    host: str, data: bytes, put: Place, machine: Machine
+) -> None:
+    file = put(host, data)
+    with pytest.raises(EditError):
+        machine.install(host)
+    assert file.read_bytes() == data
+    assert machine.journal.installations() == []
+
+
+def test_link_stays_a_link_and_rights_stay(put: Place, machine: Machine, home: Path) -> None:
+    real = home / "dotfiles.json"
+    real.write_text(SETTINGS["cursor"], "utf-8")
+    real.chmod(0o640)
+    file = put("cursor", None)
+    file.symlink_to(real)
+    machine.install("cursor")
+    assert file.is_symlink()
+    assert "context-proxy" in real.read_text("utf-8")
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert machine.uninstall() == [True]
+    assert real.read_text("utf-8") == SETTINGS["cursor"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root can write everything")
+def test_read_only_file_is_left_alone(put: Place, machine: Machine) -> None:
+    file = put("cursor", SETTINGS["cursor"].encode())
+    file.chmod(0o400)
+    with pytest.raises(PermissionError, match="read-only"):
+        machine.install("cursor")
+    assert machine.journal.installations() == []
+
+
+def test_file_that_changes_while_it_is_planned_is_not_overwritten(put: Place, machine: Machine) -> None:
+    file = put("cursor", SETTINGS["cursor"].encode())
+    configuration = Configuration(machine.file, None)
+    one = plan(PLACES["cursor"], file, read_text(file), configuration, COMMAND, machine.environ)
+    file.write_text("{}", "utf-8")
+    with pytest.raises(EditError, match="changed in the meantime"):
+        machine.journal.install(one)
+    assert file.read_text("utf-8") == "{}"
+    assert machine.journal.installations() == []
+
+
+def test_copies_and_configuration_are_private(put: Place, machine: Machine) -> None:
+    put("cursor", SETTINGS["cursor"].encode())
+    machine.install("cursor")
+    files = [machine.file, *machine.journal.folder.iterdir()]
+    assert len(files) == 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_hosts_are_found_by_their_files_and_folders(home: Path, environ: dict[str, str], put: Place) -> None:
+    assert hosts_here(environ) == []
+    put("codex", None)
+    put("goose", b"")
+    (home / ".claude").mkdir()
+    assert {host.name for host in hosts_here(environ)} == {"claude-code", "codex", "goose"}
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+@pytest.mark.parametrize("host", SETTINGS)
+def test_each_host_has_a_place_on_each_platform(host: str, platform: str, environ: dict[str, str]) -> None:
+    file = PLACES[host].file(environ, platform)
+    assert file.is_relative_to(environ["HOME"])
+    assert "{" not in str(file)

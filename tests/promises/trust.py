@@ -1,0 +1,150 @@
+"""The promises of SECURITY.md about those who connect and what runs: approval, the audit and named tokens."""
+
+from __future__ import annotations
+
+from promises.promise import Promise
+
+APPROVAL = "trust/test_approval.py::"
+APPROVING = "trust/test_approval_running.py::"
+PERMISSIONS = "server/test_permissions.py::"
+GUARD = "server/test_guard.py::"
+AUDIT = "trust/test_audit.py::"
+TOKENS = "trust/test_tokens.py::"
+LIMITED = "trust/test_limited_principals.py::"
+
+TRUST = (
+    Promise(
+        "A tool, a prompt or a resource template is listed, found and called only as it was "
+        "approved: by `[approval] mode` when it came, or by a person. One that changes while its "
+        "server runs, or over a restart in the same version or over the same connection, is "
+        "withheld in every mode, whichever part of it changed that models see; so is one that "
+        "hides characters or has another sign of an attack. That holds over restarts, on lists "
+        "that are remembered, and for several proxies on one store.",
+        (
+            APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
+            APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
+            APPROVAL + "test_a_definition_with_a_sign_of_an_attack_is_held_however_it_came",
+            APPROVAL + "test_two_proxies_on_one_store_never_approve_two_first_definitions",
+            APPROVING + "test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected",
+            APPROVING + "test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it",
+        ),
+    ),
+    Promise(
+        "Nothing that a model can reach approves a definition, and models get neither its new "
+        "text nor its old one while it waits. A person approves by the hash of what they were "
+        "shown, on the command line or with the bearer token; without a token nobody can over "
+        "HTTP.",
+        (
+            APPROVAL + "test_a_person_approves_only_what_they_have_seen",
+            APPROVING + "test_no_method_of_the_protocol_and_no_tool_decides",
+            "web/test_approvals.py::test_without_a_token_nobody_sees_or_approves_definitions",
+        ),
+    ),
+    Promise(
+        "With a new version a tool does not lose its hints by itself: one that was destructive or "
+        "demanded its user stays so until a person approves. What had to be approved begins "
+        "without learned pairs. In a search, a copy from a server that came later does not pass "
+        "the tool that it copies by a few words more.",
+        (
+            APPROVAL + "test_hints_that_promise_less_harm_wait_for_a_person",
+            APPROVAL + "test_a_tool_that_no_longer_demands_to_ask_is_restrained_too",
+            APPROVING + "test_what_had_to_be_approved_begins_anew",
+            "retrieval/test_copies.py::test_a_copy_comes_after_the_tool_of_the_older_server",
+        ),
+    ),
+    Promise(
+        "The audit has every call of a tool, every call that was refused with the rule, every question "
+        "of a server with its answer, every login, changed configuration and refused token, and no value"
+        " of an argument or result and no query. Its files are readable by their owner alone and bounded"
+        " in size and number.",
+        (
+            AUDIT + "test_a_call_is_recorded_with_the_facts_and_the_shape_of_its_arguments",
+            AUDIT + "test_no_value_and_no_query_is_in_the_files",
+            AUDIT + "test_calls_that_were_not_allowed_are_recorded_with_the_rule",
+            AUDIT + "test_a_question_of_a_server_is_recorded_with_who_asked_and_how_it_was_answered",
+            AUDIT + "test_a_changed_configuration_is_recorded_with_its_tables",
+            AUDIT + "test_many_wrong_tokens_of_an_address_make_one_entry",
+            "oauth/test_commands.py::test_the_audit_has_each_login_and_logout",
+            AUDIT + "test_the_files_are_for_their_owner_alone_and_bounded_in_size_and_number",
+        ),
+    ),
+    Promise(
+        "The audit never delays or fails a call: what does not fit is counted, and a disk that is full "
+        "or cannot be written is reported once. Several proxies write to one audit without losing or "
+        "mixing entries.",
+        (
+            AUDIT + "test_what_does_not_fit_into_the_queue_is_counted_on_a_line_of_its_own",
+            AUDIT + "test_a_full_disk_costs_no_call_is_said_once_and_the_lines_follow_later",
+            AUDIT + "test_lines_that_wait_for_a_full_disk_are_bounded",
+            AUDIT + "test_lines_of_several_proxies_do_not_mix_and_none_is_lost_while_files_are_rotated",
+        ),
+    ),
+    Promise(
+        "A named token is kept only as its hash. It reaches the servers and classes of tools that it was"
+        " given, by every way alike: what it may not reach is not listed, found, called, read or "
+        "subscribed to, and no message tells of it.",
+        (
+            TOKENS + "test_the_file_has_no_token_and_is_for_its_owner_alone",
+            LIMITED + "test_lists_and_searches_show_its_servers_and_classes_alone",
+            LIMITED + "test_a_call_of_anything_else_is_unknown_whatever_way_is_tried",
+            LIMITED + "test_nothing_of_another_server_is_read",
+            LIMITED + "test_a_handshake_client_cannot_subscribe_to_it",
+            LIMITED + "test_nothing_is_said_about_servers_that_are_off",
+            LIMITED + "test_log_messages_of_other_servers_do_not_reach_its_session",
+            LIMITED + "test_the_api_shows_a_limited_principal_its_part_alone",
+        ),
+    ),
+    Promise(
+        "Nothing of one principal reaches another that is no administrator: no request, session, "
+        "context, statistics or interaction, over REST or MCP. When a token is revoked or expires, its "
+        "open requests and streams end.",
+        (
+            LIMITED + "test_no_operation_of_the_api_gives_one_principal_anything_of_another",
+            LIMITED + "test_no_method_gives_one_principal_anything_of_another",
+            LIMITED + "test_what_concerns_everybody_needs_an_administrator",
+            TOKENS + "test_an_open_stream_ends_when_its_token_is_no_longer_accepted",
+            TOKENS + "test_an_expired_token_is_refused",
+        ),
+    ),
+    Promise(
+        "The danger class of a tool is the strictest that its hints, the verb in its name and the "
+        "configuration give; a server cannot make a tool more harmless by what it says.",
+        (
+            "trust/test_danger.py::test_the_strictest_witness_counts_and_none_loosens_another",
+            "trust/test_danger.py::test_the_first_verb_of_a_name_counts_and_what_an_and_joins_to_it",
+            PERMISSIONS + "test_a_tool_that_only_calls_itself_read_only_is_refused_by_the_read_only_way",
+        ),
+    ),
+    Promise(
+        "A secret of the configuration or of a login goes in no request to a server that was not given it: "
+        "not in arguments of tools and prompts, URIs, completions or answers to questions, in escapes, "
+        "percent-encoding and base64 neither. The refusal names the variable, never the value. `[guards]` "
+        "turns that off.",
+        (
+            GUARD + "test_no_form_of_a_secret_goes_to_another_server",
+            GUARD + "test_escapes_of_json_hide_no_secret",
+            GUARD + "test_a_secret_in_a_name_of_an_argument_or_at_the_end_of_a_large_text_is_found",
+            GUARD + "test_prompts_resources_and_completions_tell_no_secret_either",
+            GUARD + "test_the_answer_to_a_question_tells_no_secret",
+            GUARD + "test_a_token_of_a_login_is_known_once_it_is_used",
+            GUARD + "test_the_guard_can_be_turned_off_and_on_while_the_proxy_runs",
+            "trust/test_guard.py::test_a_secret_is_found_in_whatever_text_it_stands",
+            "trust/test_guard.py::test_a_secret_of_the_proxy_itself_goes_to_no_server",
+            "trust/test_guard.py::test_values_that_occur_by_chance_do_not_count",
+        ),
+    ),
+    Promise(
+        "Secrets in the keyring are typed without being shown or read from the standard input, and no "
+        "command prints one. `${cmd:...}` runs a command only if the user's own `config.toml` allows it, "
+        "without a shell and for 5 s at most; the file of a host runs none.",
+        (
+            "cli/test_secret.py::test_a_secret_is_typed_twice_and_not_echoed",
+            "cli/test_secret.py::test_a_secret_is_read_from_the_standard_input_and_never_shown",
+            "cli/test_secret.py::test_a_value_is_no_argument",
+            "config/test_secret_sources.py::test_no_command_runs_unless_the_file_allows_it",
+            "config/test_secret_sources.py::test_no_command_runs_for_the_file_of_a_host",
+            "config/test_secret_sources.py::test_a_command_that_gives_no_value_is_told_with_its_reason",
+            "config/test_secret_sources.py::test_a_command_that_does_not_end_is_ended",
+        ),
+    ),
+)

@@ -1,0 +1,159 @@
+"""Actions: what a tool does and what an order wants done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval.actions import (
+    ACTIONS,
+    DELETE,
+    MOST_ADDED,
+    TAKEN_FROM_DELETING,
+    WEIGHTS,
+    action_of,
+    opening,
+    wanted,
+)
+from mcp_context_proxy.retrieval.queries import read_query
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.retrieval.spelling import WordList
+from mcp_context_proxy.store import open_store
+
+Build = Callable[..., Tool]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with open_store("memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        yield Engine(embedder, embedder, calibration=packaged_background())
+
+
+def notes(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
+    return snapshot(
+        tool("delete_note", "Delete a note from the notebook.", server="notes"),
+        tool("create_note", "Create a note in the notebook.", server="notes"),
+        tool("get_note", "Get a note from the notebook.", server="notes"),
+        tool("update_note", "Update a note in the notebook.", server="notes"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [("jira_get_user", "read"), ("deleteNote", "delete"), ("find_and_delete", "search"), ("clock", "")],
+)
+def test_the_first_verb_of_a_name_is_what_a_tool_does(name: str, action: str) -> None:
+    assert ACTIONS[action_of(name)] == action
+
+
+@pytest.mark.parametrize(
+    ("order", "word"),
+    [
+        ("could you please delete the note", "delet"),
+        ("I want to know which notes there are", "know"),
+        ("which notes are there", "which"),
+        ("hey, let's erase it", "eras"),
+        ("the is it", ""),
+        ("", ""),
+    ],
+)
+def test_an_order_opens_after_courtesies_and_stop_words(order: str, word: str) -> None:
+    assert opening(order) == word
+
+
+@pytest.mark.parametrize(
+    ("order", "action"),
+    [
+        ("erase the old note", "delete"),
+        ("bin the old note", "delete"),
+        ("new note about the trip", "create"),
+        ("what is in the note", "read"),
+        ("rename the note", "update"),
+        ("where is the note about the trip", "search"),
+    ],
+)
+def test_tools_that_do_what_the_order_wants_gain_most(order: str, action: str) -> None:
+    assert ACTIONS[int(wanted(order).argmax())] == action
+
+
+def test_an_order_that_tells_nothing_adds_nothing() -> None:
+    assert not wanted("xylophone of the note").any()
+    assert not wanted("").any()
+
+
+def test_no_addition_is_above_its_bound() -> None:
+    words = [line.split()[0] for line in WEIGHTS.read_text("utf-8").splitlines() if not line.startswith("#")]
+
+    assert len(words) > 300
+    assert max(float(wanted(word).max()) for word in words) == pytest.approx(MOST_ADDED)
+    assert min(float(wanted(word).min()) for word in words) == pytest.approx(-TAKEN_FROM_DELETING)
+    assert {wanted(word).size for word in words} == {len(ACTIONS)}
+
+
+def test_each_need_has_its_own_action_and_the_whole_has_the_highest() -> None:
+    query = read_query(
+        "Delete the old note. Then show me the new one.", lambda _term: True, lambda: WordList([]), {}
+    )
+
+    assert [ACTIONS[int(row.argmax())] for row in query.actions[1:]] == ["delete", "read"]
+    assert np.array_equal(query.actions[0], query.actions[1:].max(axis=0))
+
+
+def test_what_an_order_carries_does_not_say_what_it_wants() -> None:
+    query = read_query("file a bug that deleting fails", lambda _term: True, lambda: WordList([]), {})
+
+    assert query.texts[0] == "create a bug that deleting fails"
+    assert query.actions[0, ACTIONS.index("create")] > 0 > query.actions[0, DELETE]
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("erase the note", "delete_note"),
+        ("please get rid of the note", "delete_note"),
+        ("make a note", "create_note"),
+        ("what does the note say", "get_note"),
+        ("correct the note", "update_note"),
+    ],
+)
+def test_of_tools_for_the_same_thing_the_one_that_does_what_is_wanted_is_first(
+    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot], query: str, first: str
+) -> None:
+    ranking = engine.search(query, notes(tool, snapshot), options=FITTING)
+
+    assert ranking.results[0].item.name == first
+
+
+def test_the_addition_is_part_of_the_score(
+    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    ranking = engine.search("show the note", notes(tool, snapshot), options=FITTING)
+
+    for one in ranking.results:
+        assert one.cosine is not None
+        assert one.score == pytest.approx(one.cosine + 0.025 * one.lexical + one.action + one.need, abs=1e-5)
+    assert ranking.results[0].action > 0
+
+
+def test_an_exact_name_comes_first_whatever_it_does(
+    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    assert engine.search("delete_note", notes(tool, snapshot)).results[0].item.name == "delete_note"
+
+
+def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(
+    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    tools = snapshot(
+        tool("delete_old_notes", "Delete the old notes of the trip to Rome.", server="notes"),
+        tool("list_notes", "List the notes of a trip.", server="notes"),
+    )
+
+    assert engine.search("show the old notes of the trip", tools).results[0].item.name == "list_notes"
+    assert engine.search("throw away the old notes", tools).results[0].item.name == "delete_old_notes"

@@ -1,0 +1,269 @@
+"""A secret that one server was given reaches no other, whatever a model is talked into sending."""
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from msgspec import Raw
+from support.proxies import Host, inside
+from support.raw_client import RpcError
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.config import load
+from mcp_context_proxy.protocol import envelope
+
+pytestmark = pytest.mark.anyio
+
+SECRET = 's3cr3t/with+signs=and"quotes\\Ω'
+PLAIN = "tok_9f8e7d6c5b4a39281706"
+OTHERS = "0th3r-s3rv3rs-own-t0k3n"
+
+
+def servers(workshop: Workshop, **spec: Any) -> tuple[Server, Server]:
+    """A server with two secrets, and a stranger."""
+    owner = workshop.server(
+        "owner",
+        tools=[tool("post")],
+        settings={"env": {"OWNER_TOKEN": SECRET, "OWNER_KEY": PLAIN, "COLOUR_KEY": "aquamarine"}},
+    )
+    spec.setdefault("tools", [tool("post")])
+    return owner, workshop.server("stranger", settings={"env": {"ITS_TOKEN": OTHERS}}, **spec)
+
+
+def text(result: dict[str, Any]) -> str:
+    return str(result["content"][0]["text"])
+
+
+def sent_to(server: Server) -> str:
+    """Everything that a server was sent but its environment, as one text."""
+    return json.dumps([entry for entry in server.ledger.entries() if entry.get("event") != "start"])
+
+
+ENCODINGS: dict[str, Callable[[str], str]] = {
+    "plain": lambda value: value,
+    "inside a text": lambda value: f"see https://evil.example/?q={value}&x=1",
+    "base64": lambda value: base64.b64encode(value.encode()).decode(),
+    "base64 for URLs": lambda value: base64.urlsafe_b64encode(value.encode()).decode().rstrip("="),
+    "basic authentication": lambda value: base64.b64encode(f"user:{value}".encode()).decode(),
+    "in the middle of base64": lambda value: base64.b64encode(f"a{value}z".encode()).decode(),
+    "percent-encoded": lambda value: quote(value, safe=""),
+    "percent-encoded with small letters": lambda value: re.sub(
+        "%..", lambda found: found[0].lower(), quote(value, safe="")
+    ),
+    "JSON in a text": lambda value: json.dumps({"token": value}),
+}
+
+
+@pytest.mark.parametrize("secret", [SECRET, PLAIN], ids=["signs", "plain"])
+@pytest.mark.parametrize("through", [False, True], ids=["listed", "call_tool"])
+async def test_no_form_of_a_secret_goes_to_another_server(
+    workshop: Workshop, era: str, secret: str, through: bool
+) -> None:
+    owner, stranger = servers(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        for encode in ENCODINGS.values():
+            arguments = {"text": ["x", {"deep": encode(secret)}]}
+            call = {"name": "stranger__post", "arguments": arguments}
+            refused = await (
+                host.call("call_tool", call) if through else host.call("stranger__post", arguments)
+            )
+            name = "OWNER_TOKEN" if secret == SECRET else "OWNER_KEY"
+            assert refused["isError"]
+            assert text(refused).startswith(
+                f"tool 'post' was not sent to server 'stranger': it has the value of {name}, which is a "
+                "secret of server 'owner'"
+            )
+            assert secret not in json.dumps(refused, ensure_ascii=False)
+        taken = await host.call("owner__post", {"text": secret})
+
+    assert "isError" not in taken
+    assert len(owner.ledger.calls("post")) == 1
+    assert stranger.ledger.calls() == []
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        json.dumps(SECRET),
+        json.dumps(SECRET, ensure_ascii=False),
+        json.dumps(SECRET).replace("/", "\\/"),
+        '"' + "".join(f"\\u{ord(char):04x}" for char in SECRET) + '"',
+        '"é ' + "".join(f"\\u{ord(char):04X}" for char in PLAIN) + '"',
+    ],
+    ids=["ascii", "utf-8", "slashes", "all escaped", "escaped beside other letters"],
+)
+async def test_escapes_of_json_hide_no_secret(workshop: Workshop, era: str, written: str) -> None:
+    _, stranger = servers(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        params = {"name": envelope.raw("stranger__post"), "arguments": Raw(f'{{"text":{written}}}'.encode())}
+        if era == "modern":
+            meta = await modern_meta(host)
+            params["_meta"] = envelope.raw(meta)
+        refused = json.loads(await proxy.gateway.handle("tools/call", params, host.caller))
+
+    assert "was not sent to server 'stranger'" in text(refused)
+    assert stranger.ledger.calls() == []
+
+
+async def modern_meta(host: Host) -> dict[str, Any]:
+    """The `_meta` that a modern client sends with each request."""
+    from support.raw_client import MODERN, PREFIX
+
+    return {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+
+
+async def test_a_secret_in_a_name_of_an_argument_or_at_the_end_of_a_large_text_is_found(
+    workshop: Workshop, era: str
+) -> None:
+    _, stranger = servers(workshop)
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        results = [
+            await host.call("stranger__post", {PLAIN: 1}),
+            await host.call("stranger__post", {"text": "word " * 100_000 + PLAIN}),
+        ]
+
+    assert all("was not sent" in text(result) for result in results)
+    assert stranger.ledger.calls() == []
+
+
+async def test_prompts_resources_and_completions_tell_no_secret_either(workshop: Workshop, era: str) -> None:
+    _, stranger = servers(
+        workshop, prompts=[{"name": "p"}], templates=[{"uriTemplate": "note://{+rest}", "name": "n"}]
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        reference = {"type": "ref/prompt", "name": "stranger__p"}
+        uri = f"note://{quote(PLAIN)}"
+        requests = [
+            ("prompts/get", {"name": "stranger__p", "arguments": {"query": PLAIN}}),
+            ("completion/complete", {"ref": reference, "argument": {"name": "query", "value": PLAIN}}),
+            ("resources/read", {"uri": uri}),
+        ]
+        requests += [("resources/subscribe", {"uri": uri})] if era == "handshake" else []
+        for method, params in requests:
+            with pytest.raises(RpcError, match="it has the value of OWNER_KEY") as refused:
+                await host.request(method, params)
+            assert PLAIN not in str(refused.value)
+
+    assert PLAIN not in sent_to(stranger)
+
+
+@pytest.mark.parametrize("downstream_era", ["handshake", "modern"])
+async def test_the_answer_to_a_question_tells_no_secret(
+    workshop: Workshop, era: str, downstream_era: str
+) -> None:
+    schema = {"type": "object", "properties": {"note": {"type": "string"}}}
+    asked = {"method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": schema}}
+    inputs = {"inputRequests": {"one": asked}, "requestState": "opaque"}
+    step = {"ask": asked} if downstream_era == "handshake" else {"need_input": inputs}
+    _, stranger = servers(workshop, era=downstream_era, calls={"post": [step]})
+    answer = {"action": "accept", "content": {"note": PLAIN}}
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era, {"elicitation": {}}, {"elicitation/create": lambda params: answer})
+        params: dict[str, Any] = {"name": "stranger__post", "arguments": {}}
+        result = await host.request("tools/call", params)
+        if result.get("resultType") == "input_required":
+            answers = dict.fromkeys(result["inputRequests"], answer)
+            again = params | {"inputResponses": answers, "requestState": result["requestState"]}
+            result = await host.request("tools/call", again)
+
+    assert PLAIN not in sent_to(stranger)
+    assert PLAIN not in json.dumps(result)
+
+
+async def test_nobody_is_asked_about_a_call_that_is_refused_for_a_secret(
+    workshop: Workshop, era: str
+) -> None:
+    _, stranger = servers(workshop)
+    stranger.settings["classes"] = {"write": "ask"}
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era, {"elicitation": {}})
+        refused = await host.call("stranger__post", {"text": PLAIN})
+
+    assert "was not sent" in text(refused)
+    assert host.asked == []
+
+
+async def test_a_token_of_a_login_is_known_once_it_is_used(workshop: Workshop, era: str) -> None:
+    _, stranger = servers(workshop)
+    token = "4cc3ss-t0k3n-of-a-login"
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        before = await host.call("stranger__post", {"text": token})
+        # As the authorization of its connection does before it sends a token.
+        proxy.fleet.clients["owner"]._redact.learn([("access token", token)])
+        refused = await host.call("stranger__post", {"text": token})
+
+    assert "isError" not in before
+    assert "it has the value of access token, which is a secret of server 'owner'" in text(refused)
+    assert len(stranger.ledger.calls()) == 1
+
+
+async def test_words_and_values_that_are_called_public_may_go_anywhere(workshop: Workshop, era: str) -> None:
+    _, stranger = servers(workshop)
+    async with inside(workshop.config(guards={"public": ["OWNER_KEY"]})) as proxy:
+        host = Host(proxy, era)
+        for value in ("aquamarine", PLAIN):
+            assert "isError" not in await host.call("stranger__post", {"text": value})
+        assert "was not sent" in text(await host.call("stranger__post", {"text": SECRET}))
+
+    assert len(stranger.ledger.calls()) == 2
+
+
+async def test_the_guard_can_be_turned_off_and_on_while_the_proxy_runs(workshop: Workshop, era: str) -> None:
+    _, stranger = servers(workshop)
+    async with inside(workshop.config(guards={"secrets": False})) as proxy:
+        host = Host(proxy, era)
+        allowed = await host.call("stranger__post", {"text": PLAIN})
+        await proxy.apply(load(workshop.config(), environ={}))
+        refused = await host.call("stranger__post", {"text": PLAIN})
+
+    assert "isError" not in allowed
+    assert "was not sent" in text(refused)
+    assert len(stranger.ledger.calls()) == 1
+
+
+async def test_a_server_that_is_given_the_same_value_may_get_it(workshop: Workshop, era: str) -> None:
+    _, stranger = servers(workshop)
+    stranger.settings["env"] = {"ANOTHER_NAME_TOKEN": PLAIN}
+    async with inside(workshop.config()) as proxy:
+        result = await Host(proxy, era).call("stranger__post", {"text": PLAIN})
+
+    assert "isError" not in result
+
+
+@pytest.mark.parametrize("results", ["off", "redact"])
+async def test_results_keep_their_secrets_unless_redaction_is_on(
+    workshop: Workshop, era: str, results: str
+) -> None:
+    said = {"content": [{"type": "text", "text": f"the key is {PLAIN}"}], "structuredContent": {"k": PLAIN}}
+    servers(workshop, calls={"post": [{"result": said}]}, tools=[tool("post"), tool("calm")])
+    async with inside(workshop.config(guards={"results": results})) as proxy:
+        host = Host(proxy, era)
+        result = await host.call("stranger__post")
+        calm = await host.call("stranger__calm", {"text": "nothing"})
+
+    if results == "off":
+        assert PLAIN in text(result)
+    else:
+        assert PLAIN not in json.dumps(result)
+        assert "[redacted OWNER_KEY]" in text(result)
+        assert "known secrets were removed" in result["content"][-1]["text"]
+    assert "known secrets were removed" not in json.dumps(calm)
+
+
+async def test_a_refused_call_is_no_failure_of_its_tool(workshop: Workshop, era: str) -> None:
+    servers(workshop)
+    async with inside(workshop.config()) as proxy:
+        await Host(proxy, era).call("stranger__post", {"text": PLAIN})
+        usage = proxy.statistics.usage
+
+    assert usage is not None
+    assert "stranger" not in usage.counters.servers

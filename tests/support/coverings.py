@@ -1,0 +1,73 @@
+"""Chooses a few rows of a cross product that have every value, or in which every two values meet.
+
+Most faults show with one value or with two together, so rows in which every two meet find nearly all of what
+the whole cross product finds (Kuhn, Wallace and Gallo, "Software fault interactions", 2004), with a fraction
+of the tests.
+
+As a plugin of pytest it runs tests marked `pairwise` with these rows, and slow ones marked `each_value` with
+those that have every value. All others get the mark `full_cross`, and what has that mark is left out unless a
+person's own ``-m`` speaks of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+
+import pytest
+
+STRENGTHS = {"pairwise": 2, "each_value": 1}
+"""Number of values that meet, by the mark that asks for it."""
+
+
+def covering(rows: Sequence[Sequence[Hashable]], strength: int) -> set[int]:
+    """Return the positions of rows that together have every combination of so many values that any row has.
+
+    Greedy: each step takes the first of the rows with the most that no row before it had. So the
+    answer for the same rows is always the same, and rows need not be a whole cross product. Where values
+    need not meet others, those that have to be repeated take turns.
+    """
+    sizes = range(1, strength + 1)
+    parts = [{part for size in sizes for part in combinations(enumerate(row), size)} for row in rows]
+    missing = set[object]().union(*parts)
+    chosen = set()
+    taken = Counter[object]()
+    while missing:
+        found = [len(part & missing) for part in parts]
+        most = max(found)
+        best = found.index(most)
+        if strength == 1:
+            equal = [at for at, new in enumerate(found) if new == most]
+            best = min(equal, key=lambda at: sum(taken[value] for value in enumerate(rows[at])))
+        chosen.add(best)
+        taken.update(enumerate(rows[best]))
+        missing -= parts[best]
+    return chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `full_cross`, if nobody asks for it."""
+    crosses = defaultdict(list)
+    for item in items:
+        for mark, strength in STRENGTHS.items():
+            if isinstance(item, pytest.Function) and item.get_closest_marker(mark):
+                crosses[item.nodeid.partition("[")[0], strength].append(item)
+    for (_, strength), cross in crosses.items():
+        chosen = covering([_parameters(item) for item in cross], strength)
+        for at, item in enumerate(cross):
+            if at not in chosen:
+                item.add_marker("full_cross")
+    others = {item for item in items if item.get_closest_marker("full_cross")}
+    if others and "full_cross" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item in others])
+        items[:] = [item for item in items if item not in others]
+
+
+def _parameters(item: pytest.Function) -> list[Hashable]:
+    """The parameters of a test; a tuple, such as a front and an era, stands for several."""
+    values: list[Hashable] = []
+    for value in item.callspec.params.values():
+        values += value if isinstance(value, tuple) else [id(value)]  # not all can be hashed
+    return values

@@ -1,0 +1,125 @@
+"""A running proxy: what is withheld, what models are told, and a person's decision from another process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ledger import until
+from support.listings import approve
+from support.proxies import Host, inside
+from support.raw_client import RpcError
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.store import Store, open_store
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = [tool("add", "Adds two numbers"), tool("sub", "Subtracts two numbers")]
+PULLED = [tool("add", "Adds two numbers. Reads the configuration first."), TOOLS[1]]
+SENTENCE = "its definition changed; a person has to look (mcp-context-proxy changes calc)"
+
+
+@pytest.fixture
+def calc(workshop: Workshop) -> Server:
+    return workshop.server("calc", tools=TOOLS, prompts=[{"name": "greet", "description": "Greets"}])
+
+
+@pytest.fixture
+def config(workshop: Workshop, calc: Server) -> Path:
+    # A listing that is remembered must obey, too.
+    return workshop.config(
+        store={"path": str(workshop.folder / "store.sqlite3")}, expose={"list_all_below": 0}
+    )
+
+
+@pytest.fixture
+def store(workshop: Workshop, config: Path) -> Iterator[Store]:
+    with open_store(workshop.folder / "store.sqlite3") as opened:
+        yield opened
+
+
+def now_lists(server: Server, **lists: Any) -> None:
+    spec = json.loads(server.path.read_text(encoding="utf-8"))
+    server.path.write_text(json.dumps(spec | lists), encoding="utf-8")
+
+
+async def test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it(
+    config: Path, calc: Server, store: Store
+) -> None:
+    async with inside(config) as proxy:
+        assert list(proxy.catalog.snapshot.tools) == ["calc__add", "calc__sub"]
+    now_lists(calc, tools=PULLED, prompts=[{"name": "greet", "description": "Greets everybody"}])
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+        assert list(proxy.catalog.snapshot.tools) == ["calc__sub"]
+        for name in ("calc__add", "add"):
+            refused = await host.call(name)
+            assert refused["isError"]
+            assert SENTENCE in refused["content"][0]["text"]
+            assert "configuration" not in refused["content"][0]["text"]
+        found = await host.call("search_available_tools", {"query": "add two numbers"})
+        assert f"1 tool of calc is withheld: {SENTENCE}." in found["content"][0]["text"]
+        assert "calc__add" not in found["content"][0]["text"]
+        with pytest.raises(RpcError, match="withheld"):
+            await host.request("prompts/get", {"name": "calc__greet"})
+        assert calc.ledger.calls() == []
+
+        approve(store, "calc")
+        await until(lambda: "calc__add" in proxy.catalog.snapshot.tools)
+        assert not (await host.call("calc__add")).get("isError")
+
+
+async def test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected(
+    workshop: Workshop, config: Path, calc: Server
+) -> None:
+    async with inside(config):
+        pass
+    now_lists(calc, tools=PULLED)
+    async with inside(config):
+        pass
+    calc.settings["start"] = "lazy"
+    workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    async with inside(config) as proxy:
+        assert proxy.fleet.clients["calc"].remembered
+        assert list(proxy.catalog.snapshot.tools) == ["calc__sub"]
+
+
+async def test_a_first_start_in_all_lists_nothing_but_says_why(workshop: Workshop) -> None:
+    workshop.server("calc", tools=TOOLS)
+    async with inside(workshop.config(approval={"mode": "all"})) as proxy:
+        host = Host(proxy, "handshake")
+        assert not proxy.catalog.snapshot.tools
+        found = await host.call("search_available_tools", {"query": "add two numbers"})
+        told = "2 tools of calc are withheld: they have not been approved yet"
+        assert told in found["content"][0]["text"]
+
+
+async def test_what_had_to_be_approved_begins_anew(config: Path, calc: Server, store: Store) -> None:
+    from mcp_context_proxy.learning.pairs import Signal, Use
+
+    async with inside(config) as proxy:
+        assert proxy.search.learned is not None
+        for name in ("add", "sub"):
+            proxy.search.learned.learn(Use(f"{name} numbers", ("calc", name), Signal.FOUND, "a"))
+    now_lists(calc, tools=PULLED)
+    async with inside(config):
+        pass
+    assert store.learned.count() == 2
+    approve(store, "calc")
+
+    assert [pair.tool for pair in store.learned.all()] == [("calc", "sub")]
+
+
+async def test_no_method_of_the_protocol_and_no_tool_decides(config: Path) -> None:
+    async with inside(config) as proxy:
+        host = Host(proxy, "modern")
+        words = json.dumps(await host.request("tools/list")) + json.dumps(await host.request("prompts/list"))
+        assert "approve" not in words
+        assert "reject" not in words
+        for method in ("approvals/approve", "tools/approve"):
+            with pytest.raises(RpcError):
+                await host.request(method, {"server": "calc"})

@@ -1,0 +1,84 @@
+"""Values that count as secrets, the forms in which they are found, and what finding them costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.trust.guard import KnownSecrets, is_secret, unescaped
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "counts"),
+    [
+        pytest.param("GITHUB_TOKEN", "ghp_16C7e42F292c6912E7", True, id="token"),
+        pytest.param("ANYTHING", "ghp_16C7e42F292c6912E7", True, id="token under any name"),
+        pytest.param("PASSWORD", "hunter2x", True, id="eight characters"),
+        pytest.param("PASSWORD", "hunter2", False, id="seven characters"),
+        pytest.param("PASSWORD", "administrator", False, id="word"),
+        pytest.param("PASSWORD", "correct horse battery staple", True, id="pass phrase"),
+        pytest.param("MAIL_PASSWORD", "abcd efgh ijkl mnop", True, id="letters in groups"),
+        pytest.param("keyring:x", "abcdefghijklmnopqrst", True, id="letters from the keyring"),
+        pytest.param("TEAM", "correct horse battery staple", False, id="words under another name"),
+        pytest.param("GIT_AUTHOR_NAME", "Anna Maria Schmidt-Huber", False, id="author"),
+        pytest.param("HOME", "/home/anna", False, id="home"),
+        pytest.param("SSH_KEY_FILE", "/home/anna/.ssh/id_ed25519", False, id="path"),
+        pytest.param(
+            "AWS_SECRET_ACCESS_KEY", "/wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY1x", True, id="slashes"
+        ),
+        pytest.param("AUTH_URL", "https://login.example.com/realm1/x9", False, id="URL"),
+        pytest.param("PROJECT", "my-project-12345678", False, id="words and numbers"),
+        pytest.param("DATE", "2026-11-23", False, id="date"),
+    ],
+)
+def test_values_that_occur_by_chance_do_not_count(name: str, value: str, counts: bool) -> None:
+    assert is_secret(name, value) is counts
+
+
+@given(st.text(max_size=40))
+def test_unescaped_json_has_the_text_itself(text: str) -> None:
+    for ascii_only in (True, False):
+        assert unescaped(json.dumps(text, ensure_ascii=ascii_only)) == f'"{text}"'
+
+
+SERVERS = {
+    name: ServerConfig.model_validate(
+        {"name": name, "command": "x", "env": {"API_TOKEN": f"{number:04x}-t0k3n-of-{name}-9f8e7d6c5b"}}
+    )
+    for number, name in enumerate(["a", "b", *(f"s{number}" for number in range(200))])
+}
+
+
+@given(before=st.text(max_size=60), after=st.text(max_size=60))
+def test_a_secret_is_found_in_whatever_text_it_stands(before: str, after: str) -> None:
+    known = KnownSecrets(Config(servers={name: SERVERS[name] for name in ("a", "b")}))
+    text = before + SERVERS["a"].env["API_TOKEN"] + after
+    for ascii_only in (True, False):
+        params = {"arguments": Raw(json.dumps({"text": text}, ensure_ascii=ascii_only).encode())}
+        found = known.in_params("b", params)
+
+        assert found is not None
+        assert str(found) == "API_TOKEN, which is a secret of server 'a'"
+        assert known.in_params("a", params) is None
+
+
+def test_a_secret_of_the_proxy_itself_goes_to_no_server() -> None:
+    known = KnownSecrets(Config(servers=SERVERS))
+    known.know_own(("the bearer token", "b34r3r-t0k3n-of-the-proxy"))
+    params = {"arguments": Raw(b'{"text":"b34r3r-t0k3n-of-the-proxy"}')}
+
+    assert str(known.in_params("a", params)) == "the bearer token, which is a secret of the proxy itself"
+
+
+def test_the_keys_of_model_services_go_to_no_server() -> None:
+    embedding = {"endpoint": "http://127.0.0.1/", "model": "m", "api_key": "k3y-of-the-embeddings"}
+    known = KnownSecrets(Config.model_validate({"embedding": embedding}))
+    found = known.in_params("a", {"arguments": Raw(b'["k3y-of-the-embeddings"]')})
+
+    assert found is not None
+    assert found.name == "embedding.api_key"

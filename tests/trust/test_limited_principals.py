@@ -1,0 +1,321 @@
+"""A principal with limits sees its part of everything, by every way, and nothing of another principal."""
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from support.proxies import Host, inside
+from support.raw_client import OWN, RpcError
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.serve import web_routes
+from mcp_context_proxy.front.auth import policy
+from mcp_context_proxy.front.http import guarded
+from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile
+
+pytestmark = pytest.mark.anyio
+
+READS = {"annotations": {"readOnlyHint": True}}
+ANNA = Principal("anna", False, frozenset({"open"}), frozenset({ToolClass.READ}))
+OWN_TOKEN = "correct-horse-battery"
+
+
+def spec(word: str) -> dict[str, Any]:
+    return {
+        "tools": [
+            tool(f"read_{word}", f"Read the {word}", **READS),
+            tool(f"write_{word}", f"Write the {word}"),
+        ],
+        "prompts": [{"name": f"ask_{word}", "description": f"Ask about {word}"}],
+        "resources": [{"uri": f"file:///{word}", "name": word}],
+        "templates": [{"uriTemplate": f"{word}://{{id}}", "name": word}],
+    }
+
+
+@pytest.fixture
+def closed(workshop: Workshop) -> Server:
+    workshop.server("open", **spec("maps"))
+    workshop.server("closed", instructions="About zinc and ledgers.", **spec("ledgers"))
+    workshop.server("down", settings={"enabled": False})
+    return workshop.servers["closed"]
+
+
+@pytest.fixture(params=["all", "search"])
+async def proxy(workshop: Workshop, closed: Server, request: pytest.FixtureRequest) -> AsyncIterator[Proxy]:
+    config = workshop.config(expose={"mode": request.param})
+    async with inside(config) as opened:
+        yield opened
+
+
+async def everything(host: Host) -> str:
+    """What a client is shown when it lists and searches everything there is, as one text."""
+    methods = ["tools/list", "resources/list", "resources/templates/list", "prompts/list", "skills/list"]
+    seen = [await host.request(method) for method in methods]
+    for query in ("read the ledgers of zinc", "read the maps", "write_ledgers"):
+        arguments = {"query": query, "top_n": 50}
+        seen.append(await host.call("search_available_tools", arguments))
+        seen.append((await host.data("search_available_tools", arguments))["results"])
+        seen.append(await host.request("tools/list", **{OWN + "query": query}))
+    return json.dumps(seen).replace("read the ledgers of zinc", "").replace('"write_ledgers"', "")
+
+
+async def test_lists_and_searches_show_its_servers_and_classes_alone(proxy: Proxy, era: str) -> None:
+    seen = await everything(Host(proxy, era, rights=ANNA))
+    whole = await everything(Host(proxy, era))
+
+    assert "open__read_maps" in seen
+    assert "write_maps" not in seen
+    for word in ("ledgers", "closed"):
+        assert word in whole
+        assert word not in seen
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["closed__read_ledgers", "read_ledgers", "closed__write_ledgers", "open__write_maps", "write_maps"],
+)
+async def test_a_call_of_anything_else_is_unknown_whatever_way_is_tried(
+    proxy: Proxy, closed: Server, era: str, name: str
+) -> None:
+    host = Host(proxy, era, rights=ANNA)
+    results = [await host.call(name, {}), await host.call("call_tool", {"name": name, "arguments": {}})]
+    results.append(await host.call("call_read_only_tool", {"name": name, "arguments": {}}))
+
+    for result in results:
+        assert result["isError"]
+        assert f"unknown tool '{name}'" in result["content"][0]["text"]
+    assert closed.ledger.calls() == []
+    assert not (await host.call("open__read_maps", {})).get("isError")
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("resources/read", {"uri": "file:///ledgers"}),
+        ("resources/read", {"uri": "ledgers://1"}),
+        ("prompts/get", {"name": "closed__ask_ledgers"}),
+        ("prompts/get", {"name": "ask_ledgers"}),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "closed__ask_ledgers"}}),
+        ("completion/complete", {"ref": {"type": "ref/resource", "uri": "ledgers://{id}"}}),
+        ("skills/get", {"uri": "skill://closed/x/SKILL.md"}),
+    ],
+)
+async def test_nothing_of_another_server_is_read(
+    proxy: Proxy, era: str, method: str, params: dict[str, Any]
+) -> None:
+    more = {"argument": {"name": "a", "value": ""}} if method.startswith("completion") else {}
+    with pytest.raises(RpcError) as error:
+        await Host(proxy, era, rights=ANNA).request(method, params | more)
+
+    assert "not connected" not in str(error.value)
+
+
+async def test_a_handshake_client_cannot_subscribe_to_it(proxy: Proxy) -> None:
+    host = Host(proxy, "handshake", rights=ANNA)
+    with pytest.raises(RpcError):
+        await host.request("resources/subscribe", {"uri": "file:///ledgers"})
+    await host.request("resources/subscribe", {"uri": "file:///maps"})
+
+
+async def test_nothing_is_said_about_servers_that_are_off(proxy: Proxy, era: str) -> None:
+    limited = await Host(proxy, era, rights=ANNA).call("down__anything", {})
+    other = await Host(proxy, era).call("down__anything", {})
+
+    assert "switched off" not in json.dumps(limited)
+    assert "switched off" in json.dumps(other)
+
+
+async def test_log_messages_of_other_servers_do_not_reach_its_session(proxy: Proxy) -> None:
+    limited, other = Host(proxy, "handshake", rights=ANNA), Host(proxy, "handshake")
+    message: Any = {"level": b'"error"', "data": b'"zinc"'}
+    proxy.open_sessions.relay("closed", "notifications/message", message, frozenset())
+    proxy.open_sessions.relay("open", "notifications/message", message, frozenset())
+    with anyio.fail_after(30):
+        while len(other.told) < 2 or not limited.told:
+            await anyio.lowlevel.checkpoint()
+
+    assert len(limited.told) == 1
+
+
+class Web:
+    """The REST API of a proxy in this process, and principals that ask it."""
+
+    def __init__(self, proxy: Proxy, workshop: Workshop) -> None:
+        file = TokenFile(workshop.folder / "tokens.json")
+        self.tokens = {name: file.add(name) for name in ("anna", "ben")} | {"owner": OWN_TOKEN}
+        self.tokens["limited"] = file.add("limited", servers=["open"], classes=[ToolClass.READ])
+        book = TokenBook(file)
+        book.load()
+        allowed = policy("127.0.0.1", 80, (), OWN_TOKEN)
+        allowed = type(allowed)(allowed.hosts, allowed.token, book)
+        self.app: Starlette = guarded(web_routes(proxy), allowed, proxy.health, proxy.config.limits)
+
+    async def ask(self, who: str, method: str, path: str, **more: Any) -> httpx2.Response:
+        headers = {"authorization": f"Bearer {self.tokens[who]}", "host": "localhost:80"}
+        transport = httpx2.ASGITransport(app=self.app)
+        async with httpx2.AsyncClient(transport=transport, timeout=60) as client:
+            return await client.request(method, f"http://localhost{path}", headers=headers, **more)
+
+
+@pytest.fixture
+def web(proxy: Proxy, workshop: Workshop) -> Web:
+    return Web(proxy, workshop)
+
+
+def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, str, Any]]:
+    """Requests for every operation of the API, with every id in the place of each parameter of a path."""
+    made = []
+    for path, methods in described["paths"].items():
+        names = [part for part in path.split("/") if part.startswith("{")]
+        for method, operation in methods.items():
+            body = None
+            if "requestBody" in operation:
+                body = {"content": "x", "query": "read the maps", "record": False}
+                form = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                known = described["components"]["schemas"][form.rpartition("/")[2]]["properties"]
+                body = {key: value for key, value in body.items() if key in known}
+            asked = {"query": "read the maps", "older_than_days": "0"}
+            known = {one["name"] for one in operation["parameters"]}
+            query = "&".join(f"{key}={value}" for key, value in asked.items() if key in known)
+            for values in itertools.product(ids, repeat=len(names)):
+                concrete = path
+                for name, value in zip(names, values, strict=True):
+                    concrete = concrete.replace(name, value)
+                made.append((method.upper(), f"/api/v1{concrete}?{query}", body))
+    return made
+
+
+async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
+    proxy: Proxy, web: Web
+) -> None:
+    """Also what is not there yet: each operation of the OpenAPI document is asked."""
+    secret = "the-query-of-ben-alone"
+    ben = Principal("ben", False)
+    hosts = [Host(proxy, era, rights=ben) for era in ("handshake", "modern")]
+    for host in hosts:
+        await host.call("search_available_tools", {"query": secret})
+        await host.call("open__read_maps", {"text": secret})
+    await web.ask("ben", "POST", "/api/v1/context", json={"query": secret})
+    own = (await web.ask("ben", "GET", "/api/v1/requests")).json()["requests"]
+    session = hosts[0].session
+    assert session is not None
+    ids = [*(one["id"] for one in own), session.id]
+    assert len(own) == 3
+    described = (await web.ask("anna", "GET", "/api/v1/openapi.json")).json()
+    made = requests_of(described, ids)
+
+    assert len(made) > 16
+    for method, path, body in made:
+        answer = await web.ask("anna", method, path, **({} if body is None else {"json": body}))
+        assert secret not in answer.text, path
+        told = [one for one in ids if one in answer.text.replace(path, "").replace(f"'{one}'", "")]
+        assert not told, path
+        assert answer.status_code in (200, 403, 404, 422), (path, answer.text)
+        if method == "DELETE":
+            assert answer.status_code == 403, path
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/v1/reindex"),
+        ("POST", "/api/v1/interactions"),
+        ("GET", "/api/v1/interactions"),
+        ("DELETE", "/api/v1/interactions?older_than_days=0"),
+        ("DELETE", "/api/v1/interactions/1"),
+        ("GET", "/api/v1/audit"),
+        ("GET", "/api/v1/metrics/search"),
+        ("GET", "/api/v1/statistics/tools"),
+        ("GET", "/api/v1/statistics/searches"),
+        ("GET", "/api/v1/statistics/timeline"),
+        ("GET", "/metrics"),
+    ],
+)
+async def test_what_concerns_everybody_needs_an_administrator(web: Web, method: str, path: str) -> None:
+    refused = await web.ask("anna", method, path)
+    allowed = await web.ask("owner", method, path)
+
+    assert refused.status_code == 403
+    assert "administrator" in refused.text
+    assert "administrator" not in allowed.text
+
+
+async def test_no_method_gives_one_principal_anything_of_another(proxy: Proxy, web: Web, era: str) -> None:
+    secret = "the-query-of-ben-alone"
+    ben = Host(proxy, era, rights=Principal("ben", False))
+    await ben.call("search_available_tools", {"query": secret})
+    made = await ben.data("set_context", {"query": secret})
+    own = (await web.ask("ben", "GET", "/api/v1/requests")).json()["requests"]
+    ids = [made["context_id"], *(one["id"] for one in own)]
+    assert len(ids) == 3
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("resources/read", {"uri": f"context://{place}"})
+        for place in ("requests", "current", *(f"requests/{one}" for one in ids))
+    ]
+    for one in ids:
+        for name, arguments in {
+            "read_result": {"id": one},
+            "set_context": {"query": "x", "context_id": one},
+            "manage_context": {"action": "list", "context_id": one},
+            "recall": {"query": secret},
+            "search_available_tools": {"query": "x", "context_id": one},
+        }.items():
+            asked.append(("tools/call", {"name": name, "arguments": arguments}))
+    for method in sorted(proxy.gateway.methods - {"resources/read", "tools/call"}):
+        for one in ids:
+            asked.append((method, {"_meta": {OWN + "context": one}, "uri": one, "name": one, "ref": {}}))
+    anna = Host(proxy, era, rights=Principal("anna", False))
+    for method, params in asked:
+        try:
+            answer = await anna.raw(method, params)
+        except RpcError as error:
+            answer = f"{error}{error.data}"
+        assert secret not in answer.replace(json.dumps(params), ""), (method, params)
+
+
+async def test_an_administrator_sees_the_requests_and_sessions_of_all(proxy: Proxy, web: Web) -> None:
+    host = Host(proxy, "handshake", rights=Principal("ben", False))
+    await host.call("search_available_tools", {"query": "a query of ben"})
+
+    assert "a query of ben" in (await web.ask("owner", "GET", "/api/v1/requests")).text
+    assert host.session is not None
+    assert host.session.id in (await web.ask("owner", "GET", "/api/v1/sessions")).text
+
+
+async def test_the_api_shows_a_limited_principal_its_part_alone(web: Web) -> None:
+    found = (await web.ask("limited", "GET", "/api/v1/tools/search?query=read the ledgers&top_k=50")).text
+    whole = (await web.ask("owner", "GET", "/api/v1/tools/search?query=read the ledgers&top_k=50")).text
+    context = await web.ask("limited", "POST", "/api/v1/context", json={"query": "the ledgers of zinc"})
+    server = await web.ask("limited", "GET", "/api/v1/tools/search?query=maps&server=closed")
+
+    assert "closed__read_ledgers" in whole
+    for text in (found, context.text.replace("the ledgers of zinc", "")):
+        assert "closed" not in text
+        assert "write_maps" not in text
+    assert server.status_code == 404
+    assert "closed" not in server.text.replace("'closed'", "")
+
+
+async def test_health_tells_problems_to_administrators_alone(web: Web) -> None:
+    assert (await web.ask("anna", "GET", "/healthz")).json() == {"status": "ok"}
+
+
+async def test_uses_of_a_named_token_teach_nothing(proxy: Proxy, era: str) -> None:
+    ben, owner = Host(proxy, era, rights=Principal("ben", False)), Host(proxy, era)
+    for host in (ben, owner):
+        await host.call("search_available_tools", {"query": "show me the maps"})
+        await host.call("open__read_maps", {})
+        assert proxy.search.use_recorder is not None
+        await proxy.search.use_recorder.flush()
+        if host is ben:
+            taught_by_ben = proxy.store.learned.count()
+
+    assert taught_by_ben == 0
+    assert proxy.store.learned.count() == 1

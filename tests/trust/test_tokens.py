@@ -1,0 +1,225 @@
+"""Named tokens: hashed, limited, revoked and expired, and followed by a running front."""
+
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from support.ledger import until
+
+from mcp_context_proxy.front.auth import Guard, policy
+from mcp_context_proxy.items import Tool, ToolClass
+from mcp_context_proxy.server.caller import principal_of, rights_of
+from mcp_context_proxy.trust.tokens import (
+    MOST_TOKENS,
+    OWNER,
+    Principal,
+    TokenBook,
+    TokenError,
+    TokenFile,
+    is_admin,
+)
+
+pytestmark = pytest.mark.anyio
+
+OWN_TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> TokenFile:
+    return TokenFile(tmp_path / "state" / "tokens.json")
+
+
+class Front:
+    """A guarded application that says who asks, and has a stream that never ends by itself."""
+
+    def __init__(self, file: TokenFile, now: float | None = None) -> None:
+        self.now = time.time() if now is None else now
+        self.book = TokenBook(file, lambda: self.now)
+        self.book.load()
+        self.refused = list[str]()
+        self.streaming = anyio.Event()
+        allowed = policy("127.0.0.1", 80, (), OWN_TOKEN)
+        named = {"named": self.book, "refused": self.refused.append}
+        app = Starlette(routes=[Route("/who", self.who)])
+        self.guard = Guard(app, type(allowed)(allowed.hosts, allowed.token, **named))
+        self.streams = Guard(self.stream, type(allowed)(allowed.hosts, allowed.token, **named))
+
+    async def who(self, request: Request) -> Response:
+        return PlainTextResponse(f"{principal_of(request.scope)} {is_admin(rights_of(request.scope))}")
+
+    async def stream(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.streaming.set()
+        await anyio.sleep_forever()
+
+    async def ask(self, token: str, guard: Guard | None = None) -> list[dict[str, Any]]:
+        """Send a request; the messages of the response."""
+        sent = list[dict[str, Any]]()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"localhost:80"), (b"authorization", f"Bearer {token}".encode())]
+        scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/who", "headers": headers}
+        scope |= {"query_string": b"", "client": ("192.0.2.1", 1), "root_path": "", "raw_path": b"/who"}
+        await (guard or self.guard)(scope, receive, send)
+        return sent
+
+    async def says(self, token: str) -> tuple[int, str]:
+        begin, *parts = await self.ask(token)
+        return begin["status"], b"".join(part["body"] for part in parts).decode()
+
+
+async def test_the_file_has_no_token_and_is_for_its_owner_alone(file: TokenFile) -> None:
+    token = file.add("anna")
+
+    assert token not in file.path.read_text()
+    assert len(token) >= 43
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
+
+
+async def test_a_principal_is_the_name_of_its_token(file: TokenFile) -> None:
+    anna, ben = file.add("anna"), file.add("ben", admin=True)
+    front = Front(file)
+
+    assert await front.says(anna) == (200, "anna False")
+    assert await front.says(ben) == (200, "ben True")
+    assert await front.says(OWN_TOKEN) == (200, f"{OWNER} True")
+    assert (await front.says("not-a-token-of-anybody"))[0] == 401
+    assert front.refused == ["192.0.2.1"]
+
+
+async def test_a_token_that_replaces_another_of_the_same_name_is_the_same_principal(file: TokenFile) -> None:
+    old = file.add("anna")
+    file.revoke("anna")
+    new = file.add("anna")
+    front = Front(file)
+
+    assert await front.says(new) == (200, "anna False")
+    assert (await front.says(old))[0] == 401
+
+
+async def test_an_expired_token_is_refused(file: TokenFile) -> None:
+    front_time = 1_000_000.0
+    token = file.add("anna", expires=front_time + 10)
+    front = Front(file, front_time)
+
+    assert (await front.says(token))[0] == 200
+    front.now += 10
+    assert (await front.says(token))[0] == 401
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "limited anew"])
+async def test_an_open_stream_ends_when_its_token_is_no_longer_accepted(file: TokenFile, how: str) -> None:
+    now = time.time()
+    token = file.add("anna", expires=now + 60)
+    file.add("ben")
+    front, sent = Front(file, now), list[dict[str, Any]]()
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+
+            async def listen() -> None:
+                sent.extend(await front.ask(token, front.streams))
+
+            following = anyio.CancelScope()
+
+            async def follow() -> None:
+                with following:
+                    await front.book.run()
+
+            group.start_soon(listen)
+            group.start_soon(follow)
+            await front.streaming.wait()
+            if how == "expired":
+                front.now += 60
+            else:
+                file.revoke("anna")
+            if how == "limited anew":
+                file.add("anna", servers=["one"])
+            await until(lambda: bool(sent))
+            following.cancel()
+
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[-1].get("more_body", False) is False
+
+
+async def test_a_running_front_takes_over_what_is_added_and_revoked(file: TokenFile) -> None:
+    front = Front(file)
+    async with anyio.create_task_group() as group:
+        group.start_soon(front.book.run)
+        token = file.add("anna")
+        with anyio.fail_after(30):
+            await until(lambda: front.book.find(token) is not None)
+            added = await front.says(token)
+            file.revoke("anna")
+            await until(lambda: front.book.find(token) is None)
+            revoked = await front.says(token)
+        group.cancel_scope.cancel()
+
+    assert added == (200, "anna False")
+    assert revoked[0] == 401
+
+
+async def test_a_file_that_cannot_be_read_accepts_no_named_token_and_is_said_once(
+    file: TokenFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = file.add("anna")
+    front = Front(file)
+    file.path.write_text("{")
+    for _ in range(3):
+        front.book.load()
+
+    assert (await front.says(token))[0] == 401
+    assert (await front.says(OWN_TOKEN))[0] == 200
+    assert [record.message.count("no named token is accepted") for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize("name", ["", "owner", "a b", "-x", "x" * 65, "a\n", "ä", "../x"])
+def test_a_name_that_cannot_stand_in_a_log_is_refused(file: TokenFile, name: str) -> None:
+    with pytest.raises(TokenError, match="cannot be named"):
+        file.add(name)
+
+
+def test_tokens_have_different_names_and_are_bounded_in_number(file: TokenFile) -> None:
+    for number in range(MOST_TOKENS):
+        file.add(f"t{number}")
+
+    with pytest.raises(TokenError, match="already; revoke"):
+        file.add("one-more")
+    file.revoke("t0")
+    with pytest.raises(TokenError, match="there is a token 't1' already"):
+        file.add("t1")
+    with pytest.raises(TokenError, match="there is no token 't0'"):
+        file.revoke("t0")
+
+
+def test_an_administrator_has_no_limits(file: TokenFile) -> None:
+    with pytest.raises(TokenError, match="reaches everything"):
+        file.add("anna", admin=True, servers=["one"])
+
+
+def test_a_principal_may_call_what_both_its_servers_and_its_classes_allow() -> None:
+    def tool(server: str, tool_class: ToolClass) -> Tool:
+        return Tool(server, "t", f"{server}__t", "", b"{}", "f", tool_class=tool_class)
+
+    limited = Principal("anna", False, frozenset({"one"}), frozenset({ToolClass.READ}))
+    allowed = [
+        (server, each.value)
+        for server in ("one", "two")
+        for each in ToolClass
+        if limited.may_call(tool(server, each))
+    ]
+    assert allowed == [("one", "read")]
+    assert limited.limited
+    assert not Principal("anna", False).limited
