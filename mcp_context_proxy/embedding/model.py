@@ -61,7 +61,7 @@ option would only slow it down (seen with onnxruntime 1.31)."""
 
 
 _loaded: WeakValueDictionary[ModelFolder, OnnxModel] = WeakValueDictionary()
-"""Models that are in use. A program with several proxies has each in memory once: 23 MB, and 0.1 s to open."""
+"""Models that are in use. Several proxies of one process have each in memory once: 23 MB, 0.1 s to open."""
 
 
 def load_model(directory: Path | None = None, settings: EmbeddingConfig | None = None) -> OnnxModel:
