@@ -29,9 +29,9 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
+    TokenCounter,
     open_model,
 )
-from mcp_context_proxy.embedding.model import TokenCounter
 from mcp_context_proxy.interactions.memory import Interactions
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine

@@ -19,8 +19,19 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
-from mcp_context_proxy.config.tables import Amount, Flag, Score, Synonyms, Table, Tag, Text
-from mcp_context_proxy.config.tool_settings import ClassesConfig, ToolConfig, settings_of, with_classes
+from mcp_context_proxy.config.tables import (
+    Amount,
+    ClassesConfig,
+    Flag,
+    Score,
+    Synonyms,
+    Table,
+    Tag,
+    Text,
+    ToolConfig,
+    settings_of,
+    with_classes,
+)
 from mcp_context_proxy.errors import ConfigProblem
 from mcp_context_proxy.items import IncludeMode
 

@@ -424,6 +424,9 @@ def _failure(file: Path, line: int | None, message: str, key: str = "") -> Confi
     return ConfigError([ConfigProblem(file, line, key, message)])
 
 
+REFERENCE: Final = "${"
+"""Beginning of every reference. A text without one stands for itself."""
+
 _REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
 _VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 _HOST_VARIABLE: Final = re.compile(

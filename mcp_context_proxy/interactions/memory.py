@@ -25,8 +25,7 @@ from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import (
     DAY,
