@@ -75,7 +75,7 @@ def own_command(file: Path) -> list[str]:
     """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH."""
     started = Path(sys.argv[0])
     found = str(started.absolute()) if started.stem == PROGRAM and started.exists() else shutil.which(PROGRAM)
-    program = [found] if found else [sys.executable, "-m", "mcp_context_proxy"]
+    program = [found] if found else [sys.executable, "-P", "-m", "mcp_context_proxy"]
     return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
 
 
