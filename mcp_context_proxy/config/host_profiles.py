@@ -132,7 +132,7 @@ _HOSTS: Final = (
         _CLAUDE_CODE,
         name="claude-code-plugin",
         title="Claude Code (plugin)",
-        clients=Fact((), "assumed: the same as without the plugin"),
+        clients=Fact(_CLAUDE_CODE.clients.value, "assumed: the same as without the plugin"),
         names=Fact(
             NameRule(f"mcp__plugin_{PLUGIN}_{{server}}__", 64, "refused"),
             "anthropics/claude-code#23149, ChromeDevTools/chrome-devtools-mcp#1169",
@@ -287,6 +287,27 @@ HOSTS: Final[Mapping[str, HostProfile]] = {host.name: host for host in _HOSTS}
 
 NAME_CHARACTERS: Final = min(host.name_characters for host in _HOSTS)
 """Longest name that fits every host, if the proxy has its recommended name there."""
+
+
+def name_room(client: str) -> int:
+    """Return the length of the longest name that fits a client, by the ``clientInfo.name`` that it sends.
+
+    It is the least of all hosts that send such a name, and for an unknown client that of all hosts.
+    """
+    said = client.strip().casefold()
+    return min(
+        (host.name_characters for host in _HOSTS if said.startswith(host.clients.value)),
+        default=NAME_CHARACTERS,
+    )
+
+
+def room_given(host: HostProfile) -> int:
+    """Return the length of the longest name that a host gets from us: other hosts may send the same name."""
+    return name_room(host.clients.value[0]) if host.clients.value else NAME_CHARACTERS
+
+
+NAME_LENGTHS: Final = tuple(sorted({room_given(host) for host in _HOSTS}))
+"""Lengths of names that some client has room for, `NAME_CHARACTERS` first."""
 
 INSTRUCTIONS_BYTES: Final = min(size for host in _HOSTS if (size := host.description_bytes.value) is not None)
 """Length of the instructions that no host cuts."""

@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mcp_context_proxy.catalog.document_reading import Part
+from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import RequestContext
 from mcp_context_proxy.context.session import item_by
 from mcp_context_proxy.interactions.memory import Recall
-from mcp_context_proxy.items import Document, Kind, Snapshot
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.server.search_answers import (
     HOW_TO_READ_FILES,
@@ -35,7 +36,7 @@ def context_text(context: RequestContext, snapshot: Snapshot) -> str:
     if tools := tools_text(context, snapshot):
         parts.append(tools)
     if context.dropped:
-        parts.append(over_budget(context))
+        parts.append(over_budget(context, snapshot))
     return "\n\n".join(parts)
 
 
@@ -56,12 +57,12 @@ def document_message(document: Document) -> str:
     return f"{LABELS[document.kind]}: {document.name}\n\n{document.text.strip()}"
 
 
-def tools_text(context: RequestContext, snapshot: Snapshot) -> str:
+def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Return the current tools of a context as a list, with signatures; empty if there are none."""
     tools = [snapshot.tools[item.name] for item in context.of(Kind.TOOL) if item.name in snapshot.tools]
     lines = []
     for tool in tools:
-        signature = tool_signature(tool.exposed_name, schema_of(tool), LISTED) + read_mark(tool)
+        signature = tool_signature(name_of(tool), schema_of(tool), LISTED) + read_mark(tool)
         description = summary(tool, snapshot, LISTED.characters)
         lines.append(f"- {signature}: {description}" if description else f"- {signature}")
     return "\n".join([f"Tools that fit. {how_to_call(tools)}", *lines]) if lines else ""
