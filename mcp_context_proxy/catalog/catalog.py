@@ -6,7 +6,6 @@ Entries are taken one by one: a bad one is withheld with a reason, never the who
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections import OrderedDict
@@ -297,7 +296,8 @@ class Catalog:
                 for tool in tools
                 for name in [exposed[tool.server, tool.name]]
             ]
-        others = itertools.chain(self._turned_off().values(), self._withheld[Approvable.TOOL])
+        others: list[TurnedOffTool | Withheld] = [*self._turned_off().values()]
+        others += self._withheld[Approvable.TOOL]
         return names.keep_wider_names(self._owned("tool", tools, findings), others, self._servers)
 
     def _owned(self, kind: str, items: Iterable[T], findings: list[str]) -> dict[str, T]:
