@@ -208,16 +208,26 @@ _HOSTS: Final = (
     HostProfile(
         name="jetbrains",
         title="Copilot in JetBrains IDEs",
-        clients=Fact(("jetbrains",), "apify/mcp-client-capabilities: JetBrains-IU-copilot-intellij"),
+        # In its agent mode it is Copilot CLI that connects.
+        clients=Fact(
+            ("jetbrains", "github-copilot"),
+            "apify/mcp-client-capabilities: JetBrains-IU-copilot-intellij; "
+            "microsoft/copilot-intellij-feedback#1979: github-copilot-developer",
+        ),
         result=Fact("both", "microsoft/copilot-intellij-feedback#2058"),
         names=Fact(
             NameRule("mcp_{server}_", 64, "refused"),
-            "assumed, as in VS Code; the characters: microsoft/copilot-intellij-feedback#1583",
+            "not known: the longest of Copilot's prefixes in other editors, which are VS Code's and "
+            "SERVER_ (github/CopilotForXcode#378); the characters: microsoft/copilot-intellij-feedback#1583",
         ),
         description_bytes=UNKNOWN,
         results=UNKNOWN,
         tools=Fact(128, "microsoft/copilot-intellij-feedback#1842"),
-        list_changes=Fact(False, "assumed"),
+        list_changes=Fact(
+            False,
+            "microsoft/copilot-intellij-feedback#1979: a conversation loses the tools of a server that "
+            "starts again; not known for other changes",
+        ),
         elicitation=Fact(True, "apify/mcp-client-capabilities"),
         sampling=Fact(True, "apify/mcp-client-capabilities"),
     ),

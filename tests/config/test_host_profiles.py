@@ -119,7 +119,7 @@ def test_every_real_tool_reaches_the_model_under_a_name_of_its_own(host: HostPro
         ("claude-ai", 50),
         ("codex-mcp-client", 44),
         ("Visual Studio Code", 46),
-        ("github-copilot-developer", 50),
+        ("github-copilot-developer", 46),  # Copilot CLI, also where it runs in a JetBrains IDE
         ("JetBrains-IU-copilot-intellij", 46),
         ("cursor-vscode", 46),
         ("opencode", 50),
