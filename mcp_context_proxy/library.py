@@ -17,6 +17,7 @@ import msgspec
 
 from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint, tool_definition
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
@@ -29,25 +30,30 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
+    TokenCounter,
     open_model,
 )
-from mcp_context_proxy.embedding.model import TokenCounter
-from mcp_context_proxy.interactions.memory import Interactions
+from mcp_context_proxy.embedding.standalone import Embeddings
+from mcp_context_proxy.interactions.standalone import Interactions
+from mcp_context_proxy.interactions.transfer import MessageTable
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.scoring import calibration_for
-from mcp_context_proxy.store import IN_MEMORY, open_store
+from mcp_context_proxy.store import IN_MEMORY, Interaction, open_store
 
 __all__ = [
     "Catalog",
     "ContextEngine",
     "ContextItem",
     "DomainOverrides",
+    "Embeddings",
     "IncludeMode",
+    "Interaction",
     "Interactions",
     "Item",
     "Kind",
+    "MessageTable",
     "Mode",
     "Overrides",
     "RequestContext",
@@ -90,7 +96,7 @@ def tool(
     have tools of the same name.
     """
     schema = parameters or {"type": "object"}
-    shown = name if server == LOCAL else exposed_name(server, name, Config().expose.max_name_length)
+    shown = name if server == LOCAL else exposed_name(server, name, NAME_CHARACTERS)
     definition = msgspec.json.encode({"name": name, "description": description, "inputSchema": schema})
     return Tool(
         server=server,

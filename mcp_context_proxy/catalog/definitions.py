@@ -30,8 +30,15 @@ from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
-from mcp_context_proxy.protocol.strangers import BLANK_LINES, compact, one_line, quoted, unmarked
-from mcp_context_proxy.protocol.text import clean, normalized
+from mcp_context_proxy.protocol.strangers import (
+    BLANK_LINES,
+    clean,
+    compact,
+    normalized,
+    one_line,
+    quoted,
+    unmarked,
+)
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.trust import fingerprints
 from mcp_context_proxy.trust.danger import is_stricter
@@ -276,6 +283,14 @@ def exposed_name(server: str, name: str, max_length: int) -> str:
     return f"{start}_{digest}_{end}" if end else f"{start}_{digest}"
 
 
+def names_within(server: str, name: str, lengths: Sequence[int]) -> list[str]:
+    """Return the different exposed names of a tool for several greatest lengths, which are in order."""
+    plain = exposed_name(server, name, lengths[0])
+    if plain == f"{server}{SEPARATOR}{name}":
+        return [plain]
+    return list(dict.fromkeys([plain, *(exposed_name(server, name, length) for length in lengths[1:])]))
+
+
 def is_altered_name(name: str, server: str, own: str) -> bool:
     """Return whether `exposed_name` made a name of this tool or prompt, with any length.
 
@@ -370,10 +385,10 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
     return kept
 
 
-def tool_definition(tool: Tool) -> Raw:
-    """Return the definition of a tool under its exposed name."""
+def tool_definition(tool: Tool, name: str | None = None) -> Raw:
+    """Return the definition of a tool under its exposed name, or under another one."""
     members = envelope.members(tool.definition)
-    members["name"] = envelope.raw(tool.exposed_name)
+    members["name"] = envelope.raw(tool.exposed_name if name is None else name)
     schema = envelope.members(members["inputSchema"])
     if "type" not in schema:
         typed: Members = {"type": Raw(b'"object"')}

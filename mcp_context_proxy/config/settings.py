@@ -17,10 +17,21 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
+from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
-from mcp_context_proxy.config.tables import Amount, Flag, Score, Synonyms, Table, Tag, Text
-from mcp_context_proxy.config.tool_settings import ClassesConfig, ToolConfig, settings_of, with_classes
+from mcp_context_proxy.config.tables import (
+    Amount,
+    ClassesConfig,
+    Flag,
+    Score,
+    Synonyms,
+    Table,
+    Tag,
+    Text,
+    ToolConfig,
+    settings_of,
+    with_classes,
+)
 from mcp_context_proxy.errors import ConfigProblem
 from mcp_context_proxy.items import IncludeMode
 
@@ -197,9 +208,15 @@ class ExposeConfig(Table):
     """Estimated tokens below which a catalog is listed whole, because hiding would save nothing."""
     page_size: Annotated[Amount, Reload.RESTART] = 0
     """Entries on a page of a list; 0 is one page, since many hosts read no second one."""
-    max_name_length: Annotated[int, Field(strict=True, ge=SHORTEST_NAME, le=128)] = NAME_CHARACTERS
-    """Hosts add a prefix of their own and have a limit of 60 to 64 characters; some refuse the whole list for
-    one longer name. It is one length for all hosts, since a tool has the same name for all of them."""
+    max_name_length: Annotated[int, Field(strict=True, ge=SHORTEST_NAME, le=128)] | None = None
+    """Longest name of a tool or prompt for all hosts. None gives each client of a known host as many
+    characters as that host leaves, and any other client as many as all hosts leave. Hosts add a prefix of
+    their own and have a limit of 60 to 64 characters; some refuse the whole list for one longer name."""
+
+    @property
+    def name_lengths(self) -> tuple[int, ...]:
+        """Return the lengths to which names are fitted: the one for any client, then longer ones."""
+        return NAME_LENGTHS if self.max_name_length is None else (self.max_name_length,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +362,19 @@ SMALLEST_AUDIT: Final = 10_000
 """Smallest file of the audit: some tens of entries."""
 
 
+DecayFactor = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+"""Share of a score that is left after a day."""
+
+
+class InteractionTypeConfig(Table):
+    """Settings of a search for interactions of one type."""
+
+    time_decay_factor: DecayFactor | None = None
+    """By default that of all types."""
+    boost: Annotated[float, Field(strict=True, gt=0, le=10, allow_inf_nan=False)] = 1.0
+    """Factor of the scores of this type."""
+
+
 class InteractionsConfig(Table):
     """Settings of the memory of searches, calls and messages."""
 
@@ -355,6 +385,14 @@ class InteractionsConfig(Table):
     """Days for which they are kept."""
     recall_tool: Flag = False
     """Whether models get ``recall`` to search them."""
+    top_k: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    """Interactions that a search finds, unless it says how many."""
+    time_decay_factor: DecayFactor = 0.95
+    """Share of a score that is left after a day."""
+    time_decay: Literal["exponential", "linear"] = "exponential"
+    """``linear`` takes ``1 - time_decay_factor`` of the whole each day, until nothing is left."""
+    types: dict[str, InteractionTypeConfig] = Field(default_factory=dict)
+    """Settings by type, such as ``message``."""
 
 
 class AuditConfig(Table):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.results import ReadError, read, with_note
-from mcp_context_proxy.server.after_call import InteractionLog, agent_of
+from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
@@ -65,12 +65,12 @@ from mcp_context_proxy.server.meta_definitions import (
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client, client_capabilities
-from mcp_context_proxy.server.rendering import part_text, recall_data, recall_text
+from mcp_context_proxy.server.rendering import part_text, recall_data, recall_text, search_data
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
     Note,
     answer_tokens,
-    search_data,
+    current_name,
     search_notes,
     search_text,
 )
@@ -194,16 +194,16 @@ class MetaTools:
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
         if self.log is not None:
-            self.log.searched(answer.context.query, agent_of(caller.client_info))
+            self.log.searched(answer.context.query, eras.name_of(caller.client_info))
         if caller.session is not None:
             caller.session.query = answer.context.query
             self.changes.show(caller.session, sorted(answer.tool_names))
         session: SessionContext | None = handle or caller.session
         noted = None
         if not _wants_data(params):
-            agent = agent_of(caller.client_info)
+            agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
-        notes, context_id = search_notes(answer, self.fleet, noted), None
+        notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)
@@ -213,11 +213,19 @@ class MetaTools:
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
         if _wants_data(params):
-            return _data(await in_thread(search_data, answer, notes), context_id)
+            return _data(await in_thread(search_data, answer, notes, caller.name_of), context_id)
         whole, tokens = False, ANSWER_TOKENS
         if isinstance(wanted, SearchArguments):
             whole, tokens = wanted.include_schema, answer_tokens(wanted.top_n)
-        written = partial(search_text, answer, notes, self.contexts.count_tokens, whole=whole, tokens=tokens)
+        written = partial(
+            search_text,
+            answer,
+            notes,
+            self.contexts.count_tokens,
+            whole=whole,
+            tokens=tokens,
+            name_of=caller.name_of,
+        )
         return _text(await in_thread(written), context_id)
 
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
@@ -238,9 +246,11 @@ class MetaTools:
                 raise _UnusableArgumentsError(str(error)) from error
         items = await self.contexts.items(session)
         context_id = session.secret if isinstance(session, Handle) else None
-        lines = [f"- {item.type} {item.name} ({item.include_mode})" for item in items]
+        snapshot = self.calls.catalog.snapshot
+        named = [(item, current_name(item, snapshot, caller.name_of)) for item in items]
+        lines = [f"- {item.type} {name} ({item.include_mode})" for item, name in named]
         if _wants_data(params):
-            return _data({"items": items}, context_id)
+            return _data({"items": [replace(item, name=name) for item, name in named]}, context_id)
         text = "\n".join(["In the context of every request:", *lines] if lines else ["The context is empty."])
         return _text(text, context_id)
 
@@ -326,7 +336,7 @@ class MetaTools:
             if through == CALL_READ_ONLY and tool.tool_class is not ToolClass.READ:
                 self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
                 counts = f"counts as {tool.tool_class}: {tool.class_reason}"
-                return _not_read_only(tool.exposed_name, counts)
+                return _not_read_only(caller.name_of(tool), counts)
             return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
         except UnknownItemError as error:
             return unknown(error)

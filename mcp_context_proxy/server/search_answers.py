@@ -1,4 +1,4 @@
-"""Answers to searches: a text for models, within a budget of tokens, and data for programs.
+"""Answers to searches as a text for models, within a budget of tokens. `rendering` has them as data.
 
 A model reads each tool as a signature, such as ``create_issue(title: string, ... 3 optional)``, and the
 sentences that tell it from its siblings. If that is too much, items are told in fewer words, the last ones
@@ -8,26 +8,29 @@ told whole.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from mcp_context_proxy.context.records import Delivery, RequestContext
+import msgspec
+
+from mcp_context_proxy.catalog.names import EXPOSED
+from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import key_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
-from mcp_context_proxy.server.tool_signatures import Detail, schema_of, tool_signature
 from mcp_context_proxy.trust.states import withheld
 from mcp_context_proxy.trust.tokens import reaches
 
@@ -82,6 +85,34 @@ UNFINISHED: Final = "Indexing goes on."
 """Brief form of the note that not everything is indexed."""
 
 
+COUNTED_NAMES: Final = 40
+"""Required parameters that a signature names; the others are counted. No real tool has as many."""
+
+ENUM_VALUES: Final = 40
+"""Values of an enumeration that a required parameter spells out."""
+
+OPTIONAL_ENUM_VALUES: Final = 6
+"""Values of an enumeration that an optional parameter spells out."""
+
+OPTIONS: Final = 8
+"""Alternative types that a signature spells out."""
+
+LITERAL_CHARACTERS: Final = 60
+TYPE_CHARACTERS: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Amount that an answer tells about an item."""
+
+    characters: int
+    """Length of the description, or half of that of a document's excerpt."""
+    optional: int
+    """Optional parameters that are named; the others are counted."""
+    depth: int
+    """Levels of nested objects that are spelled out; deeper ones read ``object``."""
+
+
 SHOWN: Final = (Delivery.WHOLE, Delivery.OUTLINE)
 """Forms of a skill in which its files are named."""
 
@@ -126,7 +157,10 @@ WITHHELD: Final = "Withheld"
 
 
 def search_notes(
-    answer: SearchAnswer, fleet: Fleet, noted: dict[str, frozenset[str]] | None = None
+    answer: SearchAnswer,
+    fleet: Fleet,
+    noted: dict[str, frozenset[str]] | None = None,
+    name_of: NameOf = EXPOSED,
 ) -> list[Note]:
     """Return the limits of an answer: items over budget and servers that were not searched, by name.
 
@@ -136,11 +170,12 @@ def search_notes(
         noted: Servers that notes of earlier answers named; it is kept up to date. They are not named again,
             except those that were not searched where what is looked for may be theirs: nothing fits well, or
             the query names them. None to name all.
+        name_of: Returns the name under which the caller gets a tool.
     """
     found = answer.found
     notes = [Note(found.tools.note, UNFINISHED)] if found.tools.note else []
     if answer.context.dropped:
-        notes.append(Note(f"{over_budget(answer.context)}."))
+        notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
     missing = {
         name: f"off: {one_line(off.reason, CAUSE_CHARACTERS)}"
         for name, off in fleet.off.items()
@@ -189,9 +224,11 @@ def _standing(client: DownstreamClient) -> str:
     return f"{client.standing.replace('(', '').replace(')', '')}{cause}"
 
 
-def over_budget(context: RequestContext) -> str:
+def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Name the items that were selected but do not fit into the budget."""
-    named = ", ".join(f"{item.name} ({item.tokens:,} tokens)" for item in context.dropped)
+    named = ", ".join(
+        f"{current_name(item, snapshot, name_of)} ({item.tokens:,} tokens)" for item in context.dropped
+    )
     return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}"
 
 
@@ -202,6 +239,7 @@ def search_text(
     *,
     whole: bool = False,
     tokens: int = ANSWER_TOKENS,
+    name_of: NameOf = EXPOSED,
 ) -> str:
     """Return the answer to a search as a model reads it. Blocks for about half a millisecond.
 
@@ -211,15 +249,16 @@ def search_text(
         count: Counts the tokens of a text.
         whole: Tell every tool whole, whatever it costs.
         tokens: Budget; without effect on documents told whole.
+        name_of: Returns the name under which the caller gets a tool.
     """
     found = answer.found
     results, known = found.results, _known(found.snapshot)
     documents = _documents(answer)
     if not results:
-        return "\n\n".join([_nothing_fits(found, known, notes, count), *_titled(documents)])
+        return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
-        names = _names([_name(one) for one in found.near_misses[:NEAREST]])
+        names = _names([_name(one, name_of) for one in found.near_misses[:NEAREST]])
         head.append(f"No tool fits well. Nearest: {names}.")
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")
@@ -232,11 +271,11 @@ def search_text(
     call = how_to_call(result.item for result in results)
     if whole or is_one:
         tail = [call] if call else []
-        told = [_whole(result) for result in (results if whole else named)]
-        told += [] if whole else _more([_name(result) for result in results if not result.exact])
+        told = [_whole(result, name_of) for result in (results if whole else named)]
+        told += [] if whole else _more([_name(result, name_of) for result in results if not result.exact])
     else:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
-        told = _Fitting(results, found.snapshot, count).fit([*head, *tail], tokens)
+        told = _Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
     return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
 
@@ -258,7 +297,9 @@ def _documents(answer: SearchAnswer) -> list[str]:
     return texts
 
 
-def _nothing_fits(found: Found, known: str, notes: Sequence[Note], count: Callable[[str], int]) -> str:
+def _nothing_fits(
+    found: Found, known: str, notes: Sequence[Note], count: Callable[[str], int], name_of: NameOf
+) -> str:
     """Return that nothing fits, with the nearest names; in fewer words if that is over its budget."""
     full = [f"Note: {note.text}" for note in notes]
     brief = [f"Note: {note.brief}" for note in notes if note.brief]
@@ -268,78 +309,20 @@ def _nothing_fits(found: Found, known: str, notes: Sequence[Note], count: Callab
         (full, read, NEAREST),
         *((brief, "", most) for most in range(NEAREST, 0, -1)),
     ):
-        text = "\n\n".join([*head, read_as + _nearest(found, known, most)])
+        text = "\n\n".join([*head, read_as + _nearest(found, known, most, name_of)])
         if max(count(text), -(-len(text) // CHARACTERS_PER_TOKEN)) <= NOTHING_FITS_TOKENS:
             break
     return text
 
 
-def _nearest(found: Found, known: str, most: int) -> str:
+def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
     if not found.near_misses:
         return found.filter_note or f"Nothing was found among {known}."
     if found.excluded:
         return f"{found.filter_note}\n{HOW_TO_GO_ON}"
     why = found.filter_note or f"None of {known} fits well."
-    names = "\n".join(f"- {_name(result)}" for result in found.near_misses[:most])
+    names = "\n".join(f"- {_name(result, name_of)}" for result in found.near_misses[:most])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
-
-
-def search_data(answer: SearchAnswer, notes: Sequence[Note]) -> dict[str, Any]:
-    """Return the answer to a search as data for programs, with whole descriptions and schemas."""
-    context, found = answer.context, answer.found
-    data: dict[str, Any] = {
-        "query": context.query,
-        "fits": bool(found.results),
-        "results": [item_data(result, with_schema=True) for result in found.results],
-        "method": found.tools.method,
-        "known": found.known,
-        "request_id": context.id,
-    }
-    if found.near_misses or not found.results:
-        data["near_misses"] = [item_data(result, with_schema=True) for result in found.near_misses]
-    if answer.told:
-        data["documents"] = [
-            {"uri": one.document.uri, "delivered": one.delivery, "text": one.text} for one in answer.told
-        ]
-    if context.dropped:
-        data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in context.dropped]
-    if context.rerank is not None:
-        data["rerank"] = {"used": context.rerank.used, "reason": context.rerank.reason}
-    if found.tools.indexed is not None:
-        data["indexed"] = dict(zip(("done", "total"), found.tools.indexed, strict=True))
-    if told := [*(note.text for note in notes), *filter(None, [found.filter_note])]:
-        data["note"] = " ".join(told)
-    return data
-
-
-def item_data(result: Result, with_schema: bool) -> Mapping[str, Any]:
-    """Return a found item as data."""
-    item = result.item
-    common = {"score": round(result.score, 4), "why": result.why}
-    if result.learned > 0:
-        common["learned"] = round(result.learned, 4)
-    if result.twins:
-        common["also"] = [twin.exposed_name for twin in result.twins]
-    if isinstance(item, Document):
-        return {
-            "type": str(item.kind),
-            "name": item.name,
-            "uri": item.uri,
-            "description": item.description,
-            "excerpt": result.chunk,
-            **common,
-        }
-    schema = {"inputSchema": envelope.members(item.definition)["inputSchema"]} if with_schema else {}
-    read_only = {"call_through": CALL_READ_ONLY} if item.tool_class is ToolClass.READ else {}
-    return {
-        "type": "tool",
-        "name": item.exposed_name,
-        "server": item.server,
-        "description": item.description,
-        **schema,
-        **read_only,
-        **common,
-    }
 
 
 def read_mark(tool: Tool) -> str:
@@ -356,8 +339,10 @@ def how_to_call(items: Iterable[Tool | Document]) -> str:
 class _Fitting:
     """Texts of found items, each in the detail that there is room for."""
 
-    def __init__(self, results: Sequence[Result], snapshot: Snapshot, count: Callable[[str], int]) -> None:
-        self._results, self._snapshot, self._count = results, snapshot, count
+    def __init__(
+        self, results: Sequence[Result], snapshot: Snapshot, count: Callable[[str], int], name_of: NameOf
+    ) -> None:
+        self._results, self._snapshot, self._count, self._name_of = results, snapshot, count, name_of
         self._made: dict[tuple[int, int], tuple[str, int]] = {}
         self._schemas: dict[int, Any] = {}
         self._levels = [0] * len(results)
@@ -381,7 +366,8 @@ class _Fitting:
                 self._levels[place] = level if level < last or place < SIGNED else NAME_ALONE
         texts = [self._text(place)[0] for place, level in enumerate(self._levels) if level < NAME_ALONE]
         levels = zip(self._results, self._levels, strict=True)
-        return [*texts, *_more([_name(result) for result, level in levels if level == NAME_ALONE])]
+        alone = [_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
+        return [*texts, *_more(alone)]
 
     def _size(self) -> int:
         """Return the tokens of the whole answer, by the tokenizer or by characters, whichever are more."""
@@ -394,7 +380,8 @@ class _Fitting:
         key = place, self._levels[place]
         if key not in self._made:
             result, level = self._results[place], self._levels[place]
-            text = f"{_name(result)}, " if level == NAME_ALONE else self._told(place, DETAILS[level])
+            is_alone = level == NAME_ALONE
+            text = f"{_name(result, self._name_of)}, " if is_alone else self._told(place, DETAILS[level])
             self._made[key] = text, self._count(text)
         return self._made[key]
 
@@ -407,21 +394,33 @@ class _Fitting:
         if place not in self._schemas:
             self._schemas[place] = schema_of(item)
         told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
-        signature = tool_signature(item.exposed_name, self._schemas[place], detail) + read_mark(item)
+        name = shown_name(item, self._name_of)
+        signature = tool_signature(name, self._schemas[place], detail) + read_mark(item)
         if result.twins:
-            signature += f"\n  {_also(result)}"
+            signature += f"\n  {_also(result, self._name_of)}"
         return f"{signature}\n  {told}" if told else signature
 
 
-def _name(result: Result) -> str:
+def shown_name(tool: Tool, name_of: NameOf) -> str:
+    """Return the name under which a caller gets a tool; nearly every tool has one name for all."""
+    return name_of(tool) if tool.wider_names else tool.exposed_name
+
+
+def current_name(item: ContextItem, snapshot: Snapshot, name_of: NameOf) -> str:
+    """Return the name under which a caller gets an item of a record."""
+    tool = snapshot.tools.get(item.name) if item.type is Kind.TOOL else None
+    return item.name if tool is None else shown_name(tool, name_of)
+
+
+def _name(result: Result, name_of: NameOf) -> str:
     """Return the name by which an item is called or read."""
     item = result.item
-    return item.uri if isinstance(item, Document) else item.exposed_name
+    return item.uri if isinstance(item, Document) else shown_name(item, name_of)
 
 
-def _also(result: Result) -> str:
+def _also(result: Result, name_of: NameOf) -> str:
     """Return a sentence that names the same tool of other servers."""
-    return f"The same at another server: {_names([twin.exposed_name for twin in result.twins])}."
+    return f"The same at another server: {_names([shown_name(twin, name_of) for twin in result.twins])}."
 
 
 def _names(names: Sequence[str], most: int = NOTED) -> str:
@@ -440,19 +439,20 @@ def _known(snapshot: Snapshot) -> str:
     return "1 tool" if tools == 1 else f"{tools:,} tools"
 
 
-def _whole(result: Result) -> str:
+def _whole(result: Result, name_of: NameOf) -> str:
     """Return a tool with its whole description and schema; of a document, the piece that was found."""
     item = result.item
     if isinstance(item, Document):
         return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"
     # Each line is indented, so that no description can pass for another tool.
-    lines = [_also(result)] if result.twins else []
+    lines = [_also(result, name_of)] if result.twins else []
     lines += [line.strip() for line in item.description.splitlines()]
     schema = schema_of(item)
     if isinstance(schema, dict):
         schema.pop("$schema", None)  # the dialect, of which a model makes nothing
     schema = envelope.encode(schema).decode()
-    return "\n  ".join([item.exposed_name + read_mark(item), *filter(None, lines), f"Input schema: {schema}"])
+    first = shown_name(item, name_of) + read_mark(item)
+    return "\n  ".join([first, *filter(None, lines), f"Input schema: {schema}"])
 
 
 _MARKS: Final = "#*->=_`~ \t"
@@ -496,3 +496,98 @@ def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
             for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
                 if isinstance(one, Tool) and one.name != tool.name:
                     yield one
+
+
+def schema_of(tool: Tool) -> Any:
+    """Return the input schema of a tool, decoded; empty if it cannot be."""
+    schema = envelope.members(tool.definition).get("inputSchema")
+    try:
+        return {} if schema is None else msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def tool_signature(name: str, schema: Any, detail: Detail) -> str:
+    """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
+    return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
+
+
+class _Signature:
+    """The parameters of one input schema as text."""
+
+    def __init__(self, root: Any, detail: Detail) -> None:
+        self._root, self._detail = root, detail
+
+    def parameters(self, schema: Any, depth: int) -> Iterator[str]:
+        """Yield the required parameters of an object with their types, then optional ones."""
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(properties, dict):
+            return
+        given = schema.get("required")
+        needed = {name for name in given if isinstance(name, str)} if isinstance(given, list) else set()
+        required = [name for name in properties if name in needed]
+        optional = [name for name in properties if name not in needed]
+        for names, most, mark in ((required, COUNTED_NAMES, ""), (optional, self._detail.optional, "?")):
+            for name in names[:most]:
+                yield f"{_word(name)}{mark}: {self._type(properties[name], depth, not mark)}"
+            if (more := len(names) - most) > 0:
+                yield f"... {more} {'optional' if mark else 'more'}"
+
+    def _type(self, schema: Any, depth: int, is_required: bool) -> str:
+        text = self._any_type(self._resolved(schema), depth, is_required)
+        return text if len(text) <= TYPE_CHARACTERS else text[: TYPE_CHARACTERS - 4] + " ..."
+
+    def _resolved(self, schema: Any) -> Any:
+        """Return the definition that a schema refers to, where it is in the same document."""
+        for _ in range(OPTIONS):
+            if not isinstance(schema, dict):
+                break
+            reference, parts = schema.get("$ref"), schema.get("allOf")
+            if isinstance(reference, str) and reference.startswith("#/"):
+                found = self._root
+                for key in reference[2:].split("/", OPTIONS):
+                    found = found.get(key) if isinstance(found, dict) else None
+                if found is None:
+                    break
+                schema = found
+            elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema:
+                schema = parts[0]
+            else:
+                break
+        return schema
+
+    def _any_type(self, schema: Any, depth: int, is_required: bool) -> str:
+        if not isinstance(schema, dict):
+            return "any"
+        if isinstance(values := schema.get("enum"), list):
+            most = ENUM_VALUES if is_required else OPTIONAL_ENUM_VALUES
+            return " | ".join(map(_literal, values[:most])) + (" | ..." if len(values) > most else "")
+        if "const" in schema:
+            return _literal(schema["const"])
+        for key in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(key), list) and depth > 0:
+                told = (self._type(option, depth - 1, is_required) for option in options[:OPTIONS])
+                return " | ".join(dict.fromkeys(told)) or "any"
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            told = (self._any_type({**schema, "type": one}, depth, is_required) for one in kind[:OPTIONS])
+            return " | ".join(dict.fromkeys(told)) or "any"
+        if kind == "array":
+            inner = self._type(schema.get("items"), depth - 1, is_required) if depth > 0 else "any"
+            return f"({inner})[]" if " | " in inner else f"{inner}[]"
+        if kind == "object" and depth > 0 and is_required:
+            fields = ", ".join(self.parameters(schema, depth - 1))
+            return f"{{{fields}}}" if fields else "object"
+        return _word(kind) if isinstance(kind, str) else "any"
+
+
+def _literal(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
+
+
+def _word(name: str) -> str:
+    """Return the name of a parameter or type, in quotes if it is not one word."""
+    return (
+        name if len(name) <= LITERAL_CHARACTERS and name.replace("-", "_").isidentifier() else _literal(name)
+    )

@@ -12,7 +12,7 @@ from support.proxies import Host, inside
 from support.servers import TOOLS, Workshop, real_lists, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.embedding.model import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 
 pytestmark = pytest.mark.anyio
 
