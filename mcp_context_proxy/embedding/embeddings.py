@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -71,8 +72,14 @@ MATRIX_TILES = "amx_int8"
 option would only slow it down (seen with onnxruntime 1.31)."""
 
 
+_loaded: WeakValueDictionary[ModelFolder, OnnxModel] = WeakValueDictionary()
+"""Models that are in use. Several proxies of one process have each in memory once: 23 MB, 0.1 s to open."""
+
+
 def load_model(directory: Path | None = None, settings: EmbeddingConfig | None = None) -> OnnxModel:
     """Load the configured model, by default the packaged one, or the one in ``directory``. Blocking.
+
+    A model that is in use is shared, if its files and settings are still the same.
 
     Raises:
         ModelError: a file is missing or damaged, or the runtime cannot use it.
@@ -80,6 +87,8 @@ def load_model(directory: Path | None = None, settings: EmbeddingConfig | None =
     settings = settings or EmbeddingConfig()
     directory = model_of(settings) if directory is None else directory
     folder = read_folder(directory, settings)
+    if (shared := _loaded.get(folder)) is not None:
+        return shared
     remedy = REINSTALL if directory in (PACKAGED_MODEL, BASE_MODEL) else REFUSED
     try:
         session = open_session(folder.graph, folder.optimised)
@@ -100,6 +109,7 @@ def load_model(directory: Path | None = None, settings: EmbeddingConfig | None =
         raise ModelError(directory, f"the runtime refuses it: {e}", remedy) from e
     if probe.shape != (1, model.dimensions) or not abs(np.linalg.norm(probe) - 1) <= NORM_TOLERANCE:
         raise ModelError(directory, f"it does not give unit vectors of {model.dimensions} numbers", remedy)
+    _loaded[folder] = model
     return model
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ _NO_PROSE = re.compile(r"^```.*?^```$|^\|.*?$|^(?:\d+\.|-) ", re.MULTILINE | re.
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))

@@ -236,7 +236,8 @@ async def test_requests_that_a_server_does_not_read_are_bounded_in_bytes(
 ) -> None:
     stop = [{"kill": 19}, {"silent": True}]
     make = workshop.server if kind == "stdio" else workshop.http_server
-    settings = {"call_timeout": 1.0, "era": spoken}
+    # Longer than it takes to make all calls: later ones would get the places of those that time out.
+    settings = {"call_timeout": 5.0, "era": spoken}
     make("stuck", era=spoken, tools=[tool("stop")], calls={"stop": stop}, settings=settings)
     limits = {"stop_seconds": 0.2, "message_bytes": 1 << 20}
     async with inside(workshop.config(limits=limits)) as proxy:

@@ -10,10 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mcp_context_proxy.embedding import OnnxModel
+from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.embedding import OnnxModel, load_model
 
 DATA = Path(__file__).parent / "data"
 TEXTS: list[str] = json.loads((DATA / "reference_texts.json").read_text(encoding="utf-8"))
+
+
+def test_a_model_in_use_is_shared_by_all_who_configure_it_alike(model: OnnxModel) -> None:
+    assert load_model() is model
+    assert load_model(settings=EmbeddingConfig(max_tokens=8)) is not model
 
 
 def test_vectors_of_tools_agree_with_the_official_model(base_model: OnnxModel) -> None:

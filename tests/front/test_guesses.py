@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.front import auth
 from mcp_context_proxy.front.auth import Guard, Guesses, policy
@@ -30,11 +31,17 @@ class Front:
         self.guard = Guard(
             Starlette(routes=[Route("/{path:path}", served)]), policy("127.0.0.1", 80, (), TOKEN)
         )
+        self.latest = 0.0
+        """Time of the latest request at the guard."""
+
+    async def _arrive(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.latest = time.monotonic()
+        await self.guard(scope, receive, send)
 
     async def ask(
         self, token: str | None, address: str = "192.0.2.1", port: int = 1, path: str = "/mcp"
     ) -> Any:
-        transport = httpx2.ASGITransport(app=self.guard, client=(address, port))
+        transport = httpx2.ASGITransport(app=self._arrive, client=(address, port))
         headers = {"host": "localhost:80"} | ({} if token is None else {"authorization": f"Bearer {token}"})
         async with httpx2.AsyncClient(transport=transport) as client:
             return await client.get(f"http://localhost:80{path}", headers=headers)
@@ -67,19 +74,28 @@ async def test_after_too_many_wrong_tokens_an_address_is_refused_with_429_and_re
 async def test_no_more_than_a_few_tokens_a_second_are_looked_at() -> None:
     front = Front()
     await front.guess(100)
+
+    async def hits() -> list[int]:
+        found = list[int]()
+
+        async def hit() -> None:
+            found.append((await front.ask(TOKEN, port=7)).status_code)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(auth.MOST_HELD_OF_ADDRESS + 10):
+                group.start_soon(hit)
+        return found
+
     began = time.monotonic()
-    hits = []
-
-    async def hit() -> None:
-        hits.append((await front.ask(TOKEN, port=7)).status_code)
-
-    async with anyio.create_task_group() as group:
-        for _ in range(auth.MOST_HELD_OF_ADDRESS + 10):
-            group.start_soon(hit)
+    found = await hits()
+    # On a slow machine, the last came when the first had been looked at already.
+    while front.latest - began >= auth.HELD_SECONDS:
+        began = time.monotonic()
+        found = await hits()
 
     # Even the right token is looked at only so often: otherwise guesses would not be slower.
-    assert hits.count(200) == auth.MOST_HELD_OF_ADDRESS
-    assert hits.count(429) == 10
+    assert found.count(200) == auth.MOST_HELD_OF_ADDRESS
+    assert found.count(429) == 10
     assert time.monotonic() - began >= auth.HELD_SECONDS
 
 

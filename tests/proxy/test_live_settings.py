@@ -1,5 +1,6 @@
 """A running proxy that follows a changed setting shows the same as one that was started with it."""
 
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -44,14 +45,23 @@ SERVER_CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def office(workshop: Workshop) -> Workshop:
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    workshop = Workshop(tmp_path_factory.mktemp("office"))
     (workshop.folder / "rules").mkdir()
     (workshop.folder / "rules" / "tone.md").write_text("Be kind to everybody.")
     names = [f"{verb}_a_file" for verb in ("read", "write", "open", "close", "copy", "move", "print")]
     names += ["ring_a_bell"]
     workshop.server("files", tools=[tool(name, description=name.replace("_", " ")) for name in names])
-    return workshop
+    yield workshop
+    workshop.close()
+
+
+@pytest.fixture(scope="module")
+async def running(office: Workshop) -> AsyncIterator[Proxy]:
+    """A proxy that goes from its own settings to those of each test and back."""
+    async with inside(office.config()) as proxy:
+        yield proxy
 
 
 async def shown(proxy: Proxy) -> dict[str, Any]:
@@ -75,19 +85,26 @@ async def shown(proxy: Proxy) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [*CHANGES, *(f"servers.files.{name}" for name in SERVER_CHANGES)])
 async def test_a_changed_live_setting_takes_effect_as_if_the_proxy_were_started_with_it(
-    office: Workshop, name: str
+    office: Workshop, running: Proxy, name: str
 ) -> None:
-    async with inside(office.config()) as proxy:
-        before = await shown(proxy)
-        if name in CHANGES:
-            config = office.config(**CHANGES[name])
-        else:
-            office.servers["files"].settings.update(SERVER_CHANGES[name.rpartition(".")[2]])
-            config = office.config()
-        await proxy.apply(load(config, environ={}))
-        after = await shown(proxy)
+    before = await shown(running)
+    own = office.config()
+    own = own.rename(own.with_name("own.toml"))
+    settings = dict(office.servers["files"].settings)
+    if name in CHANGES:
+        config = office.config(**CHANGES[name])
+    else:
+        office.servers["files"].settings.update(SERVER_CHANGES[name.rpartition(".")[2]])
+        config = office.config()
+    office.servers["files"].settings = settings
+    await running.apply(load(config, environ={}))
+    after = await shown(running)
+    await running.apply(load(own, environ={}))
+    await running.wait_first_connect()
+    again = await shown(running)
     async with inside(config) as proxy:
         started = await shown(proxy)
 
     assert after == started
     assert after != before
+    assert again == before

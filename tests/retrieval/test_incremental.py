@@ -166,10 +166,10 @@ def test_an_incrementally_updated_large_index_equals_a_new_one(
     engine.index(build(EXACT_CHUNKS, 1))
     current = build(5_000, 9)
     engine.index(current)
-    anew = Engine(AnyVectors())
+    anew, alike = Engine(AnyVectors()), build(5_000, 9)
 
     for query in ("bake a cake", "read mail. delete a note", "tool_17"):
-        found, other = engine.search(query, current), anew.search(query, build(5_000, 9))
+        found, other = engine.search(query, current), anew.search(query, alike)
         assert [(r.item.exposed_name, r.score, r.terms) for r in found.results or found.near_misses] == [
             (r.item.exposed_name, r.score, r.terms) for r in other.results or other.near_misses
         ]

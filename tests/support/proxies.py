@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from msgspec import Raw
 from mcp_context_proxy.app import Proxy, open_proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.embedding import load_model
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
@@ -196,11 +198,18 @@ class Host:
             raise RequestError(error.code, error.message) from error
 
 
+@cache
+def packaged_model() -> object:
+    """Keep the packaged model in memory, so that the proxies of this process need not open it each."""
+    return load_model()
+
+
 @asynccontextmanager
 async def inside(
     config: Path, *, settled: bool = True, patience: float | None = 2 * PATIENCE
 ) -> AsyncIterator[Proxy]:
     """The proxy without a front, in this process."""
+    packaged_model()
     with anyio.fail_after(patience):
         async with open_proxy(load(config, environ={})) as proxy:
             if settled:

@@ -253,6 +253,9 @@ GROWTH = 8
 QUICK_SECONDS = 0.02
 """Time that is too short to be compared."""
 
+ATTEMPTS = 5
+"""Measurements that must all be too long."""
+
 
 def seconds(function: Callable[[str], object], written: str) -> float:
     """Return the least processor time of a few attempts."""
@@ -266,18 +269,30 @@ def seconds(function: Callable[[str], object], written: str) -> float:
     return best
 
 
+def costs_more(times: float, function: Callable[[str], object], written: str, other: str) -> bool:
+    """Return whether a text takes so many times the processor time of another, whenever it is measured.
+
+    Processor time is longer while others use the same caches, so what looks slow is measured again.
+    """
+    for _ in range(ATTEMPTS):
+        took = seconds(function, written)
+        if took <= QUICK_SECONDS or took <= times * max(seconds(function, other), QUICK_SECONDS / times):
+            return False
+    return True
+
+
 @pytest.mark.no_cover  # the time of the code itself counts, and other tests cover it
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str) -> None:
     function = FUNCTIONS[name]
-    slow = {}
+    slow = []
     for unit, part in UNITS.items():
         short = (part * CHARACTERS)[:CHARACTERS]
-        long = seconds(function, (part * CHARACTERS * GROWTH)[: CHARACTERS * GROWTH])
-        if long > QUICK_SECONDS and long > 2 * GROWTH * max(seconds(function, short), QUICK_SECONDS / GROWTH):
-            slow[unit] = long
+        long = (part * CHARACTERS * GROWTH)[: CHARACTERS * GROWTH]
+        if costs_more(2 * GROWTH, function, long, short):
+            slow.append(unit)
 
-    assert not slow
+    assert slow == []
 
 
 def test_a_query_of_spaces_is_divided_at_once() -> None:
@@ -289,9 +304,8 @@ def test_a_query_of_spaces_is_divided_at_once() -> None:
 def test_the_longest_query_is_read_at_once(part: str) -> None:
     """Half of it gives the time to compare with, so that no machine is too slow for this test."""
     written = (part * queries.QUERY_LIMIT)[: queries.QUERY_LIMIT]
-    half = seconds(understood, written[: len(written) // 2])
 
-    assert seconds(understood, written) < 3 * max(half, QUICK_SECONDS)
+    assert not costs_more(3, understood, written, written[: len(written) // 2])
 
 
 def test_a_word_of_a_query_is_compared_with_few_of_many_that_are_made_of_its_letters() -> None:
@@ -318,37 +332,33 @@ def test_only_a_few_unknown_words_of_a_query_are_compared() -> None:
 def test_descriptions_made_of_quotation_marks_are_read_at_once() -> None:
     hostile = [of(f"I need it {part * 4_000}") for part in (' "', " '", " “") for _ in range(100)]
 
-    begun = time.thread_time()
-    suspicion(hostile)
-
-    assert time.thread_time() - begun < 2
+    assert seconds(lambda _: suspicion(hostile), "") < 2
 
 
 def test_a_heap_of_marks_costs_no_more_than_as_many_letters() -> None:
     marks = "a" + "\u0301" * 60_000 + "\u0323" * 60_000
 
-    assert seconds(text.terms, marks) < 20 * max(seconds(text.terms, "é" * 120_000), QUICK_SECONDS)
+    assert not costs_more(20, text.terms, marks, "é" * 120_000)
 
 
 def test_half_characters_are_mended_beside_megabytes_of_other_escapes() -> None:
     message = b'{"result":{"a":"%b\\ud800\\\\ud800"}}' % (rb"\u0041" * 500_000)
 
-    begun = time.thread_time()
     result = envelope.decode(message).result
 
-    assert time.thread_time() - begun < 0.25
+    assert seconds(lambda _: envelope.decode(message), "") < 0.25
     assert bytes(result).endswith(rb"\ufffd\\ud800" + b'"}')
 
 
 @pytest.mark.parametrize("part", ["[", "{", "[a,", "- [", "{a: "])
 def test_front_matter_of_brackets_is_refused_at_once(part: str) -> None:
-    begun = time.thread_time()
-    found = read_front_matter(f"---\n{part * 3_000}\n---\ntext")
+    written = f"---\n{part * 3_000}\n---\ntext"
+    found = read_front_matter(written)
 
     assert [message for _, message in found.problems] == [
         "the front matter has over 200 brackets and is ignored"
     ]
-    assert time.thread_time() - begun < 0.5
+    assert seconds(read_front_matter, written) < 0.5
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "1e999"])
@@ -370,8 +380,5 @@ def test_entries_are_counted_in_parts_as_in_one(part: int) -> None:
 def test_the_nearest_of_many_equal_names_are_found_at_once() -> None:
     known = ["a" * 60 + str(at) for at in range(10_000)]
 
-    begun = time.thread_time()
-    found = nearest_names("a" * 1_000_000, known)
-
-    assert len(found) == 3
-    assert time.thread_time() - begun < 1
+    assert len(nearest_names("a" * 1_000_000, known)) == 3
+    assert seconds(lambda written: nearest_names(written, known), "a" * 1_000_000) < 1

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -39,18 +40,41 @@ def spec(word: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def closed(workshop: Workshop) -> Server:
+@asynccontextmanager
+async def started(workshop: Workshop, mode: str) -> AsyncIterator[Proxy]:
     workshop.server("open", **spec("maps"))
     workshop.server("closed", instructions="About zinc and ledgers.", **spec("ledgers"))
     workshop.server("down", settings={"enabled": False})
-    return workshop.servers["closed"]
+    async with inside(workshop.config(expose={"mode": mode})) as opened:
+        yield opened
 
 
-@pytest.fixture(params=["all", "search"])
-async def proxy(workshop: Workshop, closed: Server, request: pytest.FixtureRequest) -> AsyncIterator[Proxy]:
-    config = workshop.config(expose={"mode": request.param})
-    async with inside(config) as opened:
+@pytest.fixture(scope="module", params=["all", "search"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def place(mode: str, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp(mode))
+
+
+@pytest.fixture(scope="module")
+async def proxy(place: Workshop, mode: str) -> AsyncIterator[Proxy]:
+    """A proxy for all tests that leave nothing behind that another would find."""
+    async with started(place, mode) as opened:
+        yield opened
+
+
+@pytest.fixture
+def closed(place: Workshop) -> Server:
+    return place.servers["closed"]
+
+
+@pytest.fixture
+async def fresh(workshop: Workshop, mode: str) -> AsyncIterator[Proxy]:
+    """A proxy that has served nobody."""
+    async with started(workshop, mode) as opened:
         yield opened
 
 
@@ -132,11 +156,11 @@ async def test_nothing_is_said_about_servers_that_are_off(proxy: Proxy, era: str
     assert "switched off" in json.dumps(other)
 
 
-async def test_log_messages_of_other_servers_do_not_reach_its_session(proxy: Proxy) -> None:
-    limited, other = Host(proxy, "handshake", rights=ANNA), Host(proxy, "handshake")
+async def test_log_messages_of_other_servers_do_not_reach_its_session(fresh: Proxy) -> None:
+    limited, other = Host(fresh, "handshake", rights=ANNA), Host(fresh, "handshake")
     message: Any = {"level": b'"error"', "data": b'"zinc"'}
-    proxy.open_sessions.relay("closed", "notifications/message", message, frozenset())
-    proxy.open_sessions.relay("open", "notifications/message", message, frozenset())
+    fresh.open_sessions.relay("closed", "notifications/message", message, frozenset())
+    fresh.open_sessions.relay("open", "notifications/message", message, frozenset())
     with anyio.fail_after(30):
         while len(other.told) < 2 or not limited.told:
             await anyio.lowlevel.checkpoint()
@@ -169,6 +193,11 @@ def web(proxy: Proxy, workshop: Workshop) -> Web:
     return Web(proxy, workshop)
 
 
+@pytest.fixture
+def fresh_web(fresh: Proxy, workshop: Workshop) -> Web:
+    return Web(fresh, workshop)
+
+
 def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, str, Any]]:
     """Requests for every operation of the API, with every id in the place of each parameter of a path."""
     made = []
@@ -193,27 +222,27 @@ def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, st
 
 
 async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
-    proxy: Proxy, web: Web
+    fresh: Proxy, fresh_web: Web
 ) -> None:
     """Also what is not there yet: each operation of the OpenAPI document is asked."""
     secret = "the-query-of-ben-alone"
     ben = Principal("ben", False)
-    hosts = [Host(proxy, era, rights=ben) for era in ("handshake", "modern")]
+    hosts = [Host(fresh, era, rights=ben) for era in ("handshake", "modern")]
     for host in hosts:
         await host.call("search_available_tools", {"query": secret})
         await host.call("open__read_maps", {"text": secret})
-    await web.ask("ben", "POST", "/api/v1/context", json={"query": secret})
-    own = (await web.ask("ben", "GET", "/api/v1/requests")).json()["requests"]
+    await fresh_web.ask("ben", "POST", "/api/v1/context", json={"query": secret})
+    own = (await fresh_web.ask("ben", "GET", "/api/v1/requests")).json()["requests"]
     session = hosts[0].session
     assert session is not None
     ids = [*(one["id"] for one in own), session.id]
     assert len(own) == 3
-    described = (await web.ask("anna", "GET", "/api/v1/openapi.json")).json()
+    described = (await fresh_web.ask("anna", "GET", "/api/v1/openapi.json")).json()
     made = requests_of(described, ids)
 
     assert len(made) > 16
     for method, path, body in made:
-        answer = await web.ask("anna", method, path, **({} if body is None else {"json": body}))
+        answer = await fresh_web.ask("anna", method, path, **({} if body is None else {"json": body}))
         assert secret not in answer.text, path
         told = [one for one in ids if one in answer.text.replace(path, "").replace(f"'{one}'", "")]
         assert not told, path
@@ -247,12 +276,14 @@ async def test_what_concerns_everybody_needs_an_administrator(web: Web, method: 
     assert "administrator" not in allowed.text
 
 
-async def test_no_method_gives_one_principal_anything_of_another(proxy: Proxy, web: Web, era: str) -> None:
+async def test_no_method_gives_one_principal_anything_of_another(
+    fresh: Proxy, fresh_web: Web, era: str
+) -> None:
     secret = "the-query-of-ben-alone"
-    ben = Host(proxy, era, rights=Principal("ben", False))
+    ben = Host(fresh, era, rights=Principal("ben", False))
     await ben.call("search_available_tools", {"query": secret})
     made = await ben.data("set_context", {"query": secret})
-    own = (await web.ask("ben", "GET", "/api/v1/requests")).json()["requests"]
+    own = (await fresh_web.ask("ben", "GET", "/api/v1/requests")).json()["requests"]
     ids = [made["context_id"], *(one["id"] for one in own)]
     assert len(ids) == 3
     asked: list[tuple[str, dict[str, Any]]] = [
@@ -268,10 +299,10 @@ async def test_no_method_gives_one_principal_anything_of_another(proxy: Proxy, w
             "search_available_tools": {"query": "x", "context_id": one},
         }.items():
             asked.append(("tools/call", {"name": name, "arguments": arguments}))
-    for method in sorted(proxy.gateway.methods - {"resources/read", "tools/call"}):
+    for method in sorted(fresh.gateway.methods - {"resources/read", "tools/call"}):
         for one in ids:
             asked.append((method, {"_meta": {OWN + "context": one}, "uri": one, "name": one, "ref": {}}))
-    anna = Host(proxy, era, rights=Principal("anna", False))
+    anna = Host(fresh, era, rights=Principal("anna", False))
     for method, params in asked:
         try:
             answer = await anna.raw(method, params)
@@ -307,15 +338,15 @@ async def test_health_tells_problems_to_administrators_alone(web: Web) -> None:
     assert (await web.ask("anna", "GET", "/healthz")).json() == {"status": "ok"}
 
 
-async def test_uses_of_a_named_token_teach_nothing(proxy: Proxy, era: str) -> None:
-    ben, owner = Host(proxy, era, rights=Principal("ben", False)), Host(proxy, era)
+async def test_uses_of_a_named_token_teach_nothing(fresh: Proxy, era: str) -> None:
+    ben, owner = Host(fresh, era, rights=Principal("ben", False)), Host(fresh, era)
     for host in (ben, owner):
         await host.call("search_available_tools", {"query": "show me the maps"})
         await host.call("open__read_maps", {})
-        assert proxy.search.use_recorder is not None
-        await proxy.search.use_recorder.flush()
+        assert fresh.search.use_recorder is not None
+        await fresh.search.use_recorder.flush()
         if host is ben:
-            taught_by_ben = proxy.store.learned.count()
+            taught_by_ben = fresh.store.learned.count()
 
     assert taught_by_ben == 0
-    assert proxy.store.learned.count() == 1
+    assert fresh.store.learned.count() == 1

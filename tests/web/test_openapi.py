@@ -13,8 +13,8 @@ from support.shop import TOKEN
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 
 PHASES = [
-    ("fuzzing,stateful", 10),
-    pytest.param("coverage,fuzzing,stateful", 40, marks=pytest.mark.full_cross),
+    ("fuzzing,stateful", 4),
+    pytest.param("coverage,fuzzing,stateful", 15, marks=pytest.mark.full_cross),
 ]
 """Kinds of requests, and the random ones for each operation. `coverage` has the bounds of every parameter."""
 
