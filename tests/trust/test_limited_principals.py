@@ -55,7 +55,7 @@ async def proxy(workshop: Workshop, closed: Server, request: pytest.FixtureReque
 
 
 async def everything(host: Host) -> str:
-    """What a client is shown when it lists and searches everything there is, as one text."""
+    """Everything that a client is shown when it lists and searches all there is, as one text."""
     methods = ["tools/list", "resources/list", "resources/templates/list", "prompts/list", "skills/list"]
     seen = [await host.request(method) for method in methods]
     for query in ("read the ledgers of zinc", "read the maps", "write_ledgers"):
@@ -195,7 +195,7 @@ def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, st
 async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
     proxy: Proxy, web: Web
 ) -> None:
-    """Also what is not there yet: each operation of the OpenAPI document is asked."""
+    """Each operation of the OpenAPI document is asked, so that later ones are covered as well."""
     secret = "the-query-of-ben-alone"
     ben = Principal("ben", False)
     hosts = [Host(proxy, era, rights=ben) for era in ("handshake", "modern")]
