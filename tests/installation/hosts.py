@@ -1,4 +1,4 @@
-"""Settings of each host as its documents show them: with a program, with a URL, and with entries of other kinds."""
+"""Settings of each host as its documents show them: with a program, with a URL, and with other entries."""
 
 from __future__ import annotations
 
