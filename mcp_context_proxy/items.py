@@ -74,7 +74,7 @@ class Tool:
     name: str
     """The server's own name for the tool."""
     exposed_name: str
-    """The name that hosts see and call; unique in the catalog."""
+    """The name that fits every host; unique in the catalog, and the one in records and settings."""
     description: str
     """Empty if the server gives none."""
     definition: bytes
@@ -99,6 +99,8 @@ class Tool:
     """Setting that demands it, with file and line, as in ``servers.x.classes.write (config.toml:7)``."""
     result_characters: int = 0
     """Length of a result that the tool wants hosts to keep whole; 0 leaves it to them."""
+    wider_names: tuple[str, ...] = ()
+    """Forms of its name for hosts with room for more of it than `exposed_name` has, the shortest first."""
 
     @property
     def key(self) -> ToolKey:
@@ -132,6 +134,10 @@ class Withheld:
     """The name that it would have."""
     reason: str
     """End of the sentence "is withheld: ..."."""
+
+
+NameOf: TypeAlias = Callable[[Tool], str]
+"""Returns the name under which one client gets a tool."""
 
 
 def uri_of(kind: Kind, name: str) -> str:
@@ -309,6 +315,8 @@ class Snapshot:
     """Returns the resource or template that a URI leads to; None if no server has it."""
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     """Sorted by their key, the exposed name."""
+    wider: Mapping[str, Tool] = field(default_factory=dict)
+    """Tools by each of their wider names, none of which any other tool has."""
     turned_off: Mapping[str, TurnedOffTool] = field(default_factory=dict)
     """Tools that the configuration turns off, by exposed name. They are in none of the other members."""
     withheld: Mapping[str, Withheld] = field(default_factory=dict)

@@ -17,6 +17,7 @@ import msgspec
 
 from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint, tool_definition
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
@@ -90,7 +91,7 @@ def tool(
     have tools of the same name.
     """
     schema = parameters or {"type": "object"}
-    shown = name if server == LOCAL else exposed_name(server, name, Config().expose.max_name_length)
+    shown = name if server == LOCAL else exposed_name(server, name, NAME_CHARACTERS)
     definition = msgspec.json.encode({"name": name, "description": description, "inputSchema": schema})
     return Tool(
         server=server,

@@ -201,6 +201,7 @@ class Catalog:
                 generation=before.generation + 1,
                 sources=sources,
                 tools=tools,
+                wider={name: tool for tool in tools.values() for name in tool.wider_names},
                 turned_off=self._turned_off(),
                 withheld={one.exposed_name: one for one in self._withheld[Approvable.TOOL]},
                 withheld_prompts={one.exposed_name: one for one in self._withheld[Approvable.PROMPT]},
@@ -290,8 +291,14 @@ class Catalog:
             waiting = self._withheld[Approvable.TOOL]
             pairs = [(one.server, one.name) for one in tools]
             exposed = self._names(pairs + [(one.server, one.name) for one in waiting])
-            tools = [replace(tool, exposed_name=exposed[tool.server, tool.name]) for tool in tools]
-        return self._owned("tool", tools, findings)
+            tools = [
+                replace(tool, exposed_name=name, wider_names=() if name == tool.name else tool.wider_names)
+                for tool in tools
+                for name in [exposed[tool.server, tool.name]]
+            ]
+        others: list[TurnedOffTool | Withheld] = [*self._turned_off().values()]
+        others += self._withheld[Approvable.TOOL]
+        return names.keep_wider_names(self._owned("tool", tools, findings), others, self._servers)
 
     def _owned(self, kind: str, items: Iterable[T], findings: list[str]) -> dict[str, T]:
         """Return items by exposed name, without those whose name is another's."""
@@ -356,7 +363,7 @@ class Catalog:
         known = self._parsed.get(client.name)
         if known is None or known.definitions is not listing.tools or known.config is not config:
             known = self._parsed[client.name] = parse_tools(
-                config, listing.tools, self._checked, self._expose.max_name_length, self._limits
+                config, listing.tools, self._checked, self._expose.name_lengths, self._limits
             )
         findings += known.findings
         findings += (f"{client.name}: {finding}" for finding in listing.remarks)
@@ -433,7 +440,7 @@ class Catalog:
 
     def _names(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """Return the exposed names by server and own name."""
-        length = self._expose.max_name_length
+        length = self._expose.name_lengths[0]
         if not self._bare:
             return {pair: definitions.exposed_name(*pair, length) for pair in pairs}
         return definitions.bare_names(pairs, self._reserved, length)

@@ -283,6 +283,14 @@ def exposed_name(server: str, name: str, max_length: int) -> str:
     return f"{start}_{digest}_{end}" if end else f"{start}_{digest}"
 
 
+def names_within(server: str, name: str, lengths: Sequence[int]) -> list[str]:
+    """Return the different exposed names of a tool for several greatest lengths, which are in order."""
+    plain = exposed_name(server, name, lengths[0])
+    if plain == f"{server}{SEPARATOR}{name}":
+        return [plain]
+    return list(dict.fromkeys([plain, *(exposed_name(server, name, length) for length in lengths[1:])]))
+
+
 def is_altered_name(name: str, server: str, own: str) -> bool:
     """Return whether `exposed_name` made a name of this tool or prompt, with any length.
 
@@ -377,10 +385,10 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
     return kept
 
 
-def tool_definition(tool: Tool) -> Raw:
-    """Return the definition of a tool under its exposed name."""
+def tool_definition(tool: Tool, name: str | None = None) -> Raw:
+    """Return the definition of a tool under its exposed name, or under another one."""
     members = envelope.members(tool.definition)
-    members["name"] = envelope.raw(tool.exposed_name)
+    members["name"] = envelope.raw(tool.exposed_name if name is None else name)
     schema = envelope.members(members["inputSchema"])
     if "type" not in schema:
         typed: Members = {"type": Raw(b'"object"')}

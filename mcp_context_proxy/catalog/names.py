@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 from mcp_context_proxy.catalog.definitions import HASH_LENGTH, SEPARATOR, folded, is_altered_name, seems_full
 from mcp_context_proxy.config import ServerConfig
@@ -37,7 +40,7 @@ from mcp_context_proxy.errors import (
     WithheldError,
     nearest_names,
 )
-from mcp_context_proxy.items import Prompt, Snapshot, Tool, ToolClass, TurnedOffTool, Withheld
+from mcp_context_proxy.items import NameOf, Prompt, Snapshot, Tool, ToolClass, TurnedOffTool, Withheld
 from mcp_context_proxy.trust.danger import Danger
 
 COMPARED_ON_LOOP: Final = 500
@@ -46,6 +49,9 @@ COMPARED_IN_THREAD: Final = 5000
 """Names that an unknown one is compared with in a thread: 100 ms at most."""
 NEAREST: Final = 3
 """Similar names that an error suggests."""
+
+EXPOSED: Final[Callable[[Any], str]] = attrgetter("exposed_name")
+"""Returns the name that every host has room for."""
 
 _HAS_DIGEST: Final = re.compile(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
@@ -96,10 +102,16 @@ def keep_owned(items: Iterable[Named], servers: Collection[str], findings: list[
             )
 
 
+def name_within(tool: Tool, room: int) -> str:
+    """Return the longest form of the name of a tool for which there is room, or else the shortest form."""
+    return next((name for name in reversed(tool.wider_names) if len(name) <= room), tool.exposed_name)
+
+
 def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]) -> Named | None:
     """Return the item with a full name; None if its server, which alone counts, has none.
 
     A full name is the exposed one, the same without any change, or one that was shortened to another length.
+    One that can be read in both of the last two ways leads nowhere.
     """
     exact = items.get(name)
     if exact is not None:
@@ -110,13 +122,48 @@ def by_full_name(items: Mapping[str, Named], name: str, servers: Collection[str]
     own = name.removeprefix("_" if not name.startswith(server) else "")[len(server) + len(SEPARATOR) :]
     among = [item for item in items.values() if item.server == server]
     plain = next((item for item in among if item.name == own), None)
-    if plain is not None or not _HAS_DIGEST.search(name):
+    if not _HAS_DIGEST.search(name):
         return plain
-    return next((item for item in among if is_altered_name(name, server, item.name)), None)
+    altered = next((item for item in among if is_altered_name(name, server, item.name)), None)
+    return None if plain is not None and altered is not None else plain or altered
+
+
+def keep_wider_names(
+    tools: dict[str, Tool], others: Iterable[TurnedOffTool | Withheld], servers: Collection[str]
+) -> dict[str, Tool]:
+    """Return the tools without those wider names that may be taken for the name of anything else.
+
+    Args:
+        tools: Tools by exposed name.
+        others: Tools that have a name and are not served.
+        servers: Names of all servers.
+    """
+    wide = [tool for tool in tools.values() if tool.wider_names]
+    if not wide:
+        return tools
+    bearers = Counter(name for tool in wide for name in tool.wider_names)
+    for one in itertools.chain(tools.values(), others):
+        own = one.wider_names if isinstance(one, Tool) else ()
+        for name in (one.exposed_name, f"{one.server}{SEPARATOR}{one.name}"):
+            if name in bearers and name not in own:
+                bearers[name] += 1
+    kept = {}
+    for tool in wide:
+        fit = (name for name in tool.wider_names if bearers[name] == 1)
+        kept[tool.exposed_name] = tuple(name for name in fit if owner(name, servers) == tool.server)
+    return {
+        name: tool if kept.get(name, ()) == tool.wider_names else replace(tool, wider_names=kept[name])
+        for name, tool in tools.items()
+    }
 
 
 def tool_named(
-    snapshot: Snapshot, name: str, server: str | None = None, *, compared: int = COMPARED_ON_LOOP
+    snapshot: Snapshot,
+    name: str,
+    server: str | None = None,
+    *,
+    compared: int = COMPARED_ON_LOOP,
+    name_of: NameOf = EXPOSED,
 ) -> Tool:
     """Return a tool by its full name, or by its own name where that can mean one server only.
 
@@ -125,6 +172,7 @@ def tool_named(
         name: Exposed name, full name or own name.
         server: Server of the tool, if the caller knows it.
         compared: Most names that an unknown one is compared with, to suggest one.
+        name_of: Returns the name under which the caller gets a tool.
 
     Raises:
         TurnedOffError: the tool with that name is turned off.
@@ -132,22 +180,22 @@ def tool_named(
         UnknownItemError: no tool has that name, or several have, or a server that may have it is not known.
     """
     tools = snapshot.tools
-    found = by_full_name(tools, name, snapshot.servers)
+    found = snapshot.wider.get(name) or by_full_name(tools, name, snapshot.servers)
     if found is not None and server in (None, found.server):
         return found
     raise_if_withheld("tool", snapshot.withheld, name, snapshot.servers, server, tools.values())
     if server is None and is_full(name):
         _raise_if_turned_off(snapshot, name, server)
-        raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared))
+        raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
-    names = [tool.exposed_name for tool in same]
+    names = [*map(name_of, same)]
     if server is None and snapshot.unlisted and len(same) < 2:
         raise AwaitedServersError("tool", name, snapshot.unlisted, names)
     if len(same) == 1:
         return same[0]
     if not same:
         _raise_if_turned_off(snapshot, name, server)
-    names = names or suggested(tools, name, snapshot.servers, compared)
+    names = names or suggested(tools, name, snapshot.servers, compared, name_of)
     raise UnknownItemError("tool", name, names)
 
 
@@ -187,13 +235,19 @@ def _raise_if_turned_off(snapshot: Snapshot, name: str, server: str | None) -> N
         raise TurnedOffError(found.exposed_name, found.reason)
 
 
-def suggested(items: Mapping[str, Named], name: str, servers: Collection[str], most: int) -> list[str]:
-    """Return exposed names that are similar to an unknown one; for a full name those of its server alone."""
+def suggested(
+    items: Mapping[str, Named],
+    name: str,
+    servers: Collection[str],
+    most: int,
+    name_of: Callable[[Named], str] = EXPOSED,
+) -> list[str]:
+    """Return names of items that are similar to an unknown one; for a full name those of its server alone."""
     server = owner(name, servers)
     among = (item for item in items.values() if server in (None, item.server))
     exposed: dict[str, str] = {}
     for item in itertools.islice(among, most):
-        exposed[item.name] = exposed[item.exposed_name] = item.exposed_name
+        exposed[item.name] = exposed[item.exposed_name] = name_of(item)
     near = nearest(name, exposed, 2 * most)
     return list(dict.fromkeys(exposed[each] for each in near))
 

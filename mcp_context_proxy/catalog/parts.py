@@ -40,6 +40,7 @@ def part_for(principal: Principal, whole: Snapshot) -> Snapshot:
         generation=-next(_parts_made),
         sources=tuple(source for source in sources if source.items),
         tools={name: tool for name, tool in whole.tools.items() if principal.may_call(tool)},
+        wider={name: tool for name, tool in whole.wider.items() if principal.may_call(tool)},
         documents={uri: one for uri, one in whole.documents.items() if seen(one)},
         other_uris={uri: one for uri, one in whole.other_uris.items() if seen(one)},
         resources=of_server(whole.resources),

@@ -35,7 +35,7 @@ def parse_tools(
     config: ServerConfig,
     listed: Sequence[bytes],
     checked: Callable[[Iterable[bytes]], Iterator[bytes]],
-    name_length: int,
+    name_lengths: Sequence[int],
     limits: Limits,
 ) -> ParsedTools:
     """Return the tools of a list, apart from those that the configuration turns off, and findings.
@@ -44,7 +44,7 @@ def parse_tools(
         config: The server and its settings.
         listed: The definitions as they came.
         checked: Passes them on one by one; it may end the work by an exception.
-        name_length: Longest exposed name.
+        name_lengths: Longest exposed name, and the lengths of wider ones.
         limits: Bounds for a definition.
     """
     tools: dict[str, Tool | TurnedOffTool] = {}
@@ -52,7 +52,7 @@ def parse_tools(
     findings: list[str] = []
     for position, definition in enumerate(checked(listed), 1):
         try:
-            tool, remark, candidate = _parse_tool(config, definition, name_length, limits)
+            tool, remark, candidate = _parse_tool(config, definition, name_lengths, limits)
         except UnfitError as error:
             findings.append(entry_withheld(position, "tools", error))
             continue
@@ -74,7 +74,7 @@ def parse_tools(
 
 
 def _parse_tool(
-    config: ServerConfig, definition: bytes, name_length: int, limits: Limits
+    config: ServerConfig, definition: bytes, name_lengths: Sequence[int], limits: Limits
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
     """Return a tool with a remark on a cut, and what is approved of it.
 
@@ -90,7 +90,7 @@ def _parse_tool(
     name = envelope.text(members.get("name"))
     if not name or not name.isprintable():
         raise UnfitError("it has no usable name")
-    exposed = definitions.exposed_name(config.name, name, name_length)
+    exposed, *wider = definitions.names_within(config.name, name, name_lengths)
     markers = definitions.markers_of(members)
     danger = danger_of(name, markers.hinted, *names.class_by(config, name))
     if (reason := names.turned_off_by(config, name, danger)) is not None:
@@ -124,6 +124,7 @@ def _parse_tool(
         interactive=markers.interactive,
         asked_by=names.asked_by(config, name, danger.tool_class),
         result_characters=markers.result_characters,
+        wider_names=tuple(wider),
     )
     return tool, remark, candidate
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from msgspec import Raw
 
 from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.cli.terminal import counted
-from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile, NameRule
+from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile, NameRule, room_given
 from mcp_context_proxy.config.settings import SHORTEST_NAME
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
@@ -50,7 +51,7 @@ def names(proxy: Proxy) -> Iterator[Effect]:
     The proxy is taken to have its recommended name in each of them.
     """
     tools = [*proxy.catalog.snapshot.tools.values()]
-    yield from _shortened(tools, proxy.config.expose.max_name_length)
+    yield from _shortened(tools, proxy.config.expose.name_lengths[0])
     hosts = [host for host in HOSTS.values() if _too_long(tools, host.name_characters)]
     if hosts:
         room = min(host.name_characters for host in hosts)
@@ -59,7 +60,7 @@ def names(proxy: Proxy) -> Iterator[Effect]:
             f"{counted(len(long), 'name')} of tools over {room} characters, too long for "
             f"{', '.join(host.title for host in hosts)}: {_listed(long)}"
         )
-        remedy = f"set expose.max_name_length = {room}, or run check --host NAME for the host that you use"
+        remedy = "leave out expose.max_name_length, or run check --host NAME for the host that you use"
         yield Effect("warning", "names", message, remedy)
 
 
@@ -70,7 +71,9 @@ def effects(proxy: Proxy, host: HostProfile) -> Iterator[Effect]:
     """
     snapshot = proxy.catalog.snapshot
     tools = [*snapshot.tools.values()]
-    yield from _shortened(tools, proxy.config.expose.max_name_length)
+    most = proxy.config.expose.max_name_length or room_given(host)
+    tools = [replace(tool, exposed_name=name_within(tool, most)) for tool in tools]
+    yield from _shortened(tools, most)
     yield _names(tools, host.names.value, host.server)
     listed = proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot))
     described = dict(_described(definition) for definition in listed)

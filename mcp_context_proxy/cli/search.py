@@ -227,7 +227,7 @@ def _show(console: Terminal, answer: SearchAnswer) -> None:
     if found.filter_note:
         console.prose(Text(found.filter_note, style="yellow"))
     if context.dropped:
-        console.prose(Text(search_answers.over_budget(context), style="yellow"))
+        console.prose(Text(search_answers.over_budget(context, found.snapshot), style="yellow"))
     if found.results:
         how = "words and meaning" if found.tools.method == "hybrid" else "words only"
         how = f"{how}, {rerank.reason}" if rerank is not None and rerank.used else how

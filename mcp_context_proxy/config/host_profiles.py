@@ -132,7 +132,7 @@ _HOSTS: Final = (
         _CLAUDE_CODE,
         name="claude-code-plugin",
         title="Claude Code (plugin)",
-        clients=Fact((), "assumed: the same as without the plugin"),
+        clients=Fact(_CLAUDE_CODE.clients.value, "assumed: the same as without the plugin"),
         names=Fact(
             NameRule(f"mcp__plugin_{PLUGIN}_{{server}}__", 64, "refused"),
             "anthropics/claude-code#23149, ChromeDevTools/chrome-devtools-mcp#1169",
@@ -208,16 +208,26 @@ _HOSTS: Final = (
     HostProfile(
         name="jetbrains",
         title="Copilot in JetBrains IDEs",
-        clients=Fact(("jetbrains",), "apify/mcp-client-capabilities: JetBrains-IU-copilot-intellij"),
+        # In its agent mode it is Copilot CLI that connects.
+        clients=Fact(
+            ("jetbrains", "github-copilot"),
+            "apify/mcp-client-capabilities: JetBrains-IU-copilot-intellij; "
+            "microsoft/copilot-intellij-feedback#1979: github-copilot-developer",
+        ),
         result=Fact("both", "microsoft/copilot-intellij-feedback#2058"),
         names=Fact(
             NameRule("mcp_{server}_", 64, "refused"),
-            "assumed, as in VS Code; the characters: microsoft/copilot-intellij-feedback#1583",
+            "not known: the longest of Copilot's prefixes in other editors, which are VS Code's and "
+            "SERVER_ (github/CopilotForXcode#378); the characters: microsoft/copilot-intellij-feedback#1583",
         ),
         description_bytes=UNKNOWN,
         results=UNKNOWN,
         tools=Fact(128, "microsoft/copilot-intellij-feedback#1842"),
-        list_changes=Fact(False, "assumed"),
+        list_changes=Fact(
+            False,
+            "microsoft/copilot-intellij-feedback#1979: a conversation loses the tools of a server that "
+            "starts again; not known for other changes",
+        ),
         elicitation=Fact(True, "apify/mcp-client-capabilities"),
         sampling=Fact(True, "apify/mcp-client-capabilities"),
     ),
@@ -287,6 +297,27 @@ HOSTS: Final[Mapping[str, HostProfile]] = {host.name: host for host in _HOSTS}
 
 NAME_CHARACTERS: Final = min(host.name_characters for host in _HOSTS)
 """Longest name that fits every host, if the proxy has its recommended name there."""
+
+
+def name_room(client: str) -> int:
+    """Return the length of the longest name that fits a client, by the ``clientInfo.name`` that it sends.
+
+    It is the least of all hosts that send such a name, and for an unknown client that of all hosts.
+    """
+    said = client.strip().casefold()
+    return min(
+        (host.name_characters for host in _HOSTS if said.startswith(host.clients.value)),
+        default=NAME_CHARACTERS,
+    )
+
+
+def room_given(host: HostProfile) -> int:
+    """Return the length of the longest name that a host gets from us: other hosts may send the same name."""
+    return name_room(host.clients.value[0]) if host.clients.value else NAME_CHARACTERS
+
+
+NAME_LENGTHS: Final = tuple(sorted({room_given(host) for host in _HOSTS}))
+"""Lengths of names that some client has room for, `NAME_CHARACTERS` first."""
 
 INSTRUCTIONS_BYTES: Final = min(size for host in _HOSTS if (size := host.description_bytes.value) is not None)
 """Length of the instructions that no host cuts."""

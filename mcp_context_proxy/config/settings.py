@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
+from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
 from mcp_context_proxy.config.tables import (
     Amount,
@@ -208,9 +208,15 @@ class ExposeConfig(Table):
     """Estimated tokens below which a catalog is listed whole, because hiding would save nothing."""
     page_size: Annotated[Amount, Reload.RESTART] = 0
     """Entries on a page of a list; 0 is one page, since many hosts read no second one."""
-    max_name_length: Annotated[int, Field(strict=True, ge=SHORTEST_NAME, le=128)] = NAME_CHARACTERS
-    """Hosts add a prefix of their own and have a limit of 60 to 64 characters; some refuse the whole list for
-    one longer name. It is one length for all hosts, since a tool has the same name for all of them."""
+    max_name_length: Annotated[int, Field(strict=True, ge=SHORTEST_NAME, le=128)] | None = None
+    """Longest name of a tool or prompt for all hosts. None gives each client of a known host as many
+    characters as that host leaves, and any other client as many as all hosts leave. Hosts add a prefix of
+    their own and have a limit of 60 to 64 characters; some refuse the whole list for one longer name."""
+
+    @property
+    def name_lengths(self) -> tuple[int, ...]:
+        """Return the lengths to which names are fitted: the one for any client, then longer ones."""
+        return NAME_LENGTHS if self.max_name_length is None else (self.max_name_length,)
 
 
 @dataclass(frozen=True, slots=True)

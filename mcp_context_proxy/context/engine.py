@@ -173,6 +173,9 @@ class ContextEngine:
         try:
             catalog = self._catalog if ACTING.get().limited else self._catalog.whole
             snapshot = await self._searcher.ready(catalog, on_progress, on_wait)
+            if (named := snapshot.wider.get(query)) is not None:
+                # The index has it under this name.
+                selection.query = named.exposed_name
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
-from mcp_context_proxy.config import ExposeConfig
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.protocol.mistakes import in_words
@@ -96,7 +96,7 @@ def _tool(line: CorpusLine) -> Tool:
     return Tool(
         server=line.server,
         name=line.name,
-        exposed_name=exposed_name(line.server, line.name, ExposeConfig().max_name_length),
+        exposed_name=exposed_name(line.server, line.name, NAME_CHARACTERS),
         description=line.description or "",
         definition=definition,
         fingerprint=fingerprint(line.server, definition),

@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
+from mcp_context_proxy.catalog.names import name_within
+from mcp_context_proxy.config.host_profiles import name_room
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask, Notify
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
 
@@ -60,6 +65,19 @@ class Caller:
     """Makes a request of the client; a modern client cannot be asked so."""
     release: Callable[[], None]
     """Gives back the room of the request at the front: the limits of its server count it from now on."""
+
+    @property
+    def name_room(self) -> int:
+        """The length of the longest name that the client has room for, by the host that it says it is."""
+        try:
+            said = envelope.members(self.client_info).get("name") if self.client_info is not None else None
+        except msgspec.DecodeError:
+            said = None
+        return name_room(envelope.text(said) or "")
+
+    def name_of(self, tool: Tool) -> str:
+        """Return the name under which the client gets a tool: the longest that it has room for."""
+        return name_within(tool, self.name_room) if tool.wider_names else tool.exposed_name
 
     @property
     def owner(self) -> str:

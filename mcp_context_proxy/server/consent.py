@@ -99,13 +99,16 @@ class Consent:
                 verdict = await self._ask_by_request(caller, question)
         except RequestError as error:
             if "requestState" in params:
-                raise RequestError(error.code, f"{tool.exposed_name} was not run: {error.message}") from error
-            return self._cannot_ask(tool, session, through, one_line(error.message, NAME_CHARACTERS))
+                raise RequestError(
+                    error.code, f"{caller.name_of(tool)} was not run: {error.message}"
+                ) from error
+            why = one_line(error.message, NAME_CHARACTERS)
+            return self._cannot_ask(tool, caller, session, through, why)
         if verdict == _ACCEPTED:
             return {key: raw for key, raw in params.items() if key not in eras.RETRY_KEYS}
         if envelope.starts_with(verdict, b"{"):
             return verdict
-        return _not_run(tool, verdict.decode())
+        return _not_run(caller.name_of(tool), verdict.decode())
 
     def remember(self, tool: Tool, params: Members, caller: Caller, result: bytes) -> None:
         """Note that a call with consent goes on if its result asks for input: nobody is asked again."""
@@ -152,10 +155,13 @@ class Consent:
         subject = f"consent {tool.server} {tool.name}"
         return await self.pending.call(caller.principal, subject, params, caller.notify, work)
 
-    def _cannot_ask(self, tool: Tool, session: SessionContext | None, through: str | None, why: str) -> bytes:
+    def _cannot_ask(
+        self, tool: Tool, caller: Caller, session: SessionContext | None, through: str | None, why: str
+    ) -> bytes:
+        name = caller.name_of(tool)
         if tool.asked_by:
             return _not_run(
-                tool,
+                name,
                 f"a person has to confirm it, by {tool.asked_by}, and cannot be asked: {why}. Tell the user, "
                 "who can use a client that supports elicitation, or change that setting",
             )
@@ -167,9 +173,9 @@ class Consent:
                 session.shown[tool.exposed_name] = None
             listed = ", which the list of tools has from now on"
         return _not_run(
-            tool,
+            name,
             f"it demands that the user is asked, and through {through} that is not possible here: {why}. "
-            f"Call {tool.exposed_name} itself{listed}, so that the host asks. If the host does not list it, "
+            f"Call {name} itself{listed}, so that the host asks. If the host does not list it, "
             'tell the user, who can set include = "always" for it',
         )
 
@@ -188,8 +194,8 @@ async def _verdict(caller: Caller, ask: Ask, question: Members) -> bytes:
     return b"the question was closed without an answer"
 
 
-def _not_run(tool: Tool, why: str) -> bytes:
-    text = f"{tool.exposed_name} was not run: {why}."
+def _not_run(name: str, why: str) -> bytes:
+    text = f"{name} was not run: {why}."
     return envelope.encode({"content": [{"type": "text", "text": text}], "isError": True})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -70,6 +70,7 @@ from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
     Note,
     answer_tokens,
+    current_name,
     search_notes,
     search_text,
 )
@@ -202,7 +203,7 @@ class MetaTools:
         if not _wants_data(params):
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
-        notes, context_id = search_notes(answer, self.fleet, noted), None
+        notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)
@@ -212,11 +213,19 @@ class MetaTools:
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
         if _wants_data(params):
-            return _data(await in_thread(search_data, answer, notes), context_id)
+            return _data(await in_thread(search_data, answer, notes, caller.name_of), context_id)
         whole, tokens = False, ANSWER_TOKENS
         if isinstance(wanted, SearchArguments):
             whole, tokens = wanted.include_schema, answer_tokens(wanted.top_n)
-        written = partial(search_text, answer, notes, self.contexts.count_tokens, whole=whole, tokens=tokens)
+        written = partial(
+            search_text,
+            answer,
+            notes,
+            self.contexts.count_tokens,
+            whole=whole,
+            tokens=tokens,
+            name_of=caller.name_of,
+        )
         return _text(await in_thread(written), context_id)
 
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
@@ -237,9 +246,11 @@ class MetaTools:
                 raise _UnusableArgumentsError(str(error)) from error
         items = await self.contexts.items(session)
         context_id = session.secret if isinstance(session, Handle) else None
-        lines = [f"- {item.type} {item.name} ({item.include_mode})" for item in items]
+        snapshot = self.calls.catalog.snapshot
+        named = [(item, current_name(item, snapshot, caller.name_of)) for item in items]
+        lines = [f"- {item.type} {name} ({item.include_mode})" for item, name in named]
         if _wants_data(params):
-            return _data({"items": items}, context_id)
+            return _data({"items": [replace(item, name=name) for item, name in named]}, context_id)
         text = "\n".join(["In the context of every request:", *lines] if lines else ["The context is empty."])
         return _text(text, context_id)
 
@@ -325,7 +336,7 @@ class MetaTools:
             if through == CALL_READ_ONLY and tool.tool_class is not ToolClass.READ:
                 self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
                 counts = f"counts as {tool.tool_class}: {tool.class_reason}"
-                return _not_read_only(tool.exposed_name, counts)
+                return _not_read_only(caller.name_of(tool), counts)
             return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
         except UnknownItemError as error:
             return unknown(error)

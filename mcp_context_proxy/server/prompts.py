@@ -104,7 +104,7 @@ class Prompts:
         selected = await self.contexts.select(query, session, owner=caller.principal, deliver="whole")
         context, snapshot = selected.context, selected.found.snapshot
         texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
-        if tools := rendering.tools_text(context, snapshot):
+        if tools := rendering.tools_text(context, snapshot, caller.name_of):
             texts.append(tools)
         messages = [{"role": "user", "content": {"type": "text", "text": text}} for text in (*texts, query)]
         return envelope.encode({"description": f"Context for: {query}", "messages": messages})

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mcp_context_proxy.catalog.document_reading import DocumentPart
+from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import RequestContext
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import item_by
 from mcp_context_proxy.interactions.memory import Recall
-from mcp_context_proxy.items import Document, Kind, Snapshot, ToolClass
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
@@ -23,10 +24,12 @@ from mcp_context_proxy.server.search_answers import (
     HOW_TO_READ_FILES,
     Detail,
     Note,
+    current_name,
     how_to_call,
     over_budget,
     read_mark,
     schema_of,
+    shown_name,
     summary,
     tool_signature,
 )
@@ -43,7 +46,7 @@ def context_text(context: RequestContext, snapshot: Snapshot) -> str:
     if tools := tools_text(context, snapshot):
         parts.append(tools)
     if context.dropped:
-        parts.append(over_budget(context))
+        parts.append(over_budget(context, snapshot))
     return "\n\n".join(parts)
 
 
@@ -64,12 +67,12 @@ def document_message(document: Document) -> str:
     return f"{LABELS[document.kind]}: {document.name}\n\n{document.text.strip()}"
 
 
-def tools_text(context: RequestContext, snapshot: Snapshot) -> str:
+def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Return the current tools of a context as a list, with signatures; empty if there are none."""
     tools = [snapshot.tools[item.name] for item in context.of(Kind.TOOL) if item.name in snapshot.tools]
     lines = []
     for tool in tools:
-        signature = tool_signature(tool.exposed_name, schema_of(tool), LISTED) + read_mark(tool)
+        signature = tool_signature(name_of(tool), schema_of(tool), LISTED) + read_mark(tool)
         description = summary(tool, snapshot, LISTED.characters)
         lines.append(f"- {signature}: {description}" if description else f"- {signature}")
     return "\n".join([f"Tools that fit. {how_to_call(tools)}", *lines]) if lines else ""
@@ -135,25 +138,30 @@ def recall_data(found: Recall) -> dict[str, Any]:
     }
 
 
-def search_data(answer: SearchAnswer, notes: Sequence[Note]) -> dict[str, Any]:
+def search_data(answer: SearchAnswer, notes: Sequence[Note], name_of: NameOf = EXPOSED) -> dict[str, Any]:
     """Return the answer to a search as data for programs, with whole descriptions and schemas."""
     context, found = answer.context, answer.found
     data: dict[str, Any] = {
         "query": context.query,
         "fits": bool(found.results),
-        "results": [item_data(result, with_schema=True) for result in found.results],
+        "results": [item_data(result, with_schema=True, name_of=name_of) for result in found.results],
         "method": found.tools.method,
         "known": found.known,
         "request_id": context.id,
     }
     if found.near_misses or not found.results:
-        data["near_misses"] = [item_data(result, with_schema=True) for result in found.near_misses]
+        data["near_misses"] = [
+            item_data(result, with_schema=True, name_of=name_of) for result in found.near_misses
+        ]
     if answer.told:
         data["documents"] = [
             {"uri": one.document.uri, "delivered": one.delivery, "text": one.text} for one in answer.told
         ]
     if context.dropped:
-        data["dropped"] = [{"name": item.name, "tokens": item.tokens} for item in context.dropped]
+        data["dropped"] = [
+            {"name": current_name(item, found.snapshot, name_of), "tokens": item.tokens}
+            for item in context.dropped
+        ]
     if context.rerank is not None:
         data["rerank"] = {"used": context.rerank.used, "reason": context.rerank.reason}
     if found.tools.indexed is not None:
@@ -163,14 +171,14 @@ def search_data(answer: SearchAnswer, notes: Sequence[Note]) -> dict[str, Any]:
     return data
 
 
-def item_data(result: Result, with_schema: bool) -> Mapping[str, Any]:
+def item_data(result: Result, with_schema: bool, name_of: NameOf = EXPOSED) -> Mapping[str, Any]:
     """Return a found item as data."""
     item = result.item
     common = {"score": round(result.score, 4), "why": result.why}
     if result.learned > 0:
         common["learned"] = round(result.learned, 4)
     if result.twins:
-        common["also"] = [twin.exposed_name for twin in result.twins]
+        common["also"] = [shown_name(twin, name_of) for twin in result.twins]
     if isinstance(item, Document):
         return {
             "type": str(item.kind),
@@ -184,7 +192,7 @@ def item_data(result: Result, with_schema: bool) -> Mapping[str, Any]:
     read_only = {"call_through": CALL_READ_ONLY} if item.tool_class is ToolClass.READ else {}
     return {
         "type": "tool",
-        "name": item.exposed_name,
+        "name": shown_name(item, name_of),
         "server": item.server,
         "description": item.description,
         **schema,

@@ -18,13 +18,14 @@ from typing import Any, Final
 
 import msgspec
 
-from mcp_context_proxy.context.records import Delivery, RequestContext
+from mcp_context_proxy.catalog.names import EXPOSED
+from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import key_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
@@ -156,7 +157,10 @@ WITHHELD: Final = "Withheld"
 
 
 def search_notes(
-    answer: SearchAnswer, fleet: Fleet, noted: dict[str, frozenset[str]] | None = None
+    answer: SearchAnswer,
+    fleet: Fleet,
+    noted: dict[str, frozenset[str]] | None = None,
+    name_of: NameOf = EXPOSED,
 ) -> list[Note]:
     """Return the limits of an answer: items over budget and servers that were not searched, by name.
 
@@ -166,11 +170,12 @@ def search_notes(
         noted: Servers that notes of earlier answers named; it is kept up to date. They are not named again,
             except those that were not searched where what is looked for may be theirs: nothing fits well, or
             the query names them. None to name all.
+        name_of: Returns the name under which the caller gets a tool.
     """
     found = answer.found
     notes = [Note(found.tools.note, UNFINISHED)] if found.tools.note else []
     if answer.context.dropped:
-        notes.append(Note(f"{over_budget(answer.context)}."))
+        notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
     missing = {
         name: f"off: {one_line(off.reason, CAUSE_CHARACTERS)}"
         for name, off in fleet.off.items()
@@ -219,9 +224,11 @@ def _standing(client: DownstreamClient) -> str:
     return f"{client.standing.replace('(', '').replace(')', '')}{cause}"
 
 
-def over_budget(context: RequestContext) -> str:
+def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Name the items that were selected but do not fit into the budget."""
-    named = ", ".join(f"{item.name} ({item.tokens:,} tokens)" for item in context.dropped)
+    named = ", ".join(
+        f"{current_name(item, snapshot, name_of)} ({item.tokens:,} tokens)" for item in context.dropped
+    )
     return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}"
 
 
@@ -232,6 +239,7 @@ def search_text(
     *,
     whole: bool = False,
     tokens: int = ANSWER_TOKENS,
+    name_of: NameOf = EXPOSED,
 ) -> str:
     """Return the answer to a search as a model reads it. Blocks for about half a millisecond.
 
@@ -241,15 +249,16 @@ def search_text(
         count: Counts the tokens of a text.
         whole: Tell every tool whole, whatever it costs.
         tokens: Budget; without effect on documents told whole.
+        name_of: Returns the name under which the caller gets a tool.
     """
     found = answer.found
     results, known = found.results, _known(found.snapshot)
     documents = _documents(answer)
     if not results:
-        return "\n\n".join([_nothing_fits(found, known, notes, count), *_titled(documents)])
+        return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
-        names = _names([_name(one) for one in found.near_misses[:NEAREST]])
+        names = _names([_name(one, name_of) for one in found.near_misses[:NEAREST]])
         head.append(f"No tool fits well. Nearest: {names}.")
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")
@@ -262,11 +271,11 @@ def search_text(
     call = how_to_call(result.item for result in results)
     if whole or is_one:
         tail = [call] if call else []
-        told = [_whole(result) for result in (results if whole else named)]
-        told += [] if whole else _more([_name(result) for result in results if not result.exact])
+        told = [_whole(result, name_of) for result in (results if whole else named)]
+        told += [] if whole else _more([_name(result, name_of) for result in results if not result.exact])
     else:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
-        told = _Fitting(results, found.snapshot, count).fit([*head, *tail], tokens)
+        told = _Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
     return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
 
@@ -288,7 +297,9 @@ def _documents(answer: SearchAnswer) -> list[str]:
     return texts
 
 
-def _nothing_fits(found: Found, known: str, notes: Sequence[Note], count: Callable[[str], int]) -> str:
+def _nothing_fits(
+    found: Found, known: str, notes: Sequence[Note], count: Callable[[str], int], name_of: NameOf
+) -> str:
     """Return that nothing fits, with the nearest names; in fewer words if that is over its budget."""
     full = [f"Note: {note.text}" for note in notes]
     brief = [f"Note: {note.brief}" for note in notes if note.brief]
@@ -298,19 +309,19 @@ def _nothing_fits(found: Found, known: str, notes: Sequence[Note], count: Callab
         (full, read, NEAREST),
         *((brief, "", most) for most in range(NEAREST, 0, -1)),
     ):
-        text = "\n\n".join([*head, read_as + _nearest(found, known, most)])
+        text = "\n\n".join([*head, read_as + _nearest(found, known, most, name_of)])
         if max(count(text), -(-len(text) // CHARACTERS_PER_TOKEN)) <= NOTHING_FITS_TOKENS:
             break
     return text
 
 
-def _nearest(found: Found, known: str, most: int) -> str:
+def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
     if not found.near_misses:
         return found.filter_note or f"Nothing was found among {known}."
     if found.excluded:
         return f"{found.filter_note}\n{HOW_TO_GO_ON}"
     why = found.filter_note or f"None of {known} fits well."
-    names = "\n".join(f"- {_name(result)}" for result in found.near_misses[:most])
+    names = "\n".join(f"- {_name(result, name_of)}" for result in found.near_misses[:most])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
 
 
@@ -328,8 +339,10 @@ def how_to_call(items: Iterable[Tool | Document]) -> str:
 class _Fitting:
     """Texts of found items, each in the detail that there is room for."""
 
-    def __init__(self, results: Sequence[Result], snapshot: Snapshot, count: Callable[[str], int]) -> None:
-        self._results, self._snapshot, self._count = results, snapshot, count
+    def __init__(
+        self, results: Sequence[Result], snapshot: Snapshot, count: Callable[[str], int], name_of: NameOf
+    ) -> None:
+        self._results, self._snapshot, self._count, self._name_of = results, snapshot, count, name_of
         self._made: dict[tuple[int, int], tuple[str, int]] = {}
         self._schemas: dict[int, Any] = {}
         self._levels = [0] * len(results)
@@ -353,7 +366,8 @@ class _Fitting:
                 self._levels[place] = level if level < last or place < SIGNED else NAME_ALONE
         texts = [self._text(place)[0] for place, level in enumerate(self._levels) if level < NAME_ALONE]
         levels = zip(self._results, self._levels, strict=True)
-        return [*texts, *_more([_name(result) for result, level in levels if level == NAME_ALONE])]
+        alone = [_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
+        return [*texts, *_more(alone)]
 
     def _size(self) -> int:
         """Return the tokens of the whole answer, by the tokenizer or by characters, whichever are more."""
@@ -366,7 +380,8 @@ class _Fitting:
         key = place, self._levels[place]
         if key not in self._made:
             result, level = self._results[place], self._levels[place]
-            text = f"{_name(result)}, " if level == NAME_ALONE else self._told(place, DETAILS[level])
+            is_alone = level == NAME_ALONE
+            text = f"{_name(result, self._name_of)}, " if is_alone else self._told(place, DETAILS[level])
             self._made[key] = text, self._count(text)
         return self._made[key]
 
@@ -379,21 +394,33 @@ class _Fitting:
         if place not in self._schemas:
             self._schemas[place] = schema_of(item)
         told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
-        signature = tool_signature(item.exposed_name, self._schemas[place], detail) + read_mark(item)
+        name = shown_name(item, self._name_of)
+        signature = tool_signature(name, self._schemas[place], detail) + read_mark(item)
         if result.twins:
-            signature += f"\n  {_also(result)}"
+            signature += f"\n  {_also(result, self._name_of)}"
         return f"{signature}\n  {told}" if told else signature
 
 
-def _name(result: Result) -> str:
+def shown_name(tool: Tool, name_of: NameOf) -> str:
+    """Return the name under which a caller gets a tool; nearly every tool has one name for all."""
+    return name_of(tool) if tool.wider_names else tool.exposed_name
+
+
+def current_name(item: ContextItem, snapshot: Snapshot, name_of: NameOf) -> str:
+    """Return the name under which a caller gets an item of a record."""
+    tool = snapshot.tools.get(item.name) if item.type is Kind.TOOL else None
+    return item.name if tool is None else shown_name(tool, name_of)
+
+
+def _name(result: Result, name_of: NameOf) -> str:
     """Return the name by which an item is called or read."""
     item = result.item
-    return item.uri if isinstance(item, Document) else item.exposed_name
+    return item.uri if isinstance(item, Document) else shown_name(item, name_of)
 
 
-def _also(result: Result) -> str:
+def _also(result: Result, name_of: NameOf) -> str:
     """Return a sentence that names the same tool of other servers."""
-    return f"The same at another server: {_names([twin.exposed_name for twin in result.twins])}."
+    return f"The same at another server: {_names([shown_name(twin, name_of) for twin in result.twins])}."
 
 
 def _names(names: Sequence[str], most: int = NOTED) -> str:
@@ -412,19 +439,20 @@ def _known(snapshot: Snapshot) -> str:
     return "1 tool" if tools == 1 else f"{tools:,} tools"
 
 
-def _whole(result: Result) -> str:
+def _whole(result: Result, name_of: NameOf) -> str:
     """Return a tool with its whole description and schema; of a document, the piece that was found."""
     item = result.item
     if isinstance(item, Document):
         return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"
     # Each line is indented, so that no description can pass for another tool.
-    lines = [_also(result)] if result.twins else []
+    lines = [_also(result, name_of)] if result.twins else []
     lines += [line.strip() for line in item.description.splitlines()]
     schema = schema_of(item)
     if isinstance(schema, dict):
         schema.pop("$schema", None)  # the dialect, of which a model makes nothing
     schema = envelope.encode(schema).decode()
-    return "\n  ".join([item.exposed_name + read_mark(item), *filter(None, lines), f"Input schema: {schema}"])
+    first = shown_name(item, name_of) + read_mark(item)
+    return "\n  ".join([first, *filter(None, lines), f"Input schema: {schema}"])
 
 
 _MARKS: Final = "#*->=_`~ \t"

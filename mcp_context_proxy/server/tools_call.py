@@ -78,7 +78,8 @@ class ToolCalls:
             name = envelope.text(params["name"]) or ""
             tool = await self.resolve(name, params, caller)
             # A host decides by what it has listed, and under this name only.
-            through = None if name == tool.exposed_name else name
+            listed = caller.name_of(tool) if tool.wider_names else tool.exposed_name
+            through = None if name == listed else name
             return await self.call_tool(tool, params, caller, through=through)
         except RemoteError as error:
             raise request_error(error, caller.era) from error
@@ -95,7 +96,8 @@ class ToolCalls:
             ServerUnavailableError: the name belongs to a server of which nothing is known yet.
         """
         catalog = self.catalog
-        tool = (catalog if caller.rights.limited else catalog.whole).snapshot.tools.get(name)
+        snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
+        tool = snapshot.tools.get(name) or snapshot.wider.get(name)
         if tool is None:
             # A host may remember a tool from last time and call it before its server is up.
             server = names.owner(name, self.catalog.snapshot.servers)
@@ -104,8 +106,9 @@ class ToolCalls:
             snapshot = self.catalog.snapshot
             self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
             compared = names.COMPARED_IN_THREAD
+            find = partial(names.tool_named, snapshot, name, compared=compared, name_of=caller.name_of)
             try:
-                tool = await in_thread(partial(names.tool_named, snapshot, name, compared=compared))
+                tool = await in_thread(find)
             except TurnedOffError as error:
                 self.ended.not_found(error.name, caller, error.reason)
                 raise

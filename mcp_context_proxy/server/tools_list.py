@@ -1,5 +1,6 @@
 """Answers ``tools/list`` with a list that is short, deterministic and the same for everyone.
 
+Only the length of the names follows the host of the client (`Caller.name_of`).
 It has the proxy's own tools, then the ``always`` tools and the working set, then, where the request or the
 session has a query, the tools that were selected for it. A small catalog is listed whole, and without search
 and calls through the proxy, which then bring nothing.
@@ -21,7 +22,7 @@ from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, ToolClass
+from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool, ToolClass
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
@@ -113,18 +114,23 @@ class ToolList:
         self._expose, self._setup, self._has_documents = expose, setup, setup.has_documents
         self._meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         self._base: _BaseList | None = None
-        self._cached: tuple[object, Raw] = (None, Raw(b""))
+        self._cached: dict[int, tuple[object, Raw]] = {}
 
     async def answer(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``tools/list``."""
         query = self._query_of(params, caller)
         snapshot, names = await self._names(query, caller.principal)
         state = snapshot.generation, names, self.hides_nothing(snapshot, names)
-        known, tools = self._cached
+        room = caller.name_room if snapshot.wider else 0
+        known, tools = self._cached.get(room, (None, Raw(b"")))
         if known != state:
+
+            def define(tool: Tool) -> Raw:
+                return definitions.tool_definition(tool, caller.name_of(tool))
+
             listed = [snapshot.tools[name] for name in names]
-            tools = await encoded_list(self.meta_tools(snapshot, names), definitions.tool_definition, listed)
-            self._cached = state, tools
+            tools = await encoded_list(self.meta_tools(snapshot, names), define, listed)
+            self._cached[room] = state, tools
         if self._results.by_id and self._results.owns(caller.owner):
             # At the end, so that what a prompt cache has of the list stays.
             before = bytes(tools)[:-1]
@@ -251,8 +257,10 @@ class ToolList:
         Only of a tool in the base list: a client that was never shown a tool cannot know its headers.
         """
         snapshot = self._catalog.snapshot
-        tool = snapshot.tools.get(name)
-        if tool is None or b"x-mcp-header" not in tool.definition or name not in self.base_names(snapshot):
+        tool = snapshot.tools.get(name) or snapshot.wider.get(name)
+        if tool is None or b"x-mcp-header" not in tool.definition:
+            return None
+        if tool.exposed_name not in self.base_names(snapshot):
             return None
         schema: dict[str, Any] = envelope.value(envelope.members(tool.definition)["inputSchema"])
         return schema

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.config import Config, Limits
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 
@@ -54,7 +55,9 @@ def test_the_commented_values_are_the_defaults(uncommented):
     tables = tomllib.loads(uncommented)
 
     assert Limits(**tables["limits"]) == Limits()
-    for name in ("expose", "learning", "statistics", "interactions"):
+    assert tables["expose"].pop("max_name_length") == NAME_CHARACTERS
+    assert tables["expose"] == Config().expose.model_dump(exclude_none=True)
+    for name in ("learning", "statistics", "interactions"):
         assert tables[name] == getattr(Config(), name).model_dump(), name
     for name in ("preset", "top_k", "top_n", "include_score", "warm_up"):
         assert tables["search"][name] == getattr(Config().search, name)

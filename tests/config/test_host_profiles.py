@@ -18,6 +18,8 @@ from mcp_context_proxy.config.host_profiles import (
     Fact,
     HostProfile,
     host_named,
+    name_room,
+    room_given,
 )
 
 EVERY_HOST = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
@@ -102,11 +104,38 @@ def test_no_name_of_a_thousand_real_tools_breaks_a_host(name: str, prefix: str, 
 
 @EVERY_HOST
 def test_every_real_tool_reaches_the_model_under_a_name_of_its_own(host: HostProfile) -> None:
-    seen = tools_seen(without_limits(host), listed())
+    given = listed(room_given(host))
+    seen = tools_seen(without_limits(host), given)
 
     assert len(seen) == len({tool["name"] for tool in seen}) == len(PAIRS) == 1035
     prefix = host.names.value.prefix_with(host.server)
-    assert [tool["name"] for tool in seen] == [prefix + tool["name"] for tool in listed()]
+    assert [tool["name"] for tool in seen] == [prefix + tool["name"] for tool in given]
+
+
+@pytest.mark.parametrize(
+    ("client", "room"),
+    [
+        ("claude-code", 41),  # a plugin sends this name as well, and leaves three characters less
+        ("claude-ai", 50),
+        ("codex-mcp-client", 44),
+        ("Visual Studio Code", 46),
+        ("github-copilot-developer", 46),  # Copilot CLI, also where it runs in a JetBrains IDE
+        ("JetBrains-IU-copilot-intellij", 46),
+        ("cursor-vscode", 46),
+        ("opencode", 50),
+        ("gemini-cli-mcp-client", 45),
+        ("an agent of my own", NAME_CHARACTERS),
+        ("", NAME_CHARACTERS),
+    ],
+)
+def test_the_room_for_a_name_follows_from_the_name_of_the_client(client: str, room: int) -> None:
+    assert name_room(client) == room
+    host = host_named(client)
+    assert host is None or name_room(client) <= host.name_characters
+
+
+def test_host_rooms_are_never_more_than_the_host_has() -> None:
+    assert all(NAME_CHARACTERS <= room_given(host) <= host.name_characters for host in HOSTS.values())
 
 
 def test_longer_names_would_break_the_hosts_as_their_users_report() -> None:

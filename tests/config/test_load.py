@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from mcp_context_proxy.config import Config, DomainSearch, Limits, ServerConfig, load
-from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.items import IncludeMode
 
 EVERY_FIXED_KEY = """
@@ -148,7 +147,7 @@ def test_the_defaults_are_the_documented_ones():
         "prefix": True,
         "list_all_below": 3000,
         "page_size": 0,
-        "max_name_length": NAME_CHARACTERS,
+        "max_name_length": None,
     }
     assert config.search.resolved("tools") == DomainSearch(20, 5, include_score=0.7, by_fit=True)
     assert (config.search.preset, config.search.warm_up, config.learning.enabled) == ("normal", False, True)

@@ -8,7 +8,14 @@ import pytest
 from support.servers import real_lists
 
 from mcp_context_proxy.catalog.definitions import exposed_name
-from mcp_context_proxy.config.host_profiles import HOSTS, NAME_CHARACTERS, PLUGIN, PLUGIN_SERVER, SERVER
+from mcp_context_proxy.config.host_profiles import (
+    HOSTS,
+    NAME_CHARACTERS,
+    PLUGIN,
+    PLUGIN_SERVER,
+    SERVER,
+    name_room,
+)
 
 from .conftest import page
 
@@ -82,7 +89,12 @@ def test_the_example_of_a_shortened_name_is_right():
     full, short = re.findall(r"`(\w+)` becomes `(\w+)`", text)[0]
 
     assert exposed_name(*full.split("__"), NAME_CHARACTERS) == short
-    assert f"Of {len(tools):,} tools of {len(real_lists())} published servers, {len(cut)} are" in text
+    widest = max(map(name_room, ("opencode", "claude-ai")))
+    cut_less = [pair for pair in tools if exposed_name(*pair, widest) != "__".join(pair)]
+    assert (
+        f"Of {len(tools):,} tools of {len(real_lists())} published servers, {len(cut)} are shortened to "
+        f"{NAME_CHARACTERS} characters, and {len(cut_less)} to {widest}." in text
+    )
 
 
 def test_the_recommended_names_are_those_of_the_code():
@@ -90,4 +102,4 @@ def test_the_recommended_names_are_those_of_the_code():
 
     assert f"`{SERVER}`" in text
     assert f"`{PLUGIN}` with a server `{PLUGIN_SERVER}`" in text
-    assert f"`expose.max_name_length` is {NAME_CHARACTERS}" in text
+    assert f"all of Claude Code gets {NAME_CHARACTERS} characters" in text

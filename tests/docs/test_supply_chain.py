@@ -31,6 +31,8 @@ def locked(name: str) -> dict[str, str]:
         ("proxy", PROJECT["project"]["dependencies"]),
         ("build", PROJECT["build-system"]["requires"]),
         ("tools", ["pip-audit", "cyclonedx-bom"]),
+        ("runners", ["uv"]),
+        ("docs", PROJECT["project"]["optional-dependencies"]["docs"]),
     ],
 )
 def test_every_dependency_is_locked_with_hashes_at_a_version_that_is_allowed(

@@ -5,7 +5,9 @@ from support.host_models import description_seen, model_sees, tools_seen
 from support.proxies import Host, inside
 from support.servers import Workshop, real_lists
 
-from mcp_context_proxy.config.host_profiles import HOSTS
+from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.config.host_profiles import HOSTS, room_given
+from mcp_context_proxy.protocol import envelope
 
 pytestmark = pytest.mark.anyio
 
@@ -16,18 +18,18 @@ async def test_list_instructions_and_a_found_name_reach_the_model_of_every_host(
     tools = [tool for tool in real_lists()["zereight-gitlab"] if "discussion" in tool["name"]]
     workshop.server("zereight-gitlab", tools=tools)
     async with inside(workshop.config(expose={"mode": "search"})) as proxy:
-        client = Host(proxy, "modern")
-        listed = (await client.request("tools/list"))["tools"]
-        answer = await client.call("search_available_tools", {"query": LONGEST.replace("_", " ")})
-        (name,) = [one.exposed_name for one in proxy.catalog.snapshot.tools.values() if one.name == LONGEST]
-        called = await client.call("call_tool", {"name": name, "arguments": {}})
         instructions = proxy.instructions()
+        client = Host(proxy, "modern")
+        for host in HOSTS.values():
+            client.client_info = envelope.raw({"name": next(iter(host.clients.value), "a test")})
+            listed = (await client.request("tools/list"))["tools"]
+            answer = await client.call("search_available_tools", {"query": LONGEST.replace("_", " ")})
+            name = exposed_name("zereight-gitlab", LONGEST, room_given(host))
+            called = await client.call("call_tool", {"name": name, "arguments": {}})
 
-    assert listed
-    assert "isError" not in called
-    for host in HOSTS.values():
-        prefix = host.names.value.prefix_with(host.server)
-        assert tools_seen(host, listed) == [{**tool, "name": prefix + tool["name"]} for tool in listed]
-        assert description_seen(host, instructions) == instructions
-        assert name in model_sees(host, answer), host.title
-        assert len(name) <= host.name_characters
+            assert "isError" not in called
+            prefix = host.names.value.prefix_with(host.server)
+            assert tools_seen(host, listed) == [{**tool, "name": prefix + tool["name"]} for tool in listed]
+            assert description_seen(host, instructions) == instructions
+            assert name in model_sees(host, answer), host.title
+            assert len(name) <= host.name_characters

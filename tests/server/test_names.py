@@ -13,9 +13,10 @@ from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.app.proxy import CatalogRefresh
 from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS, name_room
 from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.protocol import envelope
 
 pytestmark = pytest.mark.anyio
 
@@ -251,6 +252,117 @@ async def test_a_name_that_was_listed_under_another_length_still_leads_to_its_to
     called = [call["tool"] for call in server.ledger.entries("call")]
     assert called == [LONG, LONG]
     assert [asked["params"]["name"] for asked in server.ledger.messages("prompts/get")] == [LONG]
+
+
+WIDE = "get_customer_order_history_by_range"  # 43 characters with its server
+CLIENTS = ("claude-code", "codex-mcp-client", "gemini-cli", "cursor-vscode", "opencode", "my own agent")
+
+
+def client_of(proxy: Proxy, era: str, name: str) -> Host:
+    host = Host(proxy, era)
+    host.client_info = envelope.raw({"name": name, "version": "1"})
+    return host
+
+
+async def test_each_client_gets_names_that_fit_its_host_and_may_call_by_those_of_any_other(
+    workshop: Workshop, era: str
+) -> None:
+    server = workshop.server("gitlab", tools=[tool(LONG), tool(WIDE), tool("short")])
+    expected = {one: name_room(one) for one in CLIENTS}
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        clients = {one: client_of(proxy, era, one) for one in CLIENTS}
+        listed = {one: await client.names() for one, client in clients.items()}
+        again = {one: await client_of(proxy, era, one).names() for one in reversed(CLIENTS)}
+        forms = {name for names in listed.values() for name in names if name.startswith("gitlab__")}
+        for client in (clients["cursor-vscode"], clients["my own agent"]):
+            for name in (*forms, f"gitlab__{LONG}"):
+                assert "isError" not in await client.call(name)
+                assert "isError" not in await client.call("call_tool", {"name": name})
+
+    for one, names in listed.items():
+        own = {exposed_name("gitlab", each, expected[one]) for each in (LONG, WIDE, "short")}
+        assert own <= {*names}
+        assert max(map(len, names)) <= expected[one]
+    assert again == listed
+    assert f"gitlab__{WIDE}" in listed["codex-mcp-client"]
+    assert f"gitlab__{WIDE}" not in listed["claude-code"]
+    assert len(forms) == 1 + 2 + 5
+    called = [call["tool"] for call in server.ledger.entries("call")]
+    assert (called.count(WIDE), called.count(LONG), called.count("short")) == (2 * 4, 6 * 4, 4)
+
+
+async def test_answers_and_errors_have_the_name_that_the_client_can_call(
+    workshop: Workshop, era: str
+) -> None:
+    workshop.server("gitlab", tools=[tool(WIDE, "Orders of a customer."), tool("delete_all")])
+    full, short = f"gitlab__{WIDE}", exposed_name("gitlab", WIDE, NAME_CHARACTERS)
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        told = []
+        for name in ("cursor-vscode", "somebody"):
+            client = client_of(proxy, era, name)
+            answers = [
+                await client.call("search_available_tools", {"query": "orders of a customer"}),
+                await client.call("search_available_tools", {"query": full}),
+                await client.call("search_available_tools", {"query": short}),
+                await client.call("call_tool", {"name": f"{full}s"}),
+                await client.call("call_read_only_tool", {"name": WIDE.replace("get", "delete")}),
+            ]
+            data = await client.data("search_available_tools", {"query": "orders of a customer"})
+            told.append([*map(text, answers), data["results"][0]["name"]])
+
+    wide, narrow = told
+    assert all(full in one and short not in one for one in wide)
+    assert all(short in one.replace(f"'{full}s'", "") for one in narrow)
+    assert wide[1].startswith("The best match of 2 tools:")
+    assert "Input schema: " in wide[1]
+    assert "Input schema: " in wide[2]
+    assert "Input schema: " in narrow[1]
+
+
+async def test_only_the_name_that_a_client_was_given_has_markers_that_its_host_knows(
+    workshop: Workshop,
+) -> None:
+    """What demands its user is called directly by the listed name, and by no other form of it."""
+    asks = tool(WIDE, _meta={"anthropic/requiresUserInteraction": True})
+    server = workshop.server("gitlab", tools=[asks])
+    full, short = f"gitlab__{WIDE}", exposed_name("gitlab", WIDE, NAME_CHARACTERS)
+    async with inside(workshop.config()) as proxy:
+        cursor, other = client_of(proxy, "handshake", "cursor-vscode"), Host(proxy, "handshake")
+        allowed = [await cursor.call(full), await other.call(short)]
+        refused = [await cursor.call(short), await other.call(full)]
+
+    assert not any("isError" in answer for answer in allowed)
+    assert f"Call {full} itself" in text(refused[0])
+    assert f"Call {short} itself" in text(refused[1])
+    assert len(calls(server)) == 2
+
+
+async def test_a_form_that_may_be_taken_for_the_name_of_another_tool_is_given_to_nobody(
+    workshop: Workshop,
+) -> None:
+    """A server may give a tool the name that another of its tools is shortened to."""
+    taken = exposed_name("gitlab", LONG, 46)
+    server = workshop.server("gitlab", tools=[tool(LONG), tool(taken.removeprefix("gitlab__"))])
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        client = client_of(proxy, "modern", "cursor-vscode")
+        names = [name for name in await client.names() if name.startswith("gitlab__")]
+        answers = [await client.call(name) for name in names]
+        answers.append(await client.call(taken))
+
+    assert len({*names}) == 2
+    assert taken not in names
+    assert ["isError" in answer for answer in answers] == [False, False, True]
+    assert sorted(call["tool"] for call in server.ledger.entries("call")) == sorted(
+        [LONG, taken.removeprefix("gitlab__")]
+    )
+
+
+async def test_one_configured_length_holds_for_every_client(workshop: Workshop) -> None:
+    workshop.server("gitlab", tools=[tool(LONG)])
+    async with inside(workshop.config(expose={"mode": "all", "max_name_length": 45})) as proxy:
+        lists = [await client_of(proxy, "modern", one).names() for one in CLIENTS]
+
+    assert all(exposed_name("gitlab", LONG, 45) in names for names in lists)
 
 
 async def test_a_shortened_name_with_the_digest_of_no_tool_leads_nowhere(workshop: Workshop) -> None:

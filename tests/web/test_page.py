@@ -121,10 +121,13 @@ async def test_a_request_is_shown_in_three_columns_in_a_stable_order(
     assert "tokens are shown" in page.value("document.querySelector('.share').textContent")
 
 
-async def test_if_nothing_fits_the_nearest_items_stand_first(page: Page, api: httpx2.AsyncClient) -> None:
+async def test_if_nothing_fits_it_says_so_and_shows_the_nearest_items(
+    page: Page, api: httpx2.AsyncClient
+) -> None:
     show(page, (await api.post("/api/v1/context", json={"query": "zyxgh qwvut", "options": SEVERAL})).json())
     scores = [float(score) for score in texts(page, ".further .score")]
 
+    assert texts(page, "#outcome") == ["Nothing fits this query well. The nearest are below."]
     assert len(scores) > 2
     assert scores == sorted(scores, reverse=True)
 
@@ -203,6 +206,7 @@ async def test_a_query_is_ranked_while_it_is_typed_and_not_recorded(
     after = (await api.get("/api/v1/requests?limit=1")).json()["requests"][0]["id"]
 
     assert names[0] == "post clock"
+    assert texts(page, "#outcome") == []
     assert "archive find_mail" in texts(page, '[data-type="tool"] .title')
     scores = [float(score) for score in texts(page, '[data-type="tool"] .score')]
     assert scores == sorted(scores, reverse=True)

@@ -40,14 +40,24 @@ export function contextView(request, behind, order, live) {
     element("p", { class: "facts" }, facts),
     shareOf(request, behind),
     request.failure ? element("p", { class: "notice" }, `The search failed: ${request.failure}`) : null,
+    outcome(request),
     request.note ? element("p", { class: "notice" }, request.note) : null,
     request.read_as ? element("p", { class: "facts" }, `Read as: ${request.read_as}`) : null,
     request.rerank ? element("p", { class: "facts" }, `Rerank: ${request.rerank.reason}`) : null,
     orderChoice(order),
     element("div", { class: "columns" }, ...COLUMNS.map(([type, title]) => column(type, title, request.items, order))),
-    further("Nothing fits well. The nearest, not part of the context", request.near_misses, "score"),
+    further("Nearest, but not part of the context", request.near_misses, "score"),
     further("Selected, and too dear for the token budget", request.dropped, order),
   ].filter((part) => part !== null);
+}
+
+/** A notice that nothing fits the query, or no tool; null where something does. */
+function outcome(request) {
+  const found = request.items.some((item) => item.score !== null && item.include_mode !== "retained");
+  const near = request.near_misses.length > 0;
+  if (request.failure || !request.query || (found && !near)) return null;
+  const said = found ? "No tool fits this query well." : near ? "Nothing fits this query well." : "Nothing fits this query.";
+  return element("p", { class: "notice", id: "outcome" }, near ? `${said} The nearest are below.` : said);
 }
 
 /** What is shown of what is behind the proxy, as a bar and in words. */
