@@ -1,4 +1,4 @@
-"""The recipes are what the installation writes, and the site is built from the pages without a broken link."""
+"""The recipes have the entries that the installation writes, and no link of the site is broken."""
 
 from __future__ import annotations
 
