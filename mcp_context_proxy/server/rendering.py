@@ -104,11 +104,11 @@ def recall_text(found: Recall) -> str:
     for one in found.results:
         interaction = one.interaction
         when = datetime.fromtimestamp(interaction.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        score = "" if one.score is None else f", score {one.score:.2f}"
+        times = "" if one.times == 1 else f", {one.times:,} times"
         # On one line, so that no content can pass for another interaction.
         content = one_line(interaction.content, RECALLED_CHARACTERS)
         lines.append(
-            f"- {when}, {interaction.interaction_type} of {interaction.agent_name}{score}: {content}"
+            f"- {when}, {interaction.interaction_type} of {interaction.agent_name}{times}: {content}"
         )
     if found.results:
         lines.insert(0, RECALLED)
@@ -126,6 +126,7 @@ def recall_data(found: Recall) -> dict[str, Any]:
             "time": one.interaction.time,
             "score": None if one.score is None else round(one.score, 4),
             "cosine": None if one.cosine is None else round(one.cosine, 4),
+            "times": one.times,
         }
         for one in found.results
     ]

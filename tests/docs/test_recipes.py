@@ -1,4 +1,4 @@
-"""The recipes have the entries that the installation writes, and no link of the site is broken."""
+"""The recipes are what the installation writes, and every link of the built site leads somewhere."""
 
 from __future__ import annotations
 
