@@ -37,7 +37,7 @@ PROJECT = "mcp-context-proxy"
 
 
 def main() -> None:
-    """Print what is not allowed, and exit with 1 if there is anything."""
+    """Print the packages that are not allowed, and exit with 1 if there is anything."""
     found = {one.name: licences(one) for one in installed(PROJECT, set())}
     problems = [
         f"{name}: {', '.join(sorted(said - ALLOWED)) or 'it names no licence'}"
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def installed(name: str, known: set[str]) -> Iterator[Distribution]:
-    """Yield a package and all that it needs, each once; what other systems need is not installed here."""
+    """Yield a package and all that it needs, each once, but for those of other systems."""
     key = re.sub(r"[-_.]+", "-", name).lower()
     if key in known:
         return

@@ -2,6 +2,7 @@
 
 * A docstring begins with a noun or a verb: one that begins with *What*, *Whether* or *Those* names nothing.
 * A package has few modules, and a module fits into a reader's head.
+* One name, one thing: no two packages have a public class of the same name.
 * No modules import each other in a circle, not even for type checks. Imports in functions do not count.
 """
 
@@ -23,6 +24,11 @@ MOST_LINES = 600
 FRAGMENT = re.compile(
     r"(What|Whether|Of|Those|They|Who|Whoever|Whom|Whose|Which|Where|How|Both|If|When)\b", re.IGNORECASE
 )
+
+LIBRARY = "library"
+"""Module for programs; its classes have the names of those that they stand in front of."""
+EXAMPLES = "examples"
+"""Programs of their own."""
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -50,6 +56,7 @@ def problems(root: Path) -> list[str]:
         if (modules := len([*folder.glob("*.py")]) - 1) > MOST_MODULES:
             place = folder.relative_to(root.parent)
             found.append(f"{place}: {modules} modules, more than {MOST_MODULES}")
+    found += same_names(root, trees)
     try:
         TopologicalSorter(imports(root, trees)).prepare()
     except CycleError as error:
@@ -63,6 +70,20 @@ def fragments(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, Documented) and (text := ast.get_docstring(node)) and FRAGMENT.match(text):
             words = " ".join(text.split()[:6])
             yield getattr(node, "lineno", 1), f'"{words} ..." should begin with a noun or a verb'
+
+
+def same_names(root: Path, trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Public classes that have the name of a class in another package."""
+    packages: dict[str, set[str]] = {}
+    for file, tree in trees.items():
+        package = file.relative_to(root).with_suffix("").parts[0]
+        if package not in {LIBRARY, EXAMPLES}:
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    packages.setdefault(node.name, set()).add(package)
+    for name, found in packages.items():
+        if len(found) > 1:
+            yield f"{root.name}: {' and '.join(sorted(found))} each have a class {name}"
 
 
 def imports(root: Path, trees: dict[Path, ast.Module]) -> dict[str, set[str]]:

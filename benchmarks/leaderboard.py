@@ -172,7 +172,7 @@ def by(engine: Engine, snapshot: Snapshot, options: SearchOptions) -> Search:
 
 
 def page(sets: Sequence[PublicSet], found: Mapping[str, Mapping[str, Line]], every: int) -> list[str]:
-    """The tables: each measure by set, then what an answer costs, then our gain over each method."""
+    """The tables: each measure by set, then the cost of an answer, then our gain over each method."""
     names = list(next(iter(found.values())))
     lines = [
         "# Leaderboard",

@@ -4,7 +4,7 @@
 
 Sources: a folder of recorded tool lists, and a bare clone of TheAgentArk/Toucan. A server is taken only when
 the licence it states is permissive and neither it nor most of its tools occur in an evaluation set. Two runs
-over the same sources choose the same tools; what was chosen is frozen in ``tools.jsonl.gz`` and its hash in
+over the same sources choose the same tools; the choice is frozen in ``tools.jsonl.gz`` and its hash in
 ``splits.json``, which the other scripts check. Tools of recorded lists that requests were written for before
 (``requests/earlier.txt``) stay in, also beyond the number that is taken of one server.
 """
@@ -185,7 +185,7 @@ def _tool(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]
 
 
 def _trimmed(schema: Any, depth: int = 0) -> Any:
-    """What of a schema is searched: names, types, descriptions and values of parameters."""
+    """Parts of a schema that are searched: names, types, descriptions and values of parameters."""
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
@@ -207,7 +207,7 @@ def _one_line(text: str) -> str:
 
 
 class Evaluated:
-    """What occurs in the evaluation sets and must not be trained on."""
+    """Texts of the evaluation sets, which must not be trained on."""
 
     def __init__(self, folder: Path) -> None:
         self.descriptions: set[str] = set()

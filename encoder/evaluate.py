@@ -38,7 +38,7 @@ Rows = list[dict[str, float]]
 
 
 def held_out(split: str) -> tuple[Snapshot, list[EvalQuery]]:
-    """The catalog of the servers of a split, and what was written for them."""
+    """The catalog of the servers of a split, and the requests written for them."""
     tools = pairs.read_tools()
     requests, _ = pairs.read_requests(tools)
     snapshot = pairs.catalog(key for key, tool in tools.items() if tool.split == split)

@@ -1,12 +1,12 @@
-"""Sheets for a reader who did not write the requests, and the collection of what such readers agree on.
+"""Sheets for a reader who did not write the requests, and the collection of those that such readers agree on.
 
     python encoder/judge.py sheets WRITTEN BATCHES JUDGE     writes JUDGE/sheets/*.txt and JUDGE/key.jsonl
-    python encoder/judge.py crossed WRITTEN BATCHES JUDGE    further sheets of what may not fit
-    python encoder/judge.py score JUDGE                      how often readers chose what the writer meant
+    python encoder/judge.py crossed WRITTEN BATCHES JUDGE    further sheets of requests that may not fit
+    python encoder/judge.py score JUDGE                      how often readers chose the tool that was meant
     python encoder/judge.py collect WRITTEN BATCHES JUDGE    writes data/requests/*.txt
 
 A sheet shows the tools of one server and requests for them in another order than they were written, each with
-a few tools of other servers that search finds near. It does not show what the writer meant. A request for
+a few tools of other servers that search finds near. It does not show the writer's choice. A request for
 which a reader names other tools only is dropped, one for which the reader names several is served by any.
 Held-out requests are all read, those of training to a tenth. Requests that nothing fits are read with the
 ten tools of their batch that search finds nearest. ``crossed`` puts requests to the servers of another batch
@@ -131,7 +131,7 @@ class Search:
 
 
 def write_sheets(written: Path, batches: Path, judge: Path) -> None:
-    """Write sheets of what has no sheet yet."""
+    """Write sheets of the requests that have none yet."""
     tools = pairs.read_tools()
     model, sheets, key_path = LazyModel(), judge / "sheets", judge / "key.jsonl"
     sheets.mkdir(parents=True, exist_ok=True)

@@ -167,7 +167,7 @@ def _known(path: Path, number: int, keys: list[ToolKey], tools: dict[ToolKey, Do
 
 
 def overlaps(tools: dict[ToolKey, Document], requests: Sequence[Request], evaluation_sets: Path) -> list[str]:
-    """Sentences about what is trained on and occurs in an evaluation set or among held-out requests."""
+    """Sentences about texts that are trained on and occur in an evaluation set or among held-out requests."""
     descriptions: dict[str, str] = {}
     queries: dict[str, str] = {}
     for folder in sorted(path for path in evaluation_sets.iterdir() if (path / "corpus.jsonl.gz").exists()):

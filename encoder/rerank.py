@@ -158,7 +158,7 @@ def mine(model: Path, out: Path, most: int) -> None:
 
 
 def _example(one: pairs.Request, found: list[tuple[Tool, float]]) -> dict[str, Any] | None:
-    """The candidates of a request; None where the search does not find what is right among them."""
+    """The candidates of a request; None where the search does not find the right one among them."""
     right_scores = [score for tool, score in found if tool.key in one.right]
     if not right_scores:
         return None

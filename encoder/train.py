@@ -72,7 +72,7 @@ class Trainer:
     """Tools, requests and both models of one run."""
 
     def __init__(self, base: Path, settings: Settings, cache: Path) -> None:
-        """Read the data and compute what the base model says of it."""
+        """Read the data and compute the base model's vectors of it."""
         self.settings, self.random = settings, random.Random(settings.seed)
         torch.manual_seed(settings.seed)
         self.tools = read_tools()

@@ -1,4 +1,4 @@
-"""Learn from the written requests what the opening word of an order says about the action that serves it.
+"""Learn from the written requests which action serves an order with a certain opening word.
 
     python scripts/build_actions.py
 

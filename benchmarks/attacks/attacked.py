@@ -1,4 +1,4 @@
-"""One version of the proxy under attack, and what all attacks share."""
+"""One version of the proxy under attack, and the parts that all attacks share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks on names and addresses: a server that takes what belongs to another."""
+"""Attacks on names and addresses: a server that takes the names of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by programs: what an opened repository and a server on this machine can do."""
+"""Attacks by programs: from an opened repository, and from a server on this machine."""
 
 from __future__ import annotations
 

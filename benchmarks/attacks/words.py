@@ -1,4 +1,4 @@
-"""Attacks by words: what is hidden in them, and in whose name they are said."""
+"""Attacks by words: hidden characters, and words in the name of others."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
 from mcp_context_proxy.context.background_indexing import Indexed, OnWait
-from mcp_context_proxy.context.delivery import Introduction, introduction
+from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
@@ -355,7 +355,7 @@ class Proxy:
         """Return the text about this proxy that hosts give to their models."""
         return self.introduction().text
 
-    def introduction(self) -> Introduction:
+    def introduction(self) -> SessionIntroduction:
         """Return that text with the rules in it that are in force and fit into what hosts keep.
 
         The user's rules come before the servers' own instructions, which get the room that is left.

@@ -59,7 +59,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentPart:
     """A part of a document or of a skill's file, as it was asked for."""
 
     uri: str
@@ -161,7 +161,7 @@ def read_part(
     page: int,
     most: int,
     count: Callable[[str], int],
-) -> Part:
+) -> DocumentPart:
     """Return the part of a document that was asked for.
 
     Args:
@@ -197,7 +197,9 @@ def read_part(
         lines = outline(whole, count(whole))
     is_whole = len(pages) == 1 and section is None and not path
     folder = files_line(document.folder) if document.folder is not None and is_whole else ""
-    return Part(uri, document, pages[page - 1], section, page, len(pages), tuple(lines), folder, is_whole)
+    return DocumentPart(
+        uri, document, pages[page - 1], section, page, len(pages), tuple(lines), folder, is_whole
+    )
 
 
 def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:

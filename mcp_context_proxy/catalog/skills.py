@@ -72,7 +72,7 @@ class UnverifiedError(Exception):
     """A file that does not match the manifest of its skill; the text gives the difference."""
 
 
-class _Entry(msgspec.Struct):
+class _SkillEntry(msgspec.Struct):
     uri: str
     frontmatter: msgspec.Raw
     resources: list[_File] | str
@@ -84,7 +84,7 @@ class _File(msgspec.Struct):
     size: int
 
 
-_decode_entry = msgspec.json.Decoder(_Entry).decode
+_decode_entry = msgspec.json.Decoder(_SkillEntry).decode
 
 
 def parse_skill(server: str, entry: bytes) -> Skill:
@@ -179,7 +179,7 @@ def checked_parts(path: str) -> list[str]:
     return parts
 
 
-def _files(given: _Entry, root: str) -> dict[str, SkillFile]:
+def _files(given: _SkillEntry, root: str) -> dict[str, SkillFile]:
     if not isinstance(given.resources, list):
         return {}
     if len(given.resources) > SKILL_FILES:

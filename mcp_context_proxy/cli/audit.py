@@ -33,7 +33,9 @@ def _seconds(_ctx: click.Context, _option: click.Parameter, value: str) -> float
 
 @click.command("audit")
 @configured
-@click.option("--since", callback=_seconds, default="1d", show_default=True, help="Period: 12h, 7d.")
+@click.option(
+    "--since", callback=_seconds, default="1d", show_default=True, help="Hours or days, such as 12h or 7d."
+)
 @click.option("--server", help="Only entries about this server.")
 @click.option("--tool", help="Only calls of this tool, by its own name.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only entries of this kind.")
@@ -50,7 +52,7 @@ def audit_command(
 ) -> None:
     """Show what was called, refused, asked and changed, and by whom.
 
-    It has no values of arguments or results and no queries, only their shape, size and a hash.
+    Of arguments it has the shape, size and a hash, of results the size; values and queries are not recorded.
     """
     file = audit_file(config)
     if file is None:

@@ -116,7 +116,7 @@ class Verdict:
     "--as",
     "server_name",
     metavar="NAME",
-    help="Name of the proxy in the settings of that host, if it is another.",
+    help="Name of the proxy in the settings of that host, if you changed it.",
 )
 @click.option("--pin", is_flag=True, help="Write the versions that just ran into the configuration.")
 @click.option("--host-file", is_flag=True, help="With --pin: also into a file that belongs to a host.")

@@ -201,7 +201,7 @@ def remove_command(ctx: click.Context, name: str, config_path: Path | None) -> N
 @config_option
 @click.pass_context
 def init_command(ctx: click.Context, config_path: Path | None) -> None:
-    """Write a configuration to begin with, unless there is one."""
+    """Write a first configuration, unless there is one."""
     file = configuration_file(ctx, config_path)
     if file.exists():
         raise InstallError(f"{file} is there already")

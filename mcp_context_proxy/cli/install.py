@@ -60,7 +60,7 @@ project_option = click.option(
     metavar="PATH|all",
     help="Also the servers that Claude Code has for a project, or for all of them.",
 )
-no_check_option = click.option("--no-check", is_flag=True, help="Do not start the servers to try them.")
+no_check_option = click.option("--no-check", is_flag=True, help="Do not start servers to test them.")
 
 
 def configuration_file(ctx: click.Context, config_path: Path | None) -> Path:
@@ -105,8 +105,9 @@ def install_command(
 ) -> None:
     """Move the servers of hosts behind this proxy, and connect the hosts to it.
 
-    Without a HOST, all that this machine has. Shows each change and asks first; keeps a copy of each file,
-    which 'uninstall' puts back. Servers that need something only their host can give stay where they are.
+    Without a HOST, those of all hosts on this machine. Shows each change and asks first; keeps a copy of each
+    file, which 'uninstall' puts back. Servers that need something only their host can give stay where they
+    are.
     """
     console, file = results(), configuration_file(ctx, config_path)
     chosen = _hosts(names) or hosts_here(os.environ)
@@ -280,8 +281,8 @@ def uninstall_command(
 ) -> None:
     """Give hosts their own settings back, byte for byte.
 
-    If a host's file has changed since, only our entry leaves, and the servers that were moved come back. The
-    configuration of the proxy stays.
+    If a host's file has changed since, the entry of the proxy is removed, and the moved servers are put back.
+    The configuration of the proxy stays.
     """
     console, journal = results(), Journal()
     wanted = {host.name for host in _hosts(names)}
@@ -304,7 +305,7 @@ def uninstall_command(
                     console.say(Text(shown(hidden), style=style))
             if not undone.whole:
                 console.note(
-                    "The file has changed since: only our entry leaves, and moved servers come back."
+                    "The file has changed since: our entry is removed, and the moved servers are put back."
                 )
             if dry_run:
                 continue

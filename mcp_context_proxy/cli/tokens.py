@@ -22,7 +22,7 @@ from mcp_context_proxy.trust.tokens import NamedToken, TokenFile, tokens_path
 def token_command(ctx: click.Context, config_path: Path | None) -> None:
     """Manage the named tokens of those who connect over HTTP.
 
-    Without a subcommand, lists them. A running proxy takes over a change within some seconds.
+    Without a subcommand, lists them. A running proxy applies a change within seconds.
     """
     open_group(ctx, config_path, list_tokens)
 
@@ -51,7 +51,9 @@ def _seconds(_ctx: click.Context, _option: click.Parameter, value: str | None) -
 @click.option("--servers", callback=_parts, help="Only these servers, separated by commas.")
 @click.option("--classes", callback=_classes, help="Only tools of these classes: read,write,destructive.")
 @click.option("--expires", callback=_seconds, help="Period after which it expires: 12h, 90d.")
-@click.option("--admin", is_flag=True, help="May change what concerns others, and see what is theirs.")
+@click.option(
+    "--admin", is_flag=True, help="An administrator: without limits, and sees the data of all others."
+)
 def add(
     config: Config,
     name: str,
@@ -60,7 +62,7 @@ def add(
     expires: int | None,
     admin: bool,
 ) -> None:
-    """Add a token for NAME, and print it: it is shown this once, and kept nowhere."""
+    """Add a token for NAME and print it. It is shown only now: just its hash is kept."""
     if unknown := [server for server in servers or () if server not in config.servers]:
         known = ", ".join(config.servers) or "none"
         raise click.ClickException(f"there is no server {unknown[0]!r}; those configured are: {known}")
@@ -90,7 +92,7 @@ def add(
 @configured
 @json_option
 def list_tokens(config: Config, as_json: bool) -> None:
-    """List the tokens by name, with what they may reach; the tokens themselves are not known."""
+    """List the tokens by name, with their limits. The tokens themselves are not stored."""
     tokens = TokenFile(tokens_path(config)).read()
     if as_json:
         data = [
@@ -132,7 +134,7 @@ def _expiry(token: NamedToken, now: float) -> str:
 @click.argument("name")
 @configured
 def revoke(config: Config, name: str) -> None:
-    """Revoke the token of NAME; what is open with it ends within some seconds."""
+    """Revoke the token of NAME. Its requests and sessions end within seconds."""
     TokenFile(tokens_path(config)).revoke(name)
     note_now(config, "token", event="revoked", name=name)
     click.echo(f"Revoked the token of {name}.")

@@ -181,7 +181,7 @@ def _indented(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class SessionIntroduction:
     """The instructions with which sessions begin, and what is in them."""
 
     text: str = ""
@@ -194,7 +194,7 @@ class Introduction:
 RULES_INTRODUCED: Final = "Rules in force, written by the user:"
 
 
-def introduction(snapshot: Snapshot, most_bytes: int) -> Introduction:
+def introduction(snapshot: Snapshot, most_bytes: int) -> SessionIntroduction:
     """Return the ``always`` rules that fit into so many bytes, by priority, with the names of others."""
     rules = [
         one
@@ -217,7 +217,7 @@ def introduction(snapshot: Snapshot, most_bytes: int) -> Introduction:
             left.append(rule)
     if left and (names := _names(left, room)):
         texts.append(names)
-    return Introduction(f"\n\n{RULES_INTRODUCED}{''.join(texts)}" if texts else "", given)
+    return SessionIntroduction(f"\n\n{RULES_INTRODUCED}{''.join(texts)}" if texts else "", given)
 
 
 NAMES_BYTES: Final = 200

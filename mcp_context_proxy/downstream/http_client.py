@@ -18,7 +18,7 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, ServerUnavailableError
 from mcp_context_proxy.protocol.envelope import RequestId
-from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError, gate
+from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
 from mcp_context_proxy.system import threads
 
@@ -165,7 +165,7 @@ async def read(response: httpx2.Response, server: str, limit: int) -> bytes:
 
 
 async def read_events(
-    response: httpx2.Response, server: str, limit: int, take: Callable[[Event], Awaitable[bool]]
+    response: httpx2.Response, server: str, limit: int, take: Callable[[ServerSentEvent], Awaitable[bool]]
 ) -> bool:
     """Pass the events of a body to `take` until it returns True; return False if it never does.
 

@@ -29,7 +29,7 @@ from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallT
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.framing import Event
+from mcp_context_proxy.protocol.framing import ServerSentEvent
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class ModernHttp:
     async def _read_events(self, response: httpx2.Response, request_id: int, note: Notify) -> bytes:
         reply = envelope.Envelope()
 
-        async def take(event: Event) -> bool:
+        async def take(event: ServerSentEvent) -> bool:
             nonlocal reply
             if event.name != b"message" or not event.data:
                 return False

@@ -31,7 +31,7 @@ from mcp_context_proxy.downstream.link import Channel, QueuedChannel
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, SessionForgottenError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestId
-from mcp_context_proxy.protocol.framing import Event
+from mcp_context_proxy.protocol.framing import ServerSentEvent
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class HttpSession(Channel):
     ) -> bool:
         """Pass the events of a stream on; return whether the request is answered."""
 
-        async def take(event: Event) -> bool:
+        async def take(event: ServerSentEvent) -> bool:
             place.note(event)
             if event.name != b"message" or not event.data:
                 return False
@@ -308,7 +308,7 @@ class _Place:
     event: bytes | None = None
     wait_seconds = RESUME_SECONDS
 
-    def note(self, event: Event) -> None:
+    def note(self, event: ServerSentEvent) -> None:
         self.event = event.id or self.event
         if event.retry_seconds is not None:
             self.wait_seconds = min(event.retry_seconds, RESUME_MAX_SECONDS)
@@ -328,7 +328,7 @@ class SseChannel(QueuedChannel):
     async def read(self, stream: httpx2.Response, url: str) -> None:
         """Pass received events on until the stream ends."""
 
-        async def take(event: Event) -> bool:
+        async def take(event: ServerSentEvent) -> bool:
             if event.name == b"endpoint":
                 self._address = _same_origin(url, event.data.decode())
                 self.ready.set()

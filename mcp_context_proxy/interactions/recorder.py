@@ -50,7 +50,7 @@ GIVEN_UP_AFTER: Final = 5
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _WaitingInteraction:
     """An interaction that waits to be written."""
 
     make: Callable[[], Interaction]
@@ -77,11 +77,11 @@ class InteractionRecorder:
 
     def note(self, interaction: Callable[[], Interaction]) -> None:
         """Keep the interaction that the function returns, soon. It is called in a thread. Does not block."""
-        self._entries.add(_Entry(interaction))
+        self._entries.add(_WaitingInteraction(interaction))
 
     async def post(self, interaction: Interaction) -> Interaction:
         """Keep an interaction, and return it as it is in the store; raises `StoreError`."""
-        entry = _Entry(lambda: interaction, is_posted=True)
+        entry = _WaitingInteraction(lambda: interaction, is_posted=True)
         while entry.kept is None:
             # Posts that arrive during a write are written together by the next one. With very many of them an
             # entry may be dropped, and is added again.
@@ -110,8 +110,8 @@ class InteractionRecorder:
             group.start_soon(self._embed_all)
             await self._entries.run()
 
-    def _write(self, entries: Sequence[_Entry]) -> None:
-        ready: list[tuple[_Entry, Interaction]] = []
+    def _write(self, entries: Sequence[_WaitingInteraction]) -> None:
+        ready: list[tuple[_WaitingInteraction, Interaction]] = []
         for entry in entries:
             try:
                 if entry.presentable is None and entry.error is None:

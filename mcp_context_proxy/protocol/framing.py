@@ -91,7 +91,7 @@ class OversizedEventError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerSentEvent:
     """One server-sent event."""
 
     name: bytes
@@ -116,7 +116,7 @@ class EventFramer:
         self._retry: float | None = None
         self._pending, self._begun, self._after_return = False, False, False
 
-    def feed(self, data: bytes) -> Iterator[Event]:
+    def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
         """Add received bytes; yield every event that is complete now, in order.
 
         Raises:
@@ -168,12 +168,12 @@ class EventFramer:
         if self._size + unended > self._limit:
             raise OversizedEventError(f"an event is over the limit of {self._limit:,} bytes")
 
-    def _finish(self) -> Event:
+    def _finish(self) -> ServerSentEvent:
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
         if not is_utf8(data):
             # Event streams are UTF-8 by definition: invalid bytes become U+FFFD, the rest stays.
             data = data.decode("utf-8", "replace").encode()
-        event = Event(self._name or b"message", data, self._id, self._retry)
+        event = ServerSentEvent(self._name or b"message", data, self._id, self._retry)
         self._name, self._data, self._size, self._retry, self._pending = b"", [], 0, None, False
         return event
 

@@ -29,7 +29,7 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
 from mcp_context_proxy.embedding.folder import TOKENIZER, graph_of, max_tokens_of
 from mcp_context_proxy.errors import ModelError, RerankError
-from mcp_context_proxy.rerank.reranker_model import ANSWER_TOKENS, SYSTEM, Candidate, Question
+from mcp_context_proxy.rerank.reranker_model import ANSWER_TOKENS, SYSTEM, CandidateItem, Question
 from mcp_context_proxy.system import threads
 
 ANSWER_BYTES: Final = 256 * 1024
@@ -72,7 +72,7 @@ class ChatRerankerModel:
         self._tuning: dict[str, Any] = {"temperature": 0, "max_tokens": ANSWER_TOKENS}
         self._client: httpx2.AsyncClient | None = None
 
-    async def order(self, query: str, candidates: Sequence[Candidate]) -> Sequence[int]:
+    async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Ask for the order; see `RerankerModel.order`."""
         question = Question.of(query, candidates)
         try:
@@ -129,7 +129,7 @@ class CrossEncoderModel:
         self._lock, self._limiter = threading.Lock(), anyio.CapacityLimiter(CONCURRENT_QUESTIONS)
         self._opened: tuple[Any, Any] | None = None
 
-    async def order(self, query: str, candidates: Sequence[Candidate]) -> Sequence[int]:
+    async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Order by score; see `RerankerModel.order`."""
         texts = [f"{candidate.name}: {candidate.description}" for candidate in candidates]
         scores = await threads.in_thread(

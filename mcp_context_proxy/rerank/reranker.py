@@ -24,7 +24,7 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line
-from mcp_context_proxy.rerank.reranker_model import Candidate, RerankerModel, complete_order
+from mcp_context_proxy.rerank.reranker_model import CandidateItem, RerankerModel, complete_order
 from mcp_context_proxy.retrieval.results import Ranking, Result
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ RETRY_SECONDS: Final = 30.0
 ORDERS_KEPT: Final = 256
 """Answers kept in memory: the same question about the same tools is asked once."""
 
-PLAIN_CASE: Final = (Candidate("send_mail", "Send a mail"), Candidate("read_file", "Read a file"))
+PLAIN_CASE: Final = (CandidateItem("send_mail", "Send a mail"), CandidateItem("read_file", "Read a file"))
 """A question that any model can answer, to try the configured one."""
 
 NO_MODEL: Final = "there is no model to ask: set rerank.model, or use a client that lets its own be asked"
@@ -78,7 +78,7 @@ class Reranker:
         self._seconds, self._clock = limits.rerank_seconds, clock
         self._failures: dict[str, tuple[float, str]] = {}
         """By the key of a model: when to try it again, and how it failed."""
-        self._orders: OrderedDict[tuple[str, str, tuple[Candidate, ...]], list[int]] = OrderedDict()
+        self._orders: OrderedDict[tuple[str, str, tuple[CandidateItem, ...]], list[int]] = OrderedDict()
 
     @property
     def asks_clients(self) -> bool:
@@ -101,7 +101,7 @@ class Reranker:
         if skipped is not None or model is None:
             return ranking, Reranking(False, f"skipped: {skipped or NO_MODEL}")
         texts = tuple(
-            Candidate(item.exposed_name if isinstance(item, Tool) else item.name, item.description)
+            CandidateItem(item.exposed_name if isinstance(item, Tool) else item.name, item.description)
             for item in (result.item for result in candidates(ranking))
         )
         question = (model.key, ranking.query, texts)
@@ -136,7 +136,7 @@ class Reranker:
             return Reranking(False, one_line(str(error), LINE_CHARACTERS), self._clock() - began)
         return Reranking(True, self._model.name, self._clock() - began)
 
-    async def _order(self, model: RerankerModel, query: str, texts: tuple[Candidate, ...]) -> list[int]:
+    async def _order(self, model: RerankerModel, query: str, texts: tuple[CandidateItem, ...]) -> list[int]:
         try:
             with anyio.fail_after(self._seconds):
                 return complete_order(await model.order(query, texts), len(texts))

@@ -59,7 +59,7 @@ match it, so that no answer takes long to be refused."""
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateItem:
     """A tool as a model sees it. Its texts come from a server: data, never instructions."""
 
     name: str
@@ -74,7 +74,7 @@ class RerankerModel(Protocol):
     key: str
     """Identity of the model: after a failure it is left alone for a while."""
 
-    async def order(self, query: str, candidates: Sequence[Candidate]) -> Sequence[int]:
+    async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Return positions of candidates, best first; the caller sets the time limit.
 
         Raises:
@@ -93,7 +93,7 @@ class Question:
     count: int
 
     @classmethod
-    def of(cls, query: str, candidates: Sequence[Candidate]) -> Question:
+    def of(cls, query: str, candidates: Sequence[CandidateItem]) -> Question:
         """Write the question, with every text cut to one bounded line."""
         mark = f"DATA-{secrets.token_hex(MARK_BYTES)}"
         lines: list[dict[str, object]] = [{"request": _cut(query, QUERY_CHARACTERS)}]
@@ -142,12 +142,12 @@ def _cut(text: str, length: int) -> str:
     return one_line(text)[:length]
 
 
-class _Block(msgspec.Struct):
+class _Content(msgspec.Struct):
     text: str = ""
 
 
 class _Sampled(msgspec.Struct):
-    content: _Block | list[_Block]
+    content: _Content | list[_Content]
 
 
 class SamplingRerankerModel:
@@ -159,7 +159,7 @@ class SamplingRerankerModel:
         """Ask through ``ask``, in the client's era; ``client`` tells it from other clients."""
         self._ask, self.key = ask, f"client {client}"
 
-    async def order(self, query: str, candidates: Sequence[Candidate]) -> Sequence[int]:
+    async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Ask for the order; see `RerankerModel.order`."""
         question = Question.of(query, candidates)
         params = {

@@ -210,7 +210,7 @@ def _first_members(members: Members, names: dict[str, bytes], most: int) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _MemberName:
     name: str
 
 
@@ -227,7 +227,7 @@ class _Elements:
     single: bool = False
 
 
-_Step: TypeAlias = _Member | _Fields | _Elements
+_Step: TypeAlias = _MemberName | _Fields | _Elements
 
 
 def project(value: Raw, path: str) -> bytes:
@@ -274,7 +274,7 @@ def _all_elements(values: list[Raw], step: _Elements) -> list[Raw]:
     return found
 
 
-def _members(values: list[Raw], step: _Member | _Fields) -> list[Raw]:
+def _members(values: list[Raw], step: _MemberName | _Fields) -> list[Raw]:
     found: list[Raw] = []
     places = {name: at for at, name in enumerate(step.names)} if isinstance(step, _Fields) else {}
     for value in values:
@@ -335,7 +335,7 @@ def _read_steps(text: str) -> Iterator[_Step]:
             if at < len(text) and text[at] == "[":
                 continue
             raise PathError('it has an empty step; write it as items[*].title, or ["a name"] for odd names')
-        yield _Elements(slice(None)) if name == "*" else _Member(name)
+        yield _Elements(slice(None)) if name == "*" else _MemberName(name)
         at = end
 
 
@@ -362,7 +362,7 @@ def _bracket(inside: str) -> _Step:
     if bounds := _SLICE.fullmatch(inside):
         return _Elements(slice(*(int(bound) if bound else None for bound in bounds.groups())))
     names = tuple(dict.fromkeys(_names(inside)))
-    return _Member(names[0]) if len(names) == 1 else _Fields(names)
+    return _MemberName(names[0]) if len(names) == 1 else _Fields(names)
 
 
 def _names(inside: str) -> Iterator[str]:

@@ -58,7 +58,7 @@ class KeptText:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _KeptResult:
     owner: str
     server: str
     size: int
@@ -96,7 +96,7 @@ class KeptResults:
         The results of a session that uses none of them for `idle_seconds` are forgotten.
         """
         self._folder, self._idle_seconds, self._clock = folder, idle_seconds, clock
-        self.by_id: OrderedDict[str, _Entry] = OrderedDict()
+        self.by_id: OrderedDict[str, _KeptResult] = OrderedDict()
 
     def owns(self, owner: str) -> bool:
         """Return whether results of an owner are kept."""
@@ -116,7 +116,7 @@ class KeptResults:
         self._make_room(size, RESULTS_KEPT_PER_SESSION, RESULTS_KEPT_SESSION_BYTES, owner)
         self._make_room(size, RESULTS_KEPT, whole)
         in_memory = sum(entry.size for entry in self.by_id.values() if entry.file is None)
-        entry = _Entry(owner, kept.server, size, kept.text, None, self._clock())
+        entry = _KeptResult(owner, kept.server, size, kept.text, None, self._clock())
         if self._folder is not None and in_memory + size > RESULTS_MEMORY_BYTES:
             entry.file = await in_thread(_written, self._folder, kept.text)
             entry.text = None
@@ -202,7 +202,7 @@ class ReadError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadPage:
     """A page of the requested part."""
 
     text: bytes
@@ -211,7 +211,9 @@ class Reading:
     """Place of the page, and how to read on, in the words of the proxy."""
 
 
-def read(whole: bytes, number: int, path: str | None, pattern: str | None, most: int = PAGE_BYTES) -> Reading:
+def read(
+    whole: bytes, number: int, path: str | None, pattern: str | None, most: int = PAGE_BYTES
+) -> ReadPage:
     """Return one page of a result, of the part that a path leads to, or of the lines that match a pattern.
 
     With both a path and a pattern, the part is searched. A page and its note have at most `most` bytes.
@@ -240,10 +242,12 @@ def read(whole: bytes, number: int, path: str | None, pattern: str | None, most:
         raise ReadError(f"there is no page {number:,}; the last one is {last.pages if last else 1:,}")
     total = line_count(found)
     if one.pages == 1:
-        return Reading(one.text, f"[{said or ('1 line' if total == 1 else f'{total:,} lines')}; this is all]")
+        return ReadPage(
+            one.text, f"[{said or ('1 line' if total == 1 else f'{total:,} lines')}; this is all]"
+        )
     lines = said or f"lines {one.first_line:,} to {one.last_line:,} of {total:,}"
     following = f". The next is page={number + 1}" if number < one.pages else ". It is the last"
-    return Reading(one.text, f"[page {number:,} of {one.pages:,}, {lines}{following}]")
+    return ReadPage(one.text, f"[page {number:,} of {one.pages:,}, {lines}{following}]")
 
 
 def _projected(whole: bytes, path: str) -> bytes:

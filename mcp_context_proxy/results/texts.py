@@ -76,7 +76,7 @@ def excerpt(text: bytes, most: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class TextPage:
     """One page of a text: its bytes, and its place among the others."""
 
     text: bytes
@@ -88,7 +88,7 @@ class Page:
     last_line: int
 
 
-def page(text: bytes, number: int, most: int) -> Page | None:
+def page(text: bytes, number: int, most: int) -> TextPage | None:
     """Return a page of at most `most` bytes; None if there are fewer pages. All pages joined are the text."""
     found = None
     pages = lines = 0
@@ -102,7 +102,7 @@ def page(text: bytes, number: int, most: int) -> Page | None:
     if found is None:
         return None
     start, end, first_line, last_line = found
-    return Page(text[start:end], number, pages, first_line, last_line)
+    return TextPage(text[start:end], number, pages, first_line, last_line)
 
 
 def _pages(text: bytes, most: int) -> Iterator[tuple[int, int]]:

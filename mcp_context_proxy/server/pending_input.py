@@ -41,7 +41,7 @@ class _Question:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _ParkedCall:
     purpose: tuple[str | None, str, Any]
     """Principal, subject and params of the call; a continuation must have the same."""
     listener: Notify | None
@@ -88,7 +88,7 @@ class PendingInput:
     def __init__(self, limit: int, seconds: float) -> None:
         """Let at most `limit` calls wait, each for `seconds`."""
         self._limit, self._seconds = limit, seconds
-        self.waiting: dict[str, _Call] = {}
+        self.waiting: dict[str, _ParkedCall] = {}
         """Calls that wait for their client to come back, by handle."""
         self._group: TaskGroup | None = None
 
@@ -123,11 +123,11 @@ class PendingInput:
         else:
             if self._group is None:
                 raise RequestError(INTERNAL_ERROR, "the proxy is stopping")
-            call = _Call(purpose, listener)
+            call = _ParkedCall(purpose, listener)
             self._group.start_soon(self._run, call, work)
         return await self._outcome(call, listener)
 
-    def _resume(self, params: Members, answers: Members, purpose: tuple[str | None, str, Any]) -> _Call:
+    def _resume(self, params: Members, answers: Members, purpose: tuple[str | None, str, Any]) -> _ParkedCall:
         """Hand the client's answers to the call that waits for them."""
         state = envelope.text(params["requestState"]) or ""
         call = self.waiting.get(state)
@@ -146,7 +146,7 @@ class PendingInput:
                     question.answer.set_result(bytes(answers[key]))
         return call
 
-    async def _run(self, call: _Call, work: Work) -> None:
+    async def _run(self, call: _ParkedCall, work: Work) -> None:
         async def ask(method: str, params: Members) -> bytes:
             return await self._ask(call, method, params)
 
@@ -159,7 +159,7 @@ class PendingInput:
             call.failure = RequestError(INVALID_PARAMS, UNKNOWN)
         call.progressed.set()
 
-    async def _ask(self, call: _Call, method: str, params: Members) -> bytes:
+    async def _ask(self, call: _ParkedCall, method: str, params: Members) -> bytes:
         """Have the client asked, now or when it next waits for the call, and return its response."""
         if len(self.waiting) >= self._limit:
             raise RequestError(INTERNAL_ERROR, f"busy: {len(self.waiting)} calls wait for input")
@@ -175,7 +175,7 @@ class PendingInput:
         finally:
             call.questions.pop(key, None)
 
-    async def _outcome(self, call: _Call, listener: Notify) -> bytes:
+    async def _outcome(self, call: _ParkedCall, listener: Notify) -> bytes:
         """Wait until the call has ended or asks the client; if the request is cancelled, so is the call."""
         call.listener = listener
         try:

@@ -277,13 +277,13 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     return envelope.encode({"resultType": "input_required", "inputRequests": requests})
 
 
-class _Response(msgspec.Struct):
+class _ClientResponse(msgspec.Struct):
     """The answer of a client to one request."""
 
     action: Any = None
 
 
-_responses = msgspec.json.Decoder(dict[str, _Response]).decode
+_responses = msgspec.json.Decoder(dict[str, _ClientResponse]).decode
 
 
 def _has_declined(responses: Raw) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mcp_context_proxy.catalog.document_reading import Part
+from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import RequestContext
 from mcp_context_proxy.context.selection import SearchAnswer
@@ -78,7 +78,7 @@ def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EX
     return "\n".join([f"Tools that fit. {how_to_call(tools)}", *lines]) if lines else ""
 
 
-def part_text(part: Part) -> str:
+def part_text(part: DocumentPart) -> str:
     """Return a part of a document as a model reads it: where it is from, the text, and how to read on."""
     section = "" if part.section is None else f", section {part.section}"
     page = "" if part.pages == 1 else f", page {part.page} of {part.pages}"

@@ -34,7 +34,7 @@ from msgspec import Raw
 from starlette.requests import Request
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.context.delivery import Introduction
+from mcp_context_proxy.context.delivery import SessionIntroduction
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -108,7 +108,7 @@ class SdkServer(Server[Any]):
         *,
         gateway: Gateway,
         changes: ChangeNotifier,
-        introduction: Callable[[], Introduction],
+        introduction: Callable[[], SessionIntroduction],
         header_schema: Callable[[str], dict[str, Any] | None],
     ) -> None:
         """Build the server.
@@ -128,7 +128,7 @@ class SdkServer(Server[Any]):
             # Without it, every modern HTTP call would first run the whole tools/list.
             get_tool_input_schema=lambda name: None,
         )
-        self._introduction, self._introduced = introduction, Introduction()
+        self._introduction, self._introduced = introduction, SessionIntroduction()
         self.extensions = EXTENSIONS | SKILLS
         for method in gateway.methods:
             # A registered method is what makes the SDK declare the capability that goes with it.
@@ -176,7 +176,7 @@ class SdkServer(Server[Any]):
 
     def session_after(self, instructions: object, rights: Principal = THE_USER) -> Session:
         """Return a new session, which knows the rules in the instructions that its client was sent."""
-        known = self._introduced if instructions == self._introduced.text else Introduction()
+        known = self._introduced if instructions == self._introduced.text else SessionIntroduction()
         return Session(
             principal=rights.name,
             rights=rights,
@@ -283,7 +283,7 @@ class SdkServer(Server[Any]):
         session = connection.state.get(SESSION_KEY)
         if not isinstance(session, Session):
             known = connection.state.get(INTRODUCTION_KEY)
-            known = known if isinstance(known, Introduction) else Introduction()
+            known = known if isinstance(known, SessionIntroduction) else SessionIntroduction()
             rights = THE_USER if ctx.request is None else rights_of(ctx.request.scope)
             session = Session(
                 principal=rights.name,

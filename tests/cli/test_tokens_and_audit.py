@@ -1,4 +1,4 @@
-"""``token`` and ``audit``: who may connect, and what was done."""
+"""``token`` and ``audit``: who may connect, and a record of what they did."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Words of queries are configured with what they stand for, and what could never match is refused."""
+"""Words of queries are configured with their meanings, and words that could never match are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the image and a release consist of is locked: packages by hash, images and actions by digest."""
+"""The parts of the image and of a release are locked: packages by hash, images and actions by digest."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def answer(work: Path, judge: ModuleType, answers: dict[str, str]) -> None:
-    """Write what a reader answers, by the text of the request, and the key."""
+    """Write the answers of a reader, by the text of the request, and the key."""
     keys = judge.read_batch(work / "batches" / "W9" / "b01.txt")
     choices = {"1": keys[0], "2": keys[1]}
     lines, entries = [], []

@@ -1,4 +1,4 @@
-"""Settings of each host as its documents show them: with a program, with a URL, and what is its own."""
+"""Settings of each host as its documents show them: with a program, with a URL, and with other entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One promise of a page, with what proves it."""
+"""One promise of a page, with the tests that prove it."""
 
 from __future__ import annotations
 

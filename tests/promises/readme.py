@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from promises.promise import Promise
 
+INSTALL = "cli/test_install.py::"
+HOSTS = "installation/test_hosts.py::"
 HTTP = "front/test_http.py::"
 LISTENING = "front/test_listening.py::"
 PAGE = "web/test_page.py::"
@@ -27,6 +29,7 @@ API = "web/test_api.py::"
 
 README_SECTIONS = (
     "Environment variables",
+    "Uninstalling",
     "What a model sees",
     "Rules and references",
     "Over HTTP",
@@ -37,7 +40,44 @@ README_SECTIONS = (
 
 README = (
     Promise(
-        "With named tokens several people connect, each to the servers and tools that are theirs.",
+        "If a host already has them, one command moves them behind the proxy and connects that host to it:",
+        (INSTALL + "test_install_moves_servers_tries_them_and_uninstall_gives_the_file_back",),
+    ),
+    Promise(
+        "It knows Claude Desktop, Claude Code, Cursor, VS Code, Windsurf, Codex, Gemini CLI, Zed, opencode, "
+        "Cline, Goose, LM Studio and Continue",
+        (
+            HOSTS + "test_install_then_uninstall_changes_nothing",
+            HOSTS + "test_each_host_has_a_place_on_each_platform",
+        ),
+    ),
+    Promise(
+        "To leave the host as it is, `mcp-context-proxy import cursor` copies its servers, and "
+        "`mcp-context-proxy add memory -- npx -y @modelcontextprotocol/server-memory` adds one, tries it and "
+        "pins its version.",
+        (
+            INSTALL + "test_import_copies_from_a_file_of_any_host",
+            INSTALL + "test_server_is_added_tried_and_removed",
+        ),
+    ),
+    Promise(
+        "With several hosts, or many sessions of one, `serve --shared` lets them all use one proxy and one "
+        "copy of each server.",
+        ("front/test_shared.py::test_hosts_of_both_eras_use_one_proxy_and_one_copy_of_each_server",),
+    ),
+    Promise(
+        "Run `mcp-context-proxy uninstall --purge`, which also removes the store, the token and the logins, "
+        "and then `pip uninstall mcp-context-proxy`. The configuration stays in the folder "
+        "`mcp-context-proxy` of your configuration folder.",
+        (INSTALL + "test_purge_lists_and_removes_what_was_kept",),
+    ),
+    Promise(
+        "The proxy notices when a definition changes without a new version, and withholds it until you "
+        "approve.",
+        ("trust/test_approval.py::test_a_changed_tool_is_withheld_until_a_person_approves_it",),
+    ),
+    Promise(
+        "With named tokens several people can connect, each with access to some servers and tools.",
         (
             TOKENS + "test_a_principal_is_the_name_of_its_token",
             LIMITED + "test_lists_and_searches_show_its_servers_and_classes_alone",
@@ -394,10 +434,7 @@ README = (
 """Promises of README.md, as plain text: without emphasis, and links without their targets."""
 
 README_REMARKS = (
-    "Put the servers back into the host's file, remove this proxy from it, and run `pip uninstall "
-    "mcp-context-proxy`.",
-    "What it kept is in the folders `mcp-context-proxy` of your configuration folder and your data folder: "
-    "delete them.",
+    "In a host that you connected by hand, remove the entry of the proxy and put its servers back.",
     "A host started from the desktop may not have the variables of your shell: set them for the proxy in the "
     'host\'s `"env"`.',
     "docs/how-it-works.md explains the rest.",

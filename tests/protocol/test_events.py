@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.protocol.framing import Event, EventFramer, OversizedEventError
+from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent
 
 LINES = st.sampled_from(
     [
@@ -26,7 +26,7 @@ LINES = st.sampled_from(
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 
 
-def framed(data: bytes, step: int, limit: int = 1 << 20) -> list[Event]:
+def framed(data: bytes, step: int, limit: int = 1 << 20) -> list[ServerSentEvent]:
     framer = EventFramer(limit)
     return [event for at in range(0, len(data), step) for event in framer.feed(data[at : at + step])]
 
@@ -49,8 +49,8 @@ def test_an_event_has_name_data_id_and_retry_time() -> None:
     stream = b"\xef\xbb\xbfevent: endpoint\ndata: a\ndata:b\nid: 7\nretry: 1500\n\ndata: c\n\n"
 
     assert framed(stream, 1) == [
-        Event(b"endpoint", b"a\nb", b"7", 1.5),
-        Event(b"message", b"c", b"7", None),
+        ServerSentEvent(b"endpoint", b"a\nb", b"7", 1.5),
+        ServerSentEvent(b"message", b"c", b"7", None),
     ]
 
 
@@ -58,11 +58,11 @@ def test_an_event_has_name_data_id_and_retry_time() -> None:
     "line", [b"id: \x00", b"id: " + b"7" * 2000, b"retry: " + b"9" * 5000, b"retry: -1", b"retry: \xb2", b"x"]
 )
 def test_unknown_and_invalid_fields_are_ignored(line: bytes) -> None:
-    assert framed(line + b"\ndata: 1\n\n", 4) == [Event(b"message", b"1")]
+    assert framed(line + b"\ndata: 1\n\n", 4) == [ServerSentEvent(b"message", b"1")]
 
 
 def test_invalid_utf8_is_replaced_and_the_rest_is_unchanged() -> None:
-    assert framed(b"data: \xff\xc3\xa4\n\n", 3) == [Event(b"message", "\ufffdä".encode())]
+    assert framed(b"data: \xff\xc3\xa4\n\n", 3) == [ServerSentEvent(b"message", "\ufffdä".encode())]
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes, step: 
 
 def test_comments_and_empty_lines_do_not_fill_the_buffer() -> None:
     assert framed((b": still there\n" * 50 + b"\n") * 20 + b"data: 1\n\n", 11, limit=100) == [
-        Event(b"message", b"1")
+        ServerSentEvent(b"message", b"1")
     ]

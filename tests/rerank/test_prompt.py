@@ -10,7 +10,7 @@ from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.rerank.reranker_model import (
     DESCRIPTION_CHARACTERS,
     QUERY_CHARACTERS,
-    Candidate,
+    CandidateItem,
     Question,
 )
 
@@ -26,7 +26,7 @@ def data(question: Question) -> list[dict[str, object]]:
 
 
 def test_each_candidate_is_one_line_of_data_and_none_can_pose_as_another():
-    question = Question.of("send\na mail", [Candidate("srv__a", EVIL), Candidate("srv__b", "Sends")])
+    question = Question.of("send\na mail", [CandidateItem("srv__a", EVIL), CandidateItem("srv__b", "Sends")])
 
     request, first, second = data(question)
     assert request == {"request": "send a mail"}
@@ -42,14 +42,14 @@ def test_the_delimiter_of_a_prompt_is_random():
 
 
 def test_long_texts_are_cut():
-    request, one = data(Question.of("q" * 5_000, [Candidate("a", "d" * 5_000)]))
+    request, one = data(Question.of("q" * 5_000, [CandidateItem("a", "d" * 5_000)]))
 
     assert len(str(request["request"])) == QUERY_CHARACTERS
     assert len(str(one["description"])) == DESCRIPTION_CHARACTERS
 
 
 def test_an_answer_without_a_candidate_is_an_error():
-    question = Question.of("q", [Candidate("a", ""), Candidate("b", "")])
+    question = Question.of("q", [CandidateItem("a", ""), CandidateItem("b", "")])
 
     assert question.order("2, 9", "judge") == [1]
     with pytest.raises(RerankError, match="judge gave no order: its answer is no list of numbers"):

@@ -1,4 +1,4 @@
-"""Actions: what a tool does and what an order wants done."""
+"""Actions of tools, and the actions that orders want."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def covering(rows: Sequence[Sequence[Hashable]], strength: int) -> set[int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `full_cross`, if nobody asks for it."""
+    """Leave out the tests marked `full_cross`, if nobody asks for it."""
     crosses = defaultdict(list)
     for item in items:
         for mark, strength in STRENGTHS.items():

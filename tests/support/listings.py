@@ -84,13 +84,13 @@ class Run:
 
 
 def approve(store: Store, server: str, *names: str) -> None:
-    """Approve what waits at a server, as a person does; with names only that."""
+    """Approve the definitions that wait at a server, as a person does; with names only that."""
     waiting = [row for row in pending(store.approvals.record(server).rows) if not names or row.name in names]
     decide(store, server, names, State.APPROVED, by="test", expected=hash_of(waiting))
 
 
 def approve_in(proxy: Proxy, server: str) -> None:
-    """Approve what waits at a server of a running proxy, which then serves it."""
+    """Approve the definitions that wait at a server of a running proxy, which then serves them."""
     approve(proxy.store, server)
     proxy.approvals.refresh()
     proxy.catalog.refresh()

@@ -42,7 +42,7 @@ class CrashingStore(ApprovalStore):
 
 
 class Approving(RuleBasedStateMachine):
-    """Two proxies in front of one server, on one store, beside a simple model of what may be served."""
+    """Two proxies in front of one server, on one store, beside a simple model of the served definitions."""
 
     mode: ClassVar[ApprovalMode]
 

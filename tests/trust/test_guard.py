@@ -1,4 +1,4 @@
-"""Values that count as secrets, the forms in which they are found, and what finding them costs."""
+"""Values that count as secrets, the forms in which they are found, and the cost of finding them."""
 
 from __future__ import annotations
 

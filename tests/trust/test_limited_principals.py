@@ -79,7 +79,7 @@ async def fresh(workshop: Workshop, mode: str) -> AsyncIterator[Proxy]:
 
 
 async def everything(host: Host) -> str:
-    """What a client is shown when it lists and searches everything there is, as one text."""
+    """Everything that a client is shown when it lists and searches all there is, as one text."""
     methods = ["tools/list", "resources/list", "resources/templates/list", "prompts/list", "skills/list"]
     seen = [await host.request(method) for method in methods]
     for query in ("read the ledgers of zinc", "read the maps", "write_ledgers"):
@@ -224,7 +224,7 @@ def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, st
 async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
     fresh: Proxy, fresh_web: Web
 ) -> None:
-    """Also what is not there yet: each operation of the OpenAPI document is asked."""
+    """Each operation of the OpenAPI document is asked, so that later ones are covered as well."""
     secret = "the-query-of-ben-alone"
     ben = Principal("ben", False)
     hosts = [Host(fresh, era, rights=ben) for era in ("handshake", "modern")]

@@ -1,4 +1,4 @@
-"""Makes reference.npz and tool_vectors.npz: what the official float32 model says about two lists of texts.
+"""Makes reference.npz and tool_vectors.npz: the vectors of the official float32 model for two lists of texts.
 
 reference_texts.json holds texts of every kind, odd ones above all; tool_texts.json the first chunk of 100
 tools, evenly taken from the lists in tests/data/tools.
