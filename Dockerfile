@@ -13,7 +13,7 @@ RUN python -m venv /opt/venv
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --requirement requirements/proxy.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --no-deps /dist/*.whl
 
-FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS proxy
 COPY --from=build /opt/venv /opt/venv
 RUN useradd --uid 10001 --home-dir /data --no-create-home proxy
 RUN install --directory --owner=10001 --group=10001 --mode=0700 /data
@@ -33,3 +33,14 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=15s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8765/healthz', timeout=4).read()"]
 ENTRYPOINT ["mcp-context-proxy"]
 CMD ["serve", "--http", "--host", "0.0.0.0", "--port", "8765"]
+
+# docker build --target runners: also what starts servers with npx and uvx.
+FROM proxy AS runners
+USER 0:0
+RUN apt-get update && apt-get install --yes --no-install-recommends nodejs npm && rm -rf /var/lib/apt/lists/*
+COPY requirements/runners.txt /opt/runners.txt
+RUN pip install --no-cache-dir --require-hashes --requirement /opt/runners.txt
+USER 10001:10001
+
+# The last one is built where no target is named.
+FROM proxy

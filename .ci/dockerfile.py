@@ -14,6 +14,9 @@ class Stage:
     """One ``FROM`` and the instructions after it."""
 
     image: str
+    """The image, or the name of the stage, that it begins with."""
+    name: str
+    """Its own name, empty where it has none."""
     instructions: list[tuple[str, str]] = field(default_factory=list)
     """Keyword and the rest of its line, in order."""
 
@@ -55,7 +58,8 @@ def stages(text: str) -> list[Stage]:
     for line in text.splitlines():
         keyword, _, rest = line.strip().partition(" ")
         if keyword == "FROM":
-            found.append(Stage(rest.partition(" AS ")[0]))
+            image, _, name = rest.partition(" AS ")
+            found.append(Stage(image, name))
         elif keyword and not keyword.startswith("#"):
             found[-1].instructions.append((keyword, rest.strip()))
     return found

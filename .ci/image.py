@@ -174,7 +174,7 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Prove the image."""
-    builder, image = stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    builder, image, *_ = stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
     box = Box(Path(sys.argv[1]).resolve())
     owner = identity(*image.owner)
     python = python_for(owner)

@@ -5,8 +5,9 @@
 For each flow a proxy is started in its own process, warmed up, and driven from outside, as a host, an editor
 or a dying server would drive it. Meanwhile every function that is entered on any of its threads is recorded,
 and so is every coroutine that resumes. A function counts if each of the rounds entered it and an idle proxy
-does not, which leaves out unrelated background work. `--list` prints the files in the order of entry, each
-with its functions. POSIX.
+does not, which leaves out unrelated background work. At the end the files are printed that the flow's list in
+docs/how-it-works.md does not name. `--list` prints the files in the order of entry, each with its functions.
+POSIX.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -34,6 +36,8 @@ from raw_clients import VERSIONS, FailureError, StdioClient, call_params
 from subjects import HERE, Workbench, answers, child, free_port, listening, tool_name
 
 SEARCH = "search_available_tools"
+CALL, PAIR = "A tool call", "A learned pair"
+"""Sections of docs/how-it-works.md."""
 TOOLS = 50
 SERVERS = 2
 
@@ -70,9 +74,19 @@ def main() -> None:
         verdict = "" if len(files) <= flow.most_files else " **missed**"
         row = f"| {flow.title} | {len(files)} | {flow.most_files}{verdict} | {len(traces[name])} |"
         print(row, flush=True)
+    for name, trace in traces.items():
+        if missing := sorted({file for file, _ in trace} - documented(chosen[name].section)):
+            print(f"\nNot in docs/how-it-works.md under {chosen[name].section!r}: {', '.join(missing)}")
     if arguments.list:
         for name, trace in traces.items():
             print("\n" + listing(chosen[name].title, trace))
+
+
+def documented(section: str) -> set[str]:
+    """Files that a section of docs/how-it-works.md names; that of a learned pair begins with a tool call."""
+    page = (HERE.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", page.partition(f"\n### {section}\n")[2].partition("\n###")[0]))
+    return named | documented(CALL) if section == PAIR else named
 
 
 def common(rounds: list[list[Entered]]) -> list[Entered]:
@@ -298,6 +312,8 @@ def add_server(config: Path, name: str, server: dict[str, Any]) -> None:
 class Flow:
     """One flow, and the number of files that it may enter."""
 
+    section: str
+    """The one in docs/how-it-works.md that tells it."""
     title: str
     most_files: int
     rounds: Callable[[Workbench], AbstractContextManager[Rounds]]
@@ -305,16 +321,18 @@ class Flow:
 
 FLOWS = {
     f"call-{client}-{server}": Flow(
-        f"warm `tools/call`, {client} client, {server} server", 18, call(client, server)
+        CALL, f"warm `tools/call`, {client} client, {server} server", 18, call(client, server)
     )
     for client in VERSIONS
     for server in VERSIONS
 } | {
-    "search": Flow("indexed `search_available_tools`", 32, search),
-    "restart": Flow("death of a server until it is ready", 22, restart),
-    "reload": Flow("edited configuration until the new tool is listed", 35, reload),
-    "learning": Flow("one learned pair from call to store", 30, learning),
-    "rest": Flow("REST search", 32, rest_search),
+    "search": Flow("An indexed search", "indexed `search_available_tools`", 32, search),
+    "restart": Flow("A server dies and comes back", "death of a server until it is ready", 22, restart),
+    "reload": Flow(
+        "An edited configuration", "edited configuration until the new tool is listed", 35, reload
+    ),
+    "learning": Flow(PAIR, "one learned pair from call to store", 30, learning),
+    "rest": Flow("A search over REST", "REST search", 32, rest_search),
 }
 
 if __name__ == "__main__":

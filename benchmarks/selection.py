@@ -24,8 +24,7 @@ from mcp_context_proxy.context.options import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.context.selection import Costs
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.embedding.model import TokenCounter
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
 from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import complete, recall
 from mcp_context_proxy.items import Kind, Tool, ToolKey

@@ -11,7 +11,13 @@ from mcp_context_proxy.library import (
     DomainOverrides as DomainOverrides,
 )
 from mcp_context_proxy.library import (
+    Embeddings as Embeddings,
+)
+from mcp_context_proxy.library import (
     IncludeMode as IncludeMode,
+)
+from mcp_context_proxy.library import (
+    Interaction as Interaction,
 )
 from mcp_context_proxy.library import (
     Interactions as Interactions,
@@ -21,6 +27,9 @@ from mcp_context_proxy.library import (
 )
 from mcp_context_proxy.library import (
     Kind as Kind,
+)
+from mcp_context_proxy.library import (
+    MessageTable as MessageTable,
 )
 from mcp_context_proxy.library import (
     Mode as Mode,

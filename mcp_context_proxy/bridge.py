@@ -7,7 +7,8 @@ connect before the proxy is up.
 
 A proxy is shared only by sessions that would give its servers the same: the same configuration, program and
 version, and the same value of each environment variable that a server can get. All of that is in the name of
-the socket, so sessions that differ never meet.
+the socket, so sessions that differ never meet. The proxy gets these variables and no others, so that nothing
+of the session that started it reaches the servers of another, whatever the configuration names later.
 
 If the proxy goes away, the bridge tells the host of each request that was under way that it may or may not
 have run, starts the proxy again, and opens the session anew with the host's own ``initialize``.
@@ -27,6 +28,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,8 +45,13 @@ WAIT_SECONDS: Final = 0.05
 """Time between two attempts to connect, where a proxy has just gone."""
 CONNECT_SECONDS: Final = 5.0
 """Timeout of a connection to a proxy that does not accept any."""
-TRIES: Final = 3
-"""Proxies in a row that end before they say anything, until the bridge gives up."""
+TRIES: Final = 2
+"""Proxies in a row that end before they say anything, until the bridge gives up at the next one."""
+LOCK_SECONDS: Final = 10.0
+"""Time that another session may take to start the proxy."""
+LOCK_PAUSE_SECONDS: Final = 0.01
+HELD_BYTES: Final = 32 << 20
+"""Part of a line that is held until it is whole; a longer one, which the proxy refuses, passes in parts."""
 LAST_LINES_SECONDS: Final = 30.0
 """Time for the last answers after the host has closed its end. A proxy that runs takes half a second."""
 LOG_BYTES: Final = 5 * 1024 * 1024
@@ -55,6 +62,13 @@ SOCKET_PATH_BYTES: Final = 100
 """Longest path of a socket that every system takes."""
 
 _VARIABLE: Final = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
+_ALL_VARIABLES: Final = re.compile(r"""\$\{cmd:|\binherit\b["']?\s*[=:]\s*\[[^\]]*["']\*["']""")
+"""Settings with which servers can get any variable."""
+_COMMENT: Final = re.compile(r"^\s*#.*", re.MULTILINE)
+_OF_THE_PROXY: Final = ("MCP_CONTEXT_PROXY_*", "PYTHON*", "LD_*", "DYLD_*", "DBUS_SESSION_BUS_ADDRESS")
+"""Variables of the proxy itself, its Python, and the keyring of the system."""
+_OF_A_TERMINAL: Final = frozenset({"TERM", "_", "SHLVL", "PWD", "OLDPWD"})
+"""Variables that differ between sessions and say nothing to servers."""
 _RESPONSE_ID: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":("(?:[^"\\]|\\.)*"|-?\d+)')
 _INTERRUPTED: Final = (
     "the shared proxy ended while this request was running: it may or may not have run; check before you "
@@ -75,6 +89,8 @@ class Meeting(NamedTuple):
     """Starts the proxy; the descriptor of its socket is appended."""
     folder: Path
     """Working folder of the proxy."""
+    variables: Mapping[str, str]
+    """Environment of the proxy."""
 
     @property
     def lock(self) -> Path:
@@ -99,20 +115,24 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
     except (OSError, ValueError) as error:
         raise JoinError(str(error)) from None
     launch = Path.cwd() if re.search(r"""["']launch["']""", text) else None
+    variables = dict(_variables(text, environ))
     said = {
         "version": __version__,
         "program": sys.executable,
         "configuration": str(config.resolve()),
         "options": rest,
         "launched in": None if launch is None else str(launch),
-        "variables": dict(_variables(text, environ)),
+        "variables": variables,
     }
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()
     path = runtime_folder(environ) / f"{digest[:24]}.sock"
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
         raise JoinError(f"the path of the socket is too long: {path}")
-    command = [sys.executable, "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
-    return Meeting(path, [*command, LISTEN_OPTION], launch or Path(os.path.expanduser("~")))  # noqa: PTH111
+    # With -P no module comes from the working folder, which may be a repository that the host has opened.
+    command = [sys.executable, "-P", "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
+    terminal = {name: value for name, value in environ.items() if name == "TERM"}
+    folder = launch or Path(os.path.expanduser("~"))  # noqa: PTH111
+    return Meeting(path, [*command, LISTEN_OPTION], folder, {**variables, **terminal})
 
 
 def _configuration(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Path, list[str]]:
@@ -140,13 +160,15 @@ def _configuration(arguments: Sequence[str], environ: Mapping[str, str]) -> tupl
 
 
 def _variables(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables of an environment that the servers of a configuration can get."""
+    """Yield the variables of an environment that the proxy and the servers of a configuration can get."""
     # Every text of the configuration counts as a pattern for `inherit`: one too many only shares less.
     patterns = {one for one in re.findall(r"""["']([A-Za-z_*][A-Za-z0-9_*]*)["']""", text) if one != "*"}
     named = {*_VARIABLE.findall(text), *patterns}
+    # A command reads whichever it likes.
+    every = _ALL_VARIABLES.search(_COMMENT.sub("", text)) is not None
     for name, value in sorted(environ.items()):
-        ours = name.startswith("MCP_CONTEXT_PROXY_")
-        if name != "TERM" and (ours or name in named or matches(name, (*INHERITED, *patterns))):
+        counts = every or name in named or matches(name, (*INHERITED, *_OF_THE_PROXY, *patterns))
+        if counts and name not in _OF_A_TERMINAL:
             yield name, value
 
 
@@ -203,13 +225,25 @@ def _connected(path: Path, *, keep: bool = True) -> socket.socket | None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock under which a proxy is started, and its socket removed."""
+def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the lock under which a proxy is started, and its socket removed.
+
+    Raises:
+        TimeoutError: somebody else has held it for too long, such as a session that is stopped.
+    """
     import fcntl  # noqa: PLC0415 - not on Windows
 
+    until = time.monotonic() + seconds
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{path} is locked by another session") from None
+                time.sleep(LOCK_PAUSE_SECONDS)
         yield
     finally:
         os.close(descriptor)
@@ -241,6 +275,7 @@ def _start(place: Meeting) -> None:
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 cwd=place.folder,
+                env=dict(place.variables),
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
@@ -273,7 +308,7 @@ class Bridge:
         """Pass lines on until the host closes its end."""
         reading = threading.Thread(target=self._read_proxy, daemon=True)
         reading.start()
-        for line in _lines(0):
+        for line in _lines(0, HELD_BYTES):
             self._to_proxy(line)
         self._ended = True
         with self._turn, suppress(OSError):
@@ -282,7 +317,8 @@ class Bridge:
 
     def _to_proxy(self, line: bytes) -> None:
         with self._turn:
-            self._track(line)
+            if line.endswith(b"\n"):
+                self._track(line)
             # After an error, the other thread sees the end, tells the host, and opens the session anew. A
             # line that is no request is lost with the proxy that it was for.
             with suppress(OSError):
@@ -290,14 +326,14 @@ class Bridge:
 
     def _track(self, line: bytes) -> None:
         """Note the id of a request, and the messages that open a session."""
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             message = json.loads(line)
             if not isinstance(message, dict) or "method" not in message:
                 return
             method, key = message["method"], json.dumps(message.get("id"))
             if method == "initialize":
                 self._opening, self._opened = [line], key
-            elif method == "notifications/initialized":
+            elif method == "notifications/initialized" and len(self._opening) == 1:
                 self._opening.append(line)
             elif method == "notifications/cancelled":
                 params = message.get("params")
@@ -324,7 +360,7 @@ class Bridge:
             if self._ended and (self._answered or not self._under_way):
                 return
             failures += 1
-            if not self._answered or failures > TRIES:
+            if failures > TRIES:
                 self._give_up()
             skip = self._replace()
 
@@ -363,9 +399,13 @@ class Bridge:
         os._exit(1)
 
 
-def _lines(source: int | socket.socket) -> Iterator[bytes]:
-    """Yield the lines of a descriptor or a socket until its end; the last one only if it is whole."""
+def _lines(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
+    """Yield the lines of a descriptor or a socket until its end; the last one only if it is whole.
+
+    A line of more than `held` bytes comes in parts.
+    """
     parts: list[bytes] = []
+    size = 0
     while True:
         try:
             data = os.read(source, CHUNK) if isinstance(source, int) else source.recv(CHUNK)
@@ -376,9 +416,13 @@ def _lines(source: int | socket.socket) -> Iterator[bytes]:
         end = data.rfind(b"\n") + 1
         if not end:
             parts.append(data)
+            size += len(data)
+            if size > held:
+                yield from parts
+                parts, size = [], 0
             continue
         whole = b"".join([*parts, data[:end]])
-        parts = [data[end:]] if end < len(data) else []
+        parts, size = [data[end:]], len(data) - end
         if whole.count(b"\n") == 1:
             yield whole
         else:

@@ -30,25 +30,30 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
+    TokenCounter,
     open_model,
 )
-from mcp_context_proxy.embedding.model import TokenCounter
-from mcp_context_proxy.interactions.memory import Interactions
+from mcp_context_proxy.embedding.standalone import Embeddings
+from mcp_context_proxy.interactions.standalone import Interactions
+from mcp_context_proxy.interactions.transfer import MessageTable
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.scoring import calibration_for
-from mcp_context_proxy.store import IN_MEMORY, open_store
+from mcp_context_proxy.store import IN_MEMORY, Interaction, open_store
 
 __all__ = [
     "Catalog",
     "ContextEngine",
     "ContextItem",
     "DomainOverrides",
+    "Embeddings",
     "IncludeMode",
+    "Interaction",
     "Interactions",
     "Item",
     "Kind",
+    "MessageTable",
     "Mode",
     "Overrides",
     "RequestContext",

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
-from mcp_context_proxy.embedding.model import load_model
+from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.retrieval.scoring import BACKGROUND
 
 REQUESTS = Path(__file__).with_name("general_requests.txt")

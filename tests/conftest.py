@@ -14,6 +14,7 @@ from hypothesis import settings
 
 # No deadline: how long an example takes says nothing on a machine that is busy.
 settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("fixed", deadline=None, max_examples=25, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("quick")
 

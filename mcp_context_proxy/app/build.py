@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
@@ -19,7 +18,7 @@ from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Handles, NotedClients, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.embedding.model import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
 from mcp_context_proxy.server import meta_definitions, prompts
@@ -36,10 +35,9 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
-from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
+from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import AuditLog, audit_file
 from mcp_context_proxy.trust.guard import KnownSecrets
-from mcp_context_proxy.trust.states import Event
 
 
 def build(config: Config, store: Store) -> Proxy:
@@ -56,7 +54,7 @@ def build(config: Config, store: Store) -> Proxy:
     def figures() -> Figures:
         return statistics.figures
 
-    audit, loop = AuditLog(audit_file(config)), asyncio.get_running_loop()
+    audit = AuditLog(audit_file(config))
 
     # The catalog: servers, documents, and the task that keeps it current.
     stale = asyncio.Event()
@@ -67,13 +65,7 @@ def build(config: Config, store: Store) -> Proxy:
     library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {prompts.NAME}
     approvals = Approvals(store.approvals, config.approval.mode)
-
-    def note_approval(event: ApprovalEvent) -> None:
-        # Decisions are made in threads.
-        if event.event != Event.FIRST:
-            loop.call_soon_threadsafe(partial(audit.note, "approval", **event.facts))
-
-    approvals.observers.append(note_approval)
+    approvals.observers.append(audit.observer())
     catalog = Catalog(
         config.expose,
         config.limits,

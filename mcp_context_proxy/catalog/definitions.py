@@ -30,8 +30,15 @@ from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
-from mcp_context_proxy.protocol.strangers import BLANK_LINES, compact, one_line, quoted, unmarked
-from mcp_context_proxy.protocol.text import clean, normalized
+from mcp_context_proxy.protocol.strangers import (
+    BLANK_LINES,
+    clean,
+    compact,
+    normalized,
+    one_line,
+    quoted,
+    unmarked,
+)
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.trust import fingerprints
 from mcp_context_proxy.trust.danger import is_stricter

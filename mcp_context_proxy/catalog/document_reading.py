@@ -19,8 +19,7 @@ from mcp_context_proxy.catalog.documents import title_of, with_code_marked
 from mcp_context_proxy.catalog.files import UnsafePathError, read_skill_file, skill_files
 from mcp_context_proxy.errors import ContextProxyError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, SkillFolder, Snapshot, uri_of
-from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean, one_line
 
 PAGE_CHARACTERS: Final = 20_000
 """Length of a page: some 5,000 tokens, half of where hosts begin to warn of a large result."""

@@ -34,8 +34,7 @@ from mcp_context_proxy.catalog.front_matter import (
 from mcp_context_proxy.catalog.own_skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind, SkillFolder
-from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.protocol.text import clean, normalized
+from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
 
 PRIORITY: Final = 500
 """Default priority of a document: in the middle."""

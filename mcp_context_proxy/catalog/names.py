@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 from mcp_context_proxy.catalog.definitions import HASH_LENGTH, SEPARATOR, folded, is_altered_name, seems_full
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.source import KeyPath, dotted
-from mcp_context_proxy.config.tool_settings import (
+from mcp_context_proxy.config.tables import (
     CONFIRM,
     configured_class,
     matches,

@@ -89,7 +89,7 @@ def import_command(
         show_change(console, configuration.change, secrets_of(configuration.servers.values()))
         console.say("Nothing was changed: --dry-run.")
     else:
-        write(configuration.change)
+        write(configuration.change, private=bool(secrets_of(configuration.servers.values())))
         console.say(Text(f"Written: {configuration.file}", style="green"))
 
 
@@ -151,7 +151,7 @@ def add_command(
         raise InstallError(f"the server {same} in {file} is the same")
     change = configuration.change
     assert change is not None
-    write(change)
+    write(change, private=bool(secrets_of([table])))
     console.say(Text(f"Added to {file}: {name}", style="green"))
     if not no_check:
         _try_and_pin(console, file, name)

@@ -19,6 +19,7 @@ from rich.text import Text
 from mcp_context_proxy.cli.options import config_option, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
+from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import Journal, kept_data, read_text, write
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 SECRET_CHARACTERS: Final = 6
 """Length from which a value of a variable or a header is not shown."""
+_NAMED_SECRET: Final = re.compile(
+    r"""((?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]{0,60}["']?\s*[=:]\s*["']?)"""
+    r"""(?!\*\*\*|\$\{|[{\[])[^"',\s]+(?:[ ][^"',\s{}\[\]]+)*""",
+    re.IGNORECASE,
+)
+"""A value after a name of a secret, such as in a comment, or in a setting beside the servers."""
 PROGRAM: Final = "mcp-context-proxy"
 
 
@@ -75,7 +82,7 @@ def own_command(file: Path) -> list[str]:
     """Return the command with which a host starts this proxy: a full path, as hosts lack the shell's PATH."""
     started = Path(sys.argv[0])
     found = str(started.absolute()) if started.stem == PROGRAM and started.exists() else shutil.which(PROGRAM)
-    program = [found] if found else [sys.executable, "-m", "mcp_context_proxy"]
+    program = [found] if found else [sys.executable, "-P", "-m", "mcp_context_proxy"]
     return [*program, "serve", *([] if file == default_path(os.environ) else ["--config", str(file)])]
 
 
@@ -122,7 +129,7 @@ def install_command(
     _agree(console, yes, len(changes) + bool(configuration.change))
     # Our configuration first: a host never points to servers that are not there yet.
     if configuration.change:
-        write(configuration.change)
+        write(configuration.change, private=bool(secrets_of(configuration.servers.values())))
     journal = Journal()
     for one in plans:
         try:
@@ -208,7 +215,7 @@ def _show_plan(console: Terminal, one: HostPlan) -> None:
 
 def show_change(console: Terminal, change: FileChange, secrets: Iterable[str]) -> None:
     """Print the changes of a file, with its secrets hidden."""
-    hide = sorted(secrets, key=len, reverse=True)
+    hide = _longest_first(secrets)
     for line in change.difference():
         if line.startswith(("---", "@@")):
             continue
@@ -220,16 +227,21 @@ def show_change(console: Terminal, change: FileChange, secrets: Iterable[str]) -
 
 
 def secrets_of(servers: Iterable[Any]) -> set[str]:
-    """Return the values of variables and headers in entries of servers, in any form of theirs."""
+    """Return the secrets in entries of servers, in any form of theirs.
+
+    Those are the values of variables and headers, secret arguments, and the secrets in URLs.
+    """
     found: set[str] = set()
     for entry in servers:
         for key, value in entry.items() if isinstance(entry, dict) else ():
             if key in {"config", "requestOptions"}:
                 found |= secrets_of([value])
             elif re.search(r"env|header", key) and isinstance(value, dict):
-                texts = {one for one in value.values() if isinstance(one, str)}
-                found |= {one for one in texts if len(one) >= SECRET_CHARACTERS and "${" not in one}
-    return found
+                found |= {one for one in value.values() if isinstance(one, str)}
+            texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+            found |= {secret for _, _, secret in secret_arguments(texts)}
+            found |= {secret for text in texts for _, secret in secrets_in_url(text)}
+    return {one for one in found if len(one) >= SECRET_CHARACTERS and "${" not in one}
 
 
 def _agree(console: Terminal, yes: bool, files: int) -> None:
@@ -288,7 +300,7 @@ def uninstall_command(
             for line in undone.difference():
                 if not line.startswith(("---", "+++", "@@")):
                     style = {"+": "green", "-": "red"}.get(line[:1], "dim")
-                    hidden = _masked(line, secrets_of(installation.moved.values()))
+                    hidden = _masked(line, _longest_first(secrets_of(installation.moved.values())))
                     console.say(Text(shown(hidden), style=style))
             if not undone.whole:
                 console.note(
@@ -312,10 +324,15 @@ def uninstall_command(
     ctx.exit(failed)
 
 
+def _longest_first(secrets: Iterable[str]) -> list[str]:
+    return sorted(secrets, key=len, reverse=True)
+
+
 def _masked(line: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
-        line = line.replace(secret, "***")
-    return line
+        for form in (secret, *in_json(secret)):
+            line = line.replace(form, "***")
+    return _NAMED_SECRET.sub(r"\1***", Redactor(())(line))
 
 
 def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:

@@ -1,7 +1,7 @@
 """``interactions``, ``recall`` and ``backfill``: the remembered searches, calls and messages of agents.
 
-``interactions`` counts and forgets them, ``recall`` searches them, ``backfill`` embeds those without an
-embedding. None of them starts a server.
+``interactions`` counts, forgets, exports and imports them, ``recall`` searches them, ``backfill`` embeds
+those without an embedding. None of them starts a server.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.text import Text
@@ -32,8 +33,14 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.protocol.strangers import one_line
 
+if TYPE_CHECKING:
+    from mcp_context_proxy.interactions.memory import Recall, Recollection
+
 MOST: Final = 1000
 """Limit of the number of results; a person reads tens."""
+
+IN_BRIEF: Final = 48
+"""Characters of an interaction beside another one."""
 
 INDENT: Final = 6
 """Spaces before the text of an interaction, under its score."""
@@ -106,6 +113,77 @@ def forget(
     results().say(f"Forgot {counted(gone, 'interaction')}.")
 
 
+@interactions_command.command("export")
+@configured
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path))
+@click.option("--agent", help="Only interactions of this agent.")
+@click.option("--type", "kind", help="Only interactions of this type: search, call, message.")
+def export_command(config: Config, file: Path, agent: str | None, kind: str | None) -> None:
+    """Write the interactions to FILE, a line of JSON each; - is the standard output."""
+    from mcp_context_proxy.interactions.memory import scope_of
+    from mcp_context_proxy.interactions.transfer import export_lines
+
+    count = 0
+    with open_configured_store(config) as store, click.open_file(str(file), "wb") as out:
+        for line in export_lines(store.interactions, scope_of(agent, kind)):
+            out.write(line)
+            count += 1
+    if str(file) != "-":
+        results().say(f"Wrote {counted(count, 'interaction')} to {file}.")
+
+
+@interactions_command.command("import")
+@configured
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--table", default="messages", show_default=True, help="Table of a SQLite file.")
+@click.option("--agent-column", default="agent_name", show_default=True, help="Column with the agent.")
+@click.option("--type-column", default="role", show_default=True, help="Column that becomes the type.")
+@click.option("--content-column", default="content", show_default=True, help="Column with the text.")
+@click.option("--time-column", default="timestamp", show_default=True, help="Column with the time.")
+@json_option
+def import_command(
+    config: Config,
+    file: Path,
+    table: str,
+    agent_column: str,
+    type_column: str,
+    content_column: str,
+    time_column: str,
+    as_json: bool,
+) -> None:
+    """Import interactions from FILE: lines that export wrote, or a table of messages in a SQLite file.
+
+    Interactions that are there already are not imported again: after an interruption, the next run continues.
+    """
+    from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
+    from mcp_context_proxy.interactions.memory import InteractionMemory
+    from mcp_context_proxy.interactions.transfer import MessageTable, import_file
+
+    columns = MessageTable(table, agent_column, type_column, content_column, time_column)
+    with (
+        open_configured_store(config) as store,
+        closing(LazyModel(partial(open_model, config))) as model,
+        terminal.indexing("Importing") as report,
+    ):
+        done = import_file(InteractionMemory(model, store.interactions, config), file, columns, report)
+    if as_json:
+        echo_json(asdict(done))
+        return
+    console = results()
+    console.say(f"Imported {counted(done.kept, 'interaction')} of {done.read:,}.")
+    if done.known:
+        console.say(f"{counted(done.known, 'interaction')} there already.")
+    if done.no_room:
+        console.note(
+            f"{counted(done.no_room, 'interaction')} left out, the oldest: no more than "
+            f"{config.interactions.keep:,} are kept; raise keep under [interactions] to import them."
+        )
+    if done.unusable:
+        console.note(f"{counted(done.unusable, 'row')} left out: {'; '.join(done.reasons)}")
+    if done.kept:
+        console.say("They have no embeddings yet: mcp-context-proxy backfill makes them.")
+
+
 def _note_if_off(console: Terminal, config: Config) -> None:
     if not config.interactions.enabled:
         console.note("Interactions are not recorded: set enabled = true under [interactions] to record them.")
@@ -116,19 +194,27 @@ def _note_if_off(console: Terminal, config: Config) -> None:
 @query_argument
 @click.option("--agent", help="Only interactions of this agent.  [default: all agents]")
 @click.option("--type", "kind", help="Only interactions of this type: search, call, message, ...")
-@click.option("--top-k", type=WholeNumber(1, MOST), default=10, show_default=True, help="Results.")
+@click.option("--top-k", type=WholeNumber(1, MOST), help="Results.  [default: interactions.top_k, 10]")
 @click.option(
     "--decay",
     type=Number(most=1, above=0),
-    default=0.95,
-    show_default=True,
-    help="Factor of a score for each day of age.",
+    help="Factor of a score for each day of age.  [default: interactions.time_decay_factor, 0.95]",
+)
+@click.option(
+    "--compare", type=click.Choice(["recent"]), help="Show what was found beside the latest interactions."
 )
 @json_option
 def recall_command(
-    config: Config, query: str, agent: str | None, kind: str | None, top_k: int, decay: float, as_json: bool
+    config: Config,
+    query: str,
+    agent: str | None,
+    kind: str | None,
+    top_k: int | None,
+    decay: float | None,
+    compare: str | None,
+    as_json: bool,
 ) -> None:
-    """Find searches, calls and messages of agents that are similar to QUERY."""
+    """Find the searches, calls and messages of agents that QUERY means."""
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
     from mcp_context_proxy.interactions.memory import InteractionMemory
     from mcp_context_proxy.server.rendering import recall_data
@@ -136,22 +222,46 @@ def recall_command(
     with open_configured_store(config) as store, closing(LazyModel(partial(open_model, config))) as model:
         memory = InteractionMemory(model, store.interactions, config)
         found = memory.semantic_search_interactions(query, agent, top_k, decay, kind)
+        latest = memory.recent(agent, top_k, kind) if compare else None
     if as_json:
-        echo_json({"query": query, **recall_data(found)})
+        beside = {} if latest is None else {"recent": recall_data(latest)["results"]}
+        echo_json({"query": query, **recall_data(found), **beside})
         return
     console = results()
     _note_if_off(console, config)
+    if latest is not None:
+        _compare(console, found, latest)
+        return
     if found.note is not None:
         console.note(f"Note: {found.note}")
     if not found.results:
-        console.say(f'Nothing similar to "{one_line(query)}" among {counted(found.known, "interaction")}.')
+        console.say(f'Nothing fits "{one_line(query)}" among {counted(found.known, "interaction")}.')
     for one in found.results:
         interaction = one.interaction
         score = "-" if one.score is None else f"{one.score:.2f}"
         facts = f"{interaction.interaction_type} of {interaction.agent_name}, {moment(interaction.time)}"
+        facts += f", {one.times:,} times" if one.times > 1 else ""
         number = Text(f"  #{interaction.id}", style="dim")
         console.say(Text(f"{score:>4}", style="bold"), f"  {one_line(facts)}", number)
         console.prose(one_line(interaction.content), indent=INDENT)
+
+
+def _compare(console: Terminal, found: Recall, latest: Recall) -> None:
+    """Show found interactions and the latest ones side by side; those in both have their number in both."""
+    places = {one.interaction.id: place for place, one in enumerate(latest.results, 1)}
+    common = sum(one.interaction.id in places for one in found.results)
+    rows = [("", "found by the query", "the latest")]
+    pairs = zip_longest(found.results, latest.results)
+    rows += [(str(place), _in_brief(one), _in_brief(other)) for place, (one, other) in enumerate(pairs, 1)]
+    console.columns(rows, right=(0,))
+    console.say(f"{common} of {len(found.results)} found are among the latest {len(latest.results)}.")
+
+
+def _in_brief(one: Recollection | None) -> str:
+    if one is None:
+        return ""
+    interaction = one.interaction
+    return f"#{interaction.id} {moment(interaction.time)} {one_line(interaction.content, IN_BRIEF)}"
 
 
 @click.command("backfill")

@@ -16,7 +16,7 @@ import click
 from mcp_context_proxy.config import Config, load
 from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 
 if TYPE_CHECKING:
     from mcp_context_proxy.store import Store

@@ -23,17 +23,17 @@ from typing import Any, Final
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.hosts import from_host
-from mcp_context_proxy.config.programs import environment_of
-from mcp_context_proxy.config.source import KeyPath, parse, read
-from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.trust.versions import (
+from mcp_context_proxy.config.programs import (
     RUNNERS,
     arguments_of_group,
+    environment_of,
     program_of,
     requested_package,
     version_in_node,
     version_in_python,
 )
+from mcp_context_proxy.config.source import KeyPath, parse, read
+from mcp_context_proxy.errors import ConfigError
 
 _CONTAINERS: Final = {"docker", "podman", "nerdctl"}
 _WITHOUT_VALUE: Final = {

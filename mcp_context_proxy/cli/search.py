@@ -29,7 +29,7 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import described
 from mcp_context_proxy.retrieval.results import Result
-from mcp_context_proxy.server import search_answers
+from mcp_context_proxy.server import rendering, search_answers
 
 if TYPE_CHECKING:
     from mcp_context_proxy.context.selection import SearchAnswer
@@ -196,7 +196,7 @@ def _read_as(query: str) -> str:
 
 
 def _item_data(result: Result, explain: bool) -> dict[str, Any]:
-    data = dict(search_answers.item_data(result, with_schema=True)) | described(result.item)
+    data = dict(rendering.item_data(result, with_schema=True)) | described(result.item)
     if explain:
         data |= {
             "learned": result.learned,
@@ -248,7 +248,7 @@ def _show_all(console: Terminal, title: str, ranked: Sequence[Result]) -> None:
     if ranked and title:
         console.section(title)
     for rank, result in enumerate(ranked, 1):
-        show_one(console, rank, search_answers.item_data(result, with_schema=False))
+        show_one(console, rank, rendering.item_data(result, with_schema=False))
         _explain(console, result)
 
 

@@ -184,7 +184,7 @@ async def _related(config: Config, name: str) -> list[dict[str, Any]]:
 
 
 async def _collect_tools(config: Config) -> dict[str, Any]:
-    from mcp_context_proxy.embedding.model import TokenCounter
+    from mcp_context_proxy.embedding.embeddings import TokenCounter
 
     counter = TokenCounter()
 

@@ -24,7 +24,7 @@ from mcp_context_proxy.config.settings import (
     StatisticsConfig,
     StoreConfig,
 )
-from mcp_context_proxy.config.tool_settings import ClassesConfig, ToolConfig
+from mcp_context_proxy.config.tables import ClassesConfig, ToolConfig
 from mcp_context_proxy.system.places import default_path
 
 __all__ = [

@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,6 +40,7 @@ from mcp_context_proxy.config.settings import (
     ServerOff,
 )
 from mcp_context_proxy.config.source import (
+    REFERENCE,
     ConfigSource,
     KeyPath,
     Mistake,
@@ -47,7 +49,7 @@ from mcp_context_proxy.config.source import (
     expand,
     read,
 )
-from mcp_context_proxy.config.tool_settings import CONFIRM
+from mcp_context_proxy.config.tables import CONFIRM
 from mcp_context_proxy.config.validation_messages import mistakes, unknown_key
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.system.places import default_path
@@ -157,7 +159,7 @@ def expand_home(text: str, environ: Mapping[str, str]) -> Path:
     return Path(text)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Draft:
     """Tables that become a `Config`, and the mistakes found so far."""
 
@@ -168,13 +170,13 @@ class _Draft:
     overridden: set[KeyPath] = field(default_factory=set)
     secrets: dict[KeyPath, dict[str, str]] = field(default_factory=dict)
     """Variables that may be secrets, by the table that has them."""
-    sources: dict[str, SecretSource] = field(init=False)
-    """Other places for values, by prefix."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def sources(self) -> dict[str, SecretSource]:
+        """Other places for values, by prefix."""
         # Of the file alone: what an argument says is not what the user has written down.
         secrets = self.source.tables.get("secrets")
-        self.sources = sources(
+        return sources(
             commands=isinstance(secrets, Mapping) and secrets.get("commands") is True,
             is_host_file=self.source.of_host,
             folder=self.source.file.parent,
@@ -265,6 +267,8 @@ class _Draft:
         if isinstance(value, dict):
             return {key: self._expanded((*path, key), item) for key, item in value.items()}
         if not isinstance(value, str):
+            return value
+        if REFERENCE not in value:
             return value
         result = expand(value, self.environ, self.sources)
         self.found += [Mistake(path, one.message, one.remedy, one.variable) for one in result.problems]

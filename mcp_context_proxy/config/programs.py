@@ -1,4 +1,4 @@
-"""Programs of local servers: the environment that they get, and the runners that download them.
+"""Programs of local servers: their environment, the runners that download them, the packages that they are.
 
 A server inherits what programs need to work on this machine and in its network, and nothing that is likely to
 be a secret: anything else is named in ``inherit``, or given in ``env``.
@@ -6,14 +6,24 @@ be a secret: anything else is named in ``inherit``, or given in ``env``.
 Package runners such as ``npx`` download a server, at its first start at least, which takes as long as the
 download. One that is interrupted can leave the cache of npm so that every later start fails: npm takes the
 half of a package that is there for the whole.
+
+The version of a package is read from the files of the running program: the server's own words are no witness,
+and nothing is asked over the network. Reading it blocks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice, pairwise
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Any, Final
 
 from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
 from mcp_context_proxy.config.settings import ServerConfig
@@ -53,7 +63,7 @@ def differs_from_shell(server: ServerConfig, environ: Mapping[str, str]) -> tupl
     return missing, sorted(name for name in given if given[name] != environ.get(name, given[name]))
 
 
-RUNNERS: Final[Mapping[str, frozenset[str]]] = {
+DOWNLOADERS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("npx", "pnpx", "bunx", "uvx"), frozenset[str]()),
     "npm": frozenset({"exec", "x"}),
     "pnpm": frozenset({"dlx"}),
@@ -84,13 +94,13 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 def downloads(server: ServerConfig) -> bool:
     """Return whether the program of a server is a runner that downloads a package."""
     words = [server.command or "", *server.args]
-    if _program(words[0]) in SHELLS and len(words) > 2 and words[1].lower() == "/c":
+    if _name_of(words[0]) in SHELLS and len(words) > 2 and words[1].lower() == "/c":
         words = words[2:]
-    commands = RUNNERS.get(_program(words[0]))
+    commands = DOWNLOADERS.get(_name_of(words[0]))
     return commands is not None and (not commands or not commands.isdisjoint(words[1:]))
 
 
-def _program(command: str) -> str:
+def _name_of(command: str) -> str:
     return PurePath(command).name.lower().removesuffix(".cmd").removesuffix(".exe")
 
 
@@ -119,4 +129,222 @@ def _npx_folder(line: str) -> Path | None:
         folder = Path(path) / NPX_FOLDER / digest
         if folder.is_absolute() and os.pardir not in folder.parts and folder.is_dir():
             return folder
+    return None
+
+
+RUNNERS: Final = {
+    ("npx",): "@",
+    ("npm", "exec"): "@",
+    ("npm", "x"): "@",
+    ("pnpm", "dlx"): "@",
+    ("yarn", "dlx"): "@",
+    ("bunx",): "@",
+    ("bun", "x"): "@",
+    ("uvx",): "==",
+    ("uv", "tool", "run"): "==",
+    ("pipx", "run"): "==",
+}
+"""Programs that download the package they run, each with its mark before a version."""
+
+
+_PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
+_FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
+
+_VERSION: Final = re.compile(r"\d[0-9A-Za-z.+!-]{0,63}")
+_PACKAGE_BYTES: Final = 1024 * 1024
+"""Size up to which the description of a package is read: strangers write it."""
+_MODULES: Final = "/node_modules/"
+
+_SCRIPT_BYTES: Final = 16 * 1024 * 1024
+"""Size up to which a program that belongs to no installed package is read; a larger one has no version."""
+_DISTRIBUTIONS: Final = 5_000
+"""Installed packages of Python that are looked at."""
+_INTERPRETERS: Final = re.compile(r"node|nodejs|bun|deno|tsx|python[0-9.]*w?|pypy[0-9.]*|uv")
+
+
+def program_of(config: ServerConfig) -> str:
+    """Return the name of a server's program, without the suffixes that it has on Windows."""
+    return _name_of(config.command or "")
+
+
+def requested_package(config: ServerConfig) -> tuple[tuple[str, ...], int, str, str] | None:
+    """Return the package that the runner of a server downloads; None if it is no runner.
+
+    It comes as the runner, the place among the arguments, the text before it in that argument, and its name
+    with whatever stands behind it.
+    """
+    words = (program_of(config), *config.args)
+    found = next((one for one in RUNNERS if words[: len(one)] == one), None)
+    named = None if found is None else _package(config.args, len(found) - 1)
+    return None if found is None or named is None else (found, *named)
+
+
+def _package(args: tuple[str, ...], start: int) -> tuple[int, str, str] | None:
+    """Return the package that a runner downloads: after a flag for it, else the first word.
+
+    It comes with its place, and with the text before it in the same argument.
+    """
+    words = iter([*enumerate(args)][start:])
+    for position, word in words:
+        flag, equals, value = word.partition("=")
+        if flag in _PACKAGE_FLAGS:
+            if value:
+                return position, flag + equals, value
+            following = next(words, None)
+            return None if following is None else (following[0], "", following[1])
+        if flag in _FLAGS_WITH_VALUE and not value:
+            next(words, None)
+        elif not word.startswith("-"):
+            return position, "", word
+    return None
+
+
+def package_version(config: ServerConfig, group: int | None) -> str:
+    """Return name and version of the package that a server runs; empty where that cannot be told.
+
+    Args:
+        config: The server.
+        group: Its process group, if it runs.
+    """
+    if config.command is None:
+        return ""
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        requested = requested_package(config)
+        if requested is None:
+            return _of_program(config)
+        runner, _, _, package = requested
+        name = re.split(r"(?<=.)@|[<>=~!^]", package, maxsplit=1)[0]
+        found = version_in_node if RUNNERS[runner] == "@" else version_in_python
+        arguments = [] if group is None else [*arguments_of_group(group)]
+        versions = {version for one in arguments if (version := found(one, name)) is not None}
+        if len(versions) == 1:
+            return f"{name} {versions.pop()}"
+    return ""
+
+
+def _of_program(config: ServerConfig) -> str:
+    """Return name and version of the package of a program that is started directly."""
+    environment = environment_of(config, os.environ)
+    program = shutil.which(config.command or "", path=environment.get("PATH"))
+    if program is None:
+        return ""
+    path = config.folder / program
+    if _INTERPRETERS.fullmatch(program_of(config)) is None:
+        # A script that an installation has made, or a program of its own.
+        return _of_script(path)
+    module = _module(config.args)
+    if module is not None:
+        return _of_distribution(path.parent.parent, f"{module.split('.')[0]}/", "RECORD")
+    script = next((word for word in config.args if not word.startswith("-")), None)
+    return "" if script is None else _of_script(config.folder / script)
+
+
+def _module(args: tuple[str, ...]) -> str | None:
+    """Return the module of ``python -m``."""
+    for flag, following in pairwise(args):
+        if flag == "-m":
+            return following
+        if not flag.startswith("-"):
+            return None
+    return None
+
+
+def _of_script(path: Path) -> str:
+    """Return name and version of the package of a script, and its digest where it is not installed."""
+    real = path.resolve()
+    if not real.is_file():
+        return ""
+    if path.parent.name == "bin" and (
+        found := _of_distribution(path.parent.parent, path.name, "entry_points.txt")
+    ):
+        return found
+    described = _described(real)
+    installed = f"{os.sep}node_modules{os.sep}" in str(real)
+    if described and installed:
+        return described
+    with real.open("rb") as stream:
+        content = stream.read(_SCRIPT_BYTES + 1)
+    if len(content) > _SCRIPT_BYTES:
+        return ""
+    # A program under development changes without a version.
+    return f"{described or real.name} {hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def _described(script: Path) -> str:
+    """Return name and version from the nearest ``package.json`` above a script."""
+    for folder in islice(script.parents, 8):
+        file = folder / "package.json"
+        if file.is_file():
+            described = _decoded(file)
+            name, version = described.get("name"), described.get("version")
+            if isinstance(name, str) and isinstance(version, str) and _VERSION.fullmatch(version):
+                return f"{name[:200]} {version}"
+            return ""
+    return ""
+
+
+def _decoded(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        described = json.loads(stream.read(_PACKAGE_BYTES))
+    return described if isinstance(described, dict) else {}
+
+
+def _of_distribution(prefix: Path, named: str, listed_in: str) -> str:
+    """Return name and version of the package of Python that names something in one of its files."""
+    for found in islice(prefix.glob("lib/python*/site-packages/*.dist-info"), _DISTRIBUTIONS):
+        listing = found / listed_in
+        if listing.is_file():
+            with listing.open("rb") as stream:
+                lines = stream.read(_PACKAGE_BYTES).decode("utf-8", "replace").splitlines()
+            begins = named if listed_in == "RECORD" else f"{named} "
+            if any(line.startswith((begins, f"{named}=")) for line in lines):
+                name, _, version = found.name.removesuffix(".dist-info").partition("-")
+                return f"{name} {version}" if _VERSION.fullmatch(version) else ""
+    return ""
+
+
+def arguments_of_group(group: int) -> Iterator[str]:
+    """Yield the arguments of all programs of a process group that are absolute paths."""
+    processes = Path("/proc")
+    if not (processes / "self" / "cmdline").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pgid=,args="], capture_output=True, text=True, check=False, errors="replace"
+        )
+        for line in listed.stdout.splitlines():
+            number, *words = line.split()
+            if number == str(group):
+                yield from (word for word in words if word.startswith("/"))
+        return
+    for folder in processes.iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                if os.getpgid(int(folder.name)) == group:
+                    words = (folder / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+                    yield from (word for word in words if word.startswith("/"))
+
+
+def version_in_node(program: str, package: str) -> str | None:
+    """Return the version of a package of Node.js, if a program of it runs from an installation of it."""
+    root, modules, _ = program.partition(_MODULES)
+    if not modules:
+        return None
+    with suppress(OSError, ValueError):
+        with Path(root + modules, package, "package.json").open("rb") as stream:
+            described = json.loads(stream.read(_PACKAGE_BYTES))
+        version = described.get("version") if isinstance(described, dict) else None
+        if isinstance(version, str) and _VERSION.fullmatch(version):
+            return version
+    return None
+
+
+def version_in_python(program: str, package: str) -> str | None:
+    """Return the version of a package of Python that is installed beside a program."""
+    wanted = re.sub(r"[-_.]+", "_", package.split("[", maxsplit=1)[0]).lower()
+    place = Path(program)
+    if place.parent.name != "bin":
+        return None
+    for found in place.parent.parent.glob("lib/python*/site-packages/*.dist-info"):
+        name, _, version = found.name.removesuffix(".dist-info").partition("-")
+        if re.sub(r"[-_.]+", "_", name).lower() == wanted and _VERSION.fullmatch(version):
+            return version
     return None

@@ -19,8 +19,19 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
-from mcp_context_proxy.config.tables import Amount, Flag, Score, Synonyms, Table, Tag, Text
-from mcp_context_proxy.config.tool_settings import ClassesConfig, ToolConfig, settings_of, with_classes
+from mcp_context_proxy.config.tables import (
+    Amount,
+    ClassesConfig,
+    Flag,
+    Score,
+    Synonyms,
+    Table,
+    Tag,
+    Text,
+    ToolConfig,
+    settings_of,
+    with_classes,
+)
 from mcp_context_proxy.errors import ConfigProblem
 from mcp_context_proxy.items import IncludeMode
 
@@ -351,6 +362,19 @@ SMALLEST_AUDIT: Final = 10_000
 """Smallest file of the audit: some tens of entries."""
 
 
+DecayFactor = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+"""Share of a score that is left after a day."""
+
+
+class InteractionTypeConfig(Table):
+    """Settings of a search for interactions of one type."""
+
+    time_decay_factor: DecayFactor | None = None
+    """By default that of all types."""
+    boost: Annotated[float, Field(strict=True, gt=0, le=10, allow_inf_nan=False)] = 1.0
+    """Factor of the scores of this type."""
+
+
 class InteractionsConfig(Table):
     """Settings of the memory of searches, calls and messages."""
 
@@ -361,6 +385,14 @@ class InteractionsConfig(Table):
     """Days for which they are kept."""
     recall_tool: Flag = False
     """Whether models get ``recall`` to search them."""
+    top_k: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    """Interactions that a search finds, unless it says how many."""
+    time_decay_factor: DecayFactor = 0.95
+    """Share of a score that is left after a day."""
+    time_decay: Literal["exponential", "linear"] = "exponential"
+    """``linear`` takes ``1 - time_decay_factor`` of the whole each day, until nothing is left."""
+    types: dict[str, InteractionTypeConfig] = Field(default_factory=dict)
+    """Settings by type, such as ``message``."""
 
 
 class AuditConfig(Table):

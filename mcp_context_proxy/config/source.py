@@ -174,6 +174,9 @@ def _decoded(token: str) -> Any:
     return json.loads(token, strict=False)
 
 
+YAML_VALUES: Final = 100_000
+"""Values of a YAML file, those that its aliases repeat among them."""
+
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Limit for a configuration file. A host's settings can hold histories and grow to many megabytes."""
 TRUST_VARIABLE: Final = "MCP_CONTEXT_PROXY_TRUST_CONFIG"
@@ -341,11 +344,33 @@ def _parse_toml(file: Path, text: str) -> ConfigSource:
     return ConfigSource(file, tables, of_host, cache(lambda: toml_lines(text)))
 
 
+def read_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: it is not valid, or its aliases repeat parts of it without measure.
+        ValueError: a value in it cannot be read.
+        RecursionError: it is nested too deeply.
+    """
+    import yaml  # noqa: PLC0415 - few hosts write it
+
+    nodes: list[Any] = [yaml.compose(text, Loader=yaml.SafeLoader)]
+    left = YAML_VALUES
+    while nodes:
+        node = nodes.pop()
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        left -= len(inner)
+        if left < 0:
+            raise yaml.YAMLError("it has too many values, or its aliases repeat too much of it")
+        nodes += [one for pair in inner for one in pair] if isinstance(node, yaml.MappingNode) else inner
+    return yaml.safe_load(text)
+
+
 def _parse_yaml(file: Path, text: str) -> ConfigSource:
     import yaml  # noqa: PLC0415 - few hosts write it
 
     try:
-        tables = yaml.safe_load(text)
+        tables = read_yaml(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise _failure(file, line, f"is not valid YAML: {error.problem}") from None
@@ -423,6 +448,9 @@ def _parse_json(file: Path, text: str) -> ConfigSource:
 def _failure(file: Path, line: int | None, message: str, key: str = "") -> ConfigError:
     return ConfigError([ConfigProblem(file, line, key, message)])
 
+
+REFERENCE: Final = "${"
+"""Beginning of every reference. A text without one stands for itself."""
 
 _REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
 _VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)

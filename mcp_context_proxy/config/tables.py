@@ -1,11 +1,19 @@
-"""Tables of the configuration, and the types of their values: texts, numbers, tags, synonyms."""
+"""Tables of the configuration: the types of their values, and the settings of the tools of one server.
+
+A table under ``tools`` is about one tool, or about all that its glob matches. The setting under the tool's
+own name comes before those of globs, and those before the ones of its class. Where several globs match, the
+strictest ``allow`` counts, and of most other keys the first in the file. Of ``danger``, all count.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from mcp_context_proxy.items import IncludeMode, ToolClass
 
 Flag = Annotated[bool, Field(strict=True)]
 Amount = Annotated[int, Field(strict=True, ge=0)]
@@ -69,3 +77,151 @@ class Table(BaseModel):
     def keys(cls) -> list[str]:
         """Return the keys that a file may set."""
         return [name for name in cls.model_fields if name not in cls.derived]
+
+
+Allow: TypeAlias = Literal["always", "ask", "never"]
+"""``always`` makes a call without asking, ``ask`` has a person confirm it, ``never`` turns the tool off."""
+
+STRICTNESS: Final[Mapping[Allow, int]] = {"always": 0, "ask": 1, "never": 2}
+
+MOST_USE_CASES: Final = 20
+"""Use cases of a tool: each is embedded by itself."""
+
+ANY: Final = "*"
+"""Stands for any characters, or none. Nothing else is special in a glob, so a host's list of names is one of
+globs."""
+
+Key: TypeAlias = tuple[str, ...]
+"""Path of a setting below its server, such as ``("classes", "write")``."""
+
+
+class ClassesConfig(Table):
+    """Calls that are made, asked about or refused, by the danger class of the tool.
+
+    All are made by default: hosts ask by themselves, and a second question for each call would teach people
+    to agree unread.
+    """
+
+    read: Allow = "always"
+    write: Allow = "always"
+    destructive: Allow = "always"
+
+
+class ToolConfig(Table):
+    """Settings of one tool of a server, or of all that a glob matches."""
+
+    enabled: Flag = True
+    """False turns the tool off: it is not listed, not found, and cannot be called."""
+    include: IncludeMode | None = None
+    allow: Allow | None = None
+    """By default that of its class."""
+    danger: ToolClass | None = None
+    """Lowest danger class; hints and name can only raise it."""
+    tags: tuple[Tag, ...] = ()
+    """Tags in addition to those of the server."""
+    category: Tag | None = None
+    description: Text | None = None
+    """Description that is shown and searched instead of the server's."""
+    use_cases: Annotated[tuple[Meaning, ...], Field(max_length=MOST_USE_CASES)] = ()
+    """Requests or tasks that the tool is for, in a person's words: searched beside its description."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_allow(cls, data: Any) -> Any:
+        """Understand ``confirm``, the older word for ``allow``."""
+        if not isinstance(data, dict) or "confirm" not in data:
+            return data
+        return _replaced(data, "allow", "always" if _asked(data) == () else "ask")
+
+
+CONFIRM: Final = "confirm"
+"""Older key for what ``classes`` and ``allow`` say."""
+
+_ASKED: Final[Mapping[str, tuple[ToolClass, ...]]] = {
+    "destructive": (ToolClass.DESTRUCTIVE,),
+    "write": (ToolClass.WRITE, ToolClass.DESTRUCTIVE),
+    "never": (),
+}
+
+
+def with_classes(data: Any) -> Any:
+    """Return the settings of a server with ``confirm``, the older key, written as ``classes``."""
+    if not isinstance(data, dict) or CONFIRM not in data:
+        return data
+    return _replaced(data, "classes", {str(one): "ask" for one in _asked(data)})
+
+
+def _asked(data: Mapping[str, Any]) -> tuple[ToolClass, ...]:
+    given = data[CONFIRM]
+    if not isinstance(given, str) or given not in _ASKED:
+        message = 'confirm must be "destructive", "write" or "never"; allow and classes say more'
+        raise PydanticCustomError("confirm", message)
+    return _ASKED[given]
+
+
+def _replaced(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    if key in data:
+        raise PydanticCustomError("confirm", "has both confirm and {key}; keep {key}", {"key": key})
+    return {name: given for name, given in data.items() if name != CONFIRM} | {key: value}
+
+
+def settings_of(tools: Mapping[str, ToolConfig], name: str) -> Iterator[tuple[str, ToolConfig]]:
+    """Yield the settings of a tool with their keys: those under its name, then those of globs."""
+    own = tools.get(name)
+    if own is not None:
+        yield name, own
+    for glob, settings in tools.items():
+        if glob != name and ANY in glob and matches(glob, name):
+            yield glob, settings
+
+
+def permission(
+    tools: Mapping[str, ToolConfig], classes: ClassesConfig, name: str, tool_class: ToolClass | None
+) -> tuple[Allow, Key]:
+    """Return the permission to call a tool, and the setting that gives it.
+
+    Where its class is None, that is not known, and no class counts.
+    """
+    own = tools.get(name)
+    if own is not None and own.allow is not None:
+        return own.allow, ("tools", name, "allow")
+    found = [
+        (settings.allow, ("tools", glob, "allow"))
+        for glob, settings in settings_of(tools, name)
+        if settings.allow is not None
+    ]
+    if found:
+        return max(found, key=lambda one: STRICTNESS[one[0]])
+    if tool_class is None:
+        return "always", ()
+    allow: Allow = getattr(classes, tool_class)
+    return allow, ("classes", tool_class)
+
+
+def configured_class(tools: Mapping[str, ToolConfig], name: str) -> tuple[ToolClass | None, Key]:
+    """Return the strictest class that a tool is given, and the setting; None if it is given none."""
+    order = list(ToolClass)
+    found = [
+        (settings.danger, ("tools", key, "danger"))
+        for key, settings in settings_of(tools, name)
+        if settings.danger is not None
+    ]
+    return max(found, key=lambda one: order.index(one[0])) if found else (None, ())
+
+
+def matches(glob: str, name: str) -> bool:
+    """Return whether a glob matches a whole name; upper and lower case differ. Takes linear time."""
+    first, *others = glob.split(ANY)
+    if not others:
+        return glob == name
+    *inner, last = others
+    if not name.startswith(first) or not name.endswith(last):
+        return False
+    # Taking the first place of each piece leaves most room for the next, so nothing is tried twice.
+    at, end = len(first), len(name) - len(last)
+    for piece in inner:
+        found = name.find(piece, at, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return at <= end

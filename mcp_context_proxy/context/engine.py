@@ -36,7 +36,7 @@ from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessio
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking

@@ -23,7 +23,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import JSON, Kind, Tool
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.results import USED_BEFORE
 from mcp_context_proxy.statistics.recorder import UsageRecorder

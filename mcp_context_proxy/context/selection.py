@@ -31,7 +31,7 @@ from mcp_context_proxy.context.session import (
     session_items,
     standing_items,
 )
-from mcp_context_proxy.embedding.model import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import Reranking

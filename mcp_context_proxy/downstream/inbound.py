@@ -33,8 +33,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
 )
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, said, said_json, unmarked
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line, said, said_json, unmarked
 
 logger = logging.getLogger(__name__)
 

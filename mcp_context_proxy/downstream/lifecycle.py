@@ -23,7 +23,7 @@ from functools import partial
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import broken_npx_cache, downloads
+from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream.connect import Connected, connect, describe, fault_of, innermost
 from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction, Unprobed
@@ -36,7 +36,6 @@ from mcp_context_proxy.oauth.credentials import CredentialFile
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.versions import package_version
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import yaml
 
-from mcp_context_proxy.config.source import plain_json, toml_lines, without_comments
+from mcp_context_proxy.config.source import plain_json, read_yaml, toml_lines, without_comments
 from mcp_context_proxy.errors import ContextProxyError
 
 Form: TypeAlias = Literal["json", "toml", "yaml"]
@@ -90,7 +90,7 @@ def _parsed(form: Form, text: str) -> Any:
         if form == "toml":
             return tomllib.loads(text.replace("\r\n", "\n"))
         if form == "yaml":
-            found = yaml.safe_load(text)
+            found = read_yaml(text)
             found = {} if found is None else found
         else:
             found = json.loads(plain_json(text), strict=False) if text.strip() else {}

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import platformdirs
 
+from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, edited, entries
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
 from mcp_context_proxy.system.process import make_private_folder
@@ -158,26 +159,29 @@ class Undone:
             path.unlink(missing_ok=True)
 
 
-def write(change: FileChange, mode: int | None = None) -> None:
-    """Replace a file in one step. A new one is readable for its owner alone, unless a mode is given.
+def write(change: FileChange, *, private: bool = False) -> None:
+    """Replace a file in one step.
+
+    A new one is readable for its owner alone, and so is one that gets secrets (`private`).
 
     Raises:
         OSError: the file or its folder cannot be written.
         EditError: the file has changed since it was read.
     """
     before = None if change.before is None else change.before.encode("utf-8")
-    _replace(change.file, before, change.after.encode("utf-8"), mode)
+    _replace(change.file, before, change.after.encode("utf-8"), private=private)
 
 
-def _replace(file: Path, before: bytes | None, after: bytes, mode: int | None = None) -> None:
+def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = False) -> None:
     file = file.resolve()  # a link stays a link
     _unchanged(file, before)
     if before is None:
         make_private_folder(file.parent)
     elif not os.access(file, os.W_OK):
         raise PermissionError(13, "it is read-only")
-    if mode is None:
-        mode = _PRIVATE if before is None else stat.S_IMODE(file.stat().st_mode)
+    mode = _PRIVATE if before is None else stat.S_IMODE(file.stat().st_mode)
+    if private:
+        mode &= stat.S_IRWXU
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -201,10 +205,14 @@ def read_text(file: Path) -> str | None:
 
     Raises:
         OSError: the file cannot be read.
-        EditError: it is not text.
+        EditError: it is no regular file, too large, or not text.
     """
     if not file.exists():
         return None
+    if not file.is_file():
+        raise EditError(f"{file} is not a regular file")
+    if file.stat().st_size > MAX_BYTES:
+        raise EditError(f"{file} is larger than {MAX_BYTES >> 20} MiB")
     try:
         return _read(file).decode("utf-8")
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""The memory of interactions: keeps them, embeds them, finds them again by meaning and age, forgets them.
+"""The memory of interactions: keeps them, embeds them, finds them again by words, meaning and age.
 
 An interaction is in the store first and embedded afterwards: one without an embedding is never lost. Searches
-by meaning leave it out, and count it in their answer.
+find it by its words alone, and count it in their answer.
 """
 
 from __future__ import annotations
@@ -10,156 +10,28 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-from mcp_context_proxy.embedding.embedder import is_unit
-from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
+from mcp_context_proxy.embedding.embeddings import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import Vector
+from mcp_context_proxy.interactions.index import InteractionIndex, Wanted
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.protocol.text import clean
-from mcp_context_proxy.retrieval.vectors import dots
-from mcp_context_proxy.store import (
-    DAY,
-    DECAY_PER_DAY,
-    IN_MEMORY,
-    Interaction,
-    InteractionScope,
-    InteractionStore,
-    InteractionVector,
-    open_store,
-)
+from mcp_context_proxy.protocol.strangers import clean, one_line
+from mcp_context_proxy.retrieval.scoring import calibration_for
+from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore
 from mcp_context_proxy.system.process import time_of_day
-
-READ_AT_ONCE: Final = 1_000
-"""Embeddings that are read at once, 1.5 MB: others who use the store wait some milliseconds at most."""
-
-FORGOTTEN_SHARE: Final = 0.25
-"""Share of forgotten rows from which on they are removed, which copies all others."""
-
-_FACTS = np.dtype(
-    [("seq", "i8"), ("id", "i8"), ("time", "f8"), ("agent", "i4"), ("type", "i4"), ("there", "?")]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Near:
-    """An interaction that is like a query."""
-
-    id: int
-    score: float
-    cosine: float
-
-
-class InteractionVectors:
-    """Embeddings of one model in memory, where searches compare them; ten thousand take 15 MB.
-
-    They follow the store: a search reads the changes since the search before, whichever process made them.
-    Not thread-safe.
-    """
-
-    def __init__(self, store: InteractionStore) -> None:
-        self._store = store
-        self._names: dict[str, int] = {}
-        self._begin("", 0)
-
-    def _begin(self, model_id: str, dimensions: int) -> None:
-        self._model_id, self._latest, self._count = model_id, 0, 0
-        self._facts = np.zeros(0, _FACTS)
-        self._matrix = np.zeros((0, dimensions), np.float32)
-
-    def follow(self, model_id: str, dimensions: int) -> None:
-        """Read the changes of the store, for one model; raises `StoreError`."""
-        if (model_id, dimensions) != (self._model_id, self._matrix.shape[1]):
-            self._begin(model_id, dimensions)
-        # Every embedding that is written gets the next `seq`, so reading goes on after the last one. A
-        # deletion changes only the number of rows; if that differs, the rows that are left are looked up.
-        while fresh := self._store.vectors(model_id, self._latest, READ_AT_ONCE):
-            self._append(fresh)
-        if self._store.vector_count(model_id) != np.count_nonzero(self._known["there"]):
-            self._known["there"] = np.isin(self._known["seq"], self._store.vector_seqs(model_id))
-            there = self._known["there"]
-            if np.count_nonzero(there) < (1 - FORGOTTEN_SHARE) * self._count:
-                self._facts, self._matrix = self._known[there], self._matrix[: self._count][there]
-                self._count = len(self._facts)
-
-    def nearest(
-        self, query: Vector, scope: InteractionScope, top_k: int, factor: float, now: float
-    ) -> tuple[list[Near], int]:
-        """Return those with the best scores, the best first, and the number that was compared.
-
-        Of equal scores, the latest comes first.
-        """
-        facts = self._known
-        within: NDArray[np.bool_] = facts["there"].copy()
-        if scope.agent_name is not None:
-            within &= facts["agent"] == self._names.get(scope.agent_name, -1)
-        if scope.interaction_type is not None:
-            within &= facts["type"] == self._names.get(scope.interaction_type, -1)
-        if scope.before is not None:
-            within &= facts["time"] < scope.before
-        (at,) = np.nonzero(within)
-        cosines = dots(self._matrix[: self._count], query)[at].astype(np.float64)
-        scores = aged(cosines, facts["time"][at], now, factor)
-        best = np.lexsort((-facts["id"][at], -facts["time"][at], -scores))[:top_k]
-        near = [
-            Near(int(facts["id"][at[each]]), float(scores[each]), float(cosines[each]))
-            for each in best
-            if scores[each] > 0
-        ]
-        return near, len(at)
-
-    @property
-    def _known(self) -> NDArray[np.void]:
-        return self._facts[: self._count]
-
-    def _append(self, fresh: list[InteractionVector]) -> None:
-        count, dimensions = self._count + len(fresh), self._matrix.shape[1]
-        if count > len(self._facts):
-            # Twice the size: then rows are copied a few times in all, not with each change.
-            facts, matrix = np.zeros(2 * count, _FACTS), np.empty((2 * count, dimensions), np.float32)
-            facts[: self._count], matrix[: self._count] = self._known, self._matrix[: self._count]
-            self._facts, self._matrix = facts, matrix
-        for at, one in enumerate(fresh, self._count):
-            agent, kind = self._number(one.agent_name), self._number(one.interaction_type)
-            self._facts[at] = (one.seq, one.interaction, one.time, agent, kind, True)
-            # A damaged vector becomes zero, which is like no query.
-            self._matrix[at] = one.vector if is_unit(one.vector, dimensions) else 0
-        self._count, self._latest = count, fresh[-1].seq
-
-    def _number(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
-
-
-def aged(
-    cosines: NDArray[np.float64], times: NDArray[np.float64], now: float, factor: float
-) -> NDArray[np.float64]:
-    """Return the scores of interactions: ``cosine * factor ** days``.
-
-    A cosine below zero counts as zero, so that an interaction unlike the query gains nothing by being old.
-    `times` and `now` are seconds since 1970; a time after `now`, by another clock, counts as now.
-    """
-    days = np.maximum(now - times, 0.0) / DAY
-    scores: NDArray[np.float64] = np.maximum(cosines, 0.0) * np.power(factor, days)
-    return scores
-
 
 SEARCH: Final = "search"
 CALL: Final = "call"
 MESSAGE: Final = "message"
 """The types of interactions that the proxy itself knows; clients may post others."""
 
-TOP_K: Final = 10
-"""Interactions that a search finds, unless it says how many."""
+MOST_FOUND: Final = 1_000
+"""Limit of the number of interactions that a search finds."""
 
 AGENT_CHARACTERS: Final = 100
 """Characters of an agent's name that are kept: they fit on a line."""
@@ -183,8 +55,9 @@ _SECRET_NAME: Final = re.compile(
 )
 """Names of arguments that are not kept."""
 
-Method: TypeAlias = Literal["semantic", "recent"]
-"""The way interactions were found: by meaning and age; or, without an embedding, the latest."""
+Method: TypeAlias = Literal["semantic", "words", "recent"]
+"""The way interactions were found: by meaning, words and age; without an embedding of the query by words and
+age; or the latest."""
 
 Redact: TypeAlias = Callable[[str], str]
 """Removes secrets from a text."""
@@ -196,8 +69,11 @@ class Recollection:
 
     interaction: Interaction
     score: float | None
-    """``cosine * time_decay_factor ** days``; None where nothing could be compared."""
+    """``(cosine + 0.025 * BM25F) * boost * time_decay_factor ** days``; None in a list of the latest."""
     cosine: float | None
+    """None if the interaction or the query has no embedding."""
+    times: int = 1
+    """Interactions of this type with the same text, of which this is the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +86,7 @@ class Recall:
     known: int
     """Number of interactions of the agent and type in question."""
     without_embedding: int
-    """Number of those without an embedding, which a search by meaning leaves out."""
+    """Number of those without an embedding, which a search compares by words alone."""
     note: str | None = None
     """A remark for the client on how these were found."""
 
@@ -234,7 +110,8 @@ class InteractionMemory:
         self._keep, self._characters = config.interactions, config.limits.interaction_characters
         self.redact: Redact = Redactor(all_secrets_of(config))
         """Removes secrets from a text; may be replaced."""
-        self._vectors, self._comparing = InteractionVectors(store), threading.Lock()
+        self._index = InteractionIndex(store, config.interactions, calibration_for(config.embedding))
+        self._comparing = threading.Lock()
 
     def add(self, interactions: Sequence[Interaction]) -> list[Interaction]:
         """Keep interactions, all or none, and return them as they are in the store."""
@@ -254,6 +131,14 @@ class InteractionMemory:
         """Keep presentable interactions, all or none, and return them with their ids."""
         now = self._clock()
         return self._store.put(presentable, now, self._keep.keep, now - self._keep.keep_days * DAY)
+
+    def known(self, presentable: Sequence[Interaction]) -> set[Interaction]:
+        """Return those that are kept already, whatever their ids."""
+        return self._store.equal(presentable)
+
+    def room(self) -> int:
+        """Return the number of interactions that can be kept before the oldest are forgotten."""
+        return self._keep.keep - self._store.count(InteractionScope())
 
     def embed(self, interactions: Sequence[Interaction]) -> None:
         """Embed interactions; raises `EmbeddingCancelledError` when the proxy is stopping."""
@@ -276,38 +161,69 @@ class InteractionMemory:
         self,
         query: str,
         agent_name: str | None = None,
-        top_k: int = TOP_K,
-        time_decay_factor: float = DECAY_PER_DAY,
+        top_k: int | None = None,
+        time_decay_factor: float | None = None,
         interaction_type: str | None = None,
     ) -> Recall:
-        """Find interactions that are like a query, by default of all agents and types.
+        """Find interactions that a query means, by default of all agents and types.
 
-        Old ones count less: `time_decay_factor` is the share of a score that is left after a day. Without an
-        embedding of the query, this finds the latest ones. The answer says which method was used.
+        Without an embedding of the query, this compares words, and returns the latest interactions if none
+        has the words. The answer says which method was used.
+
+        Args:
+            query: Any words.
+            agent_name: Only of this agent.
+            top_k: Number of results, 1 to 1,000; by default that of the configuration.
+            time_decay_factor: Share of a score that is left after a day, above 0 and at most 1; by default
+                that of the configuration for each type.
+            interaction_type: Only of this type.
+
+        Raises:
+            ValueError: a number is outside its bounds.
         """
-        scope = scope_of(agent_name, interaction_type)
+        top_k = self._keep.top_k if top_k is None else top_k
+        check_numbers(top_k, time_decay_factor)
+        scope, note = scope_of(agent_name, interaction_type), ""
+        model_id, vector = None, None
         try:
             model_id, (vector,) = self._model.run(
                 lambda model: (model.model_id, model.embed_queries([query]))
             )
         except (ModelError, EmbeddingCancelledError) as error:
-            note = f"The query has no embedding, so these are the latest interactions: {error}."
-            return replace(self.recent(agent_name, top_k, interaction_type), note=note)
+            note = f"The query has no embedding, so only words were compared: {error}."
+        wanted = Wanted(query, vector, scope, top_k, time_decay_factor)
         with self._comparing:
-            self._vectors.follow(model_id, len(vector))
-            near, compared = self._vectors.nearest(vector, scope, top_k, time_decay_factor, self._clock())
+            self._index.follow(model_id, 0 if vector is None else len(vector))
+            near, unembedded = self._index.nearest(wanted, self._clock())
         by_id = {one.id: _readable(one) for one in self._store.get([one.id for one in near])}
-        results = [Recollection(by_id[one.id], one.score, one.cosine) for one in near if one.id in by_id]
+        results = tuple(
+            Recollection(by_id[one.id], one.score, one.cosine, one.times) for one in near if one.id in by_id
+        )
         known = self._store.count(scope)
-        left_out = max(known - compared, 0)
-        missing = "1 interaction has" if left_out == 1 else f"{left_out:,} interactions have"
-        note = f"{missing} no embedding and could not be compared; mcp-context-proxy backfill embeds them."
-        return Recall(tuple(results), "semantic", known, left_out, note if left_out else None)
+        if vector is None:
+            if not results:
+                note = note.replace("so only words were compared", "so these are the latest interactions")
+                return replace(self.recent(agent_name, top_k, interaction_type), note=note)
+            return Recall(results, "words", known, known, note)
+        if unembedded:
+            have = "1 interaction has" if unembedded == 1 else f"{unembedded:,} interactions have"
+            note = (
+                f"{have} no embedding and could be compared by words only; mcp-context-proxy backfill embeds "
+                "them."
+            )
+        return Recall(results, "semantic", known, unembedded, note or None)
 
     def recent(
-        self, agent_name: str | None = None, limit: int = TOP_K, interaction_type: str | None = None
+        self, agent_name: str | None = None, limit: int | None = None, interaction_type: str | None = None
     ) -> Recall:
-        """Return the latest interactions, newest first."""
+        """Return the latest interactions, newest first; by default as many as a search finds.
+
+        Raises:
+            ValueError: the limit is below 1.
+        """
+        limit = self._keep.top_k if limit is None else limit
+        if limit < 1:
+            raise ValueError(f"limit is {limit}; it must be at least 1")
         scope = scope_of(agent_name, interaction_type)
         results = tuple(Recollection(_readable(one), None, None) for one in self._store.latest(limit, scope))
         return Recall(results, "recent", self._store.count(scope), 0)
@@ -321,54 +237,13 @@ class InteractionMemory:
         return self._store.forget_one(interaction)
 
 
-class Interactions(InteractionMemory):
-    """A memory of interactions for programs without a proxy, with a store and a model of its own.
-
-    Blocking and thread-safe. Close it, or use it as a context manager.
-    """
-
-    def __init__(self, store: Path | str = IN_MEMORY, config: Config | None = None) -> None:
-        """Open a memory.
-
-        Args:
-            store: A file that keeps it, such as a proxy's; by default nothing is kept after closing.
-            config: Bounds of the interactions kept, and the embedding model; by default as in the proxy.
-        """
-        config = config or Config()
-        self._opened = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
-        self._lazy = LazyModel(partial(open_model, config))
-        super().__init__(self._lazy, self._opened.interactions, config)
-
-    def record(
-        self, agent_name: str, interaction_type: str, content: str, when: float | None = None
-    ) -> Interaction:
-        """Keep and embed an interaction; return it as it is kept.
-
-        Args:
-            agent_name: Name of the agent.
-            interaction_type: Such as ``search``, ``call`` or ``message``.
-            content: The text of the interaction.
-            when: Seconds since 1970; by default now.
-
-        Raises:
-            StoreError: it was not kept.
-            ModelError: it was kept, and has no embedding.
-        """
-        moment = time_of_day() if when is None else when
-        (kept,) = self.add([Interaction(agent_name, interaction_type, content, moment)])
-        self.embed([kept])
-        return kept
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the model and the store."""
-        self._lazy.close()
-        self._opened.close()
+def check_numbers(top_k: int, time_decay_factor: float | None) -> None:
+    """Raise `ValueError` if the numbers of a search are outside their bounds."""
+    if not 1 <= top_k <= MOST_FOUND:
+        raise ValueError(f"top_k is {top_k}; it must be between 1 and {MOST_FOUND:,}")
+    # Also for a number that is none (NaN): no comparison with it is true.
+    if time_decay_factor is not None and not 0 < time_decay_factor <= 1:
+        raise ValueError(f"time_decay_factor is {time_decay_factor}; it must be above 0 and at most 1")
 
 
 def scope_of(

@@ -22,7 +22,7 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairIndex, PairUpdates, Use, key_of, pruned
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, PairId, StatisticsStore
 from mcp_context_proxy.system.process import time_of_day

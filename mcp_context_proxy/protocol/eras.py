@@ -125,6 +125,16 @@ def meta_of(params: Members) -> Members:
         return {}
 
 
+def name_of(client_info: Raw | None) -> str | None:
+    """Return the name by which a client introduces itself; None if it gives none."""
+    if client_info is None:
+        return None
+    try:
+        return envelope.text(envelope.members(client_info).get("name")) or None
+    except msgspec.DecodeError:
+        return None
+
+
 def is_modern(meta: Members) -> bool:
     """Return whether ``_meta`` is a complete envelope of the modern era."""
     version, capabilities = meta.get(VERSION_KEY), meta.get(CLIENT_CAPABILITIES_KEY)

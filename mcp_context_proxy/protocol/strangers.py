@@ -2,6 +2,11 @@
 
 Strangers are servers, authorization servers, model services and other sessions. Everything that they say
 passes here on its way to a reader, except the results of calls, which pass byte for byte.
+
+`clean` removes characters that a person cannot see from text that a model or a person will read. Characters
+are removed, never replaced, so that nothing is added and lines keep their numbers. Joiners and variation
+selectors stay where a script or an emoji needs them, because people write with them. It takes time in
+proportion to the text, whatever the text is.
 """
 
 from __future__ import annotations
@@ -9,11 +14,12 @@ from __future__ import annotations
 import json
 import logging
 import re
+import unicodedata
 from collections.abc import Callable
-from typing import Final
+from functools import lru_cache
+from typing import Final, Literal
 
 from mcp_context_proxy.config.secrets import NOTICE
-from mcp_context_proxy.protocol.text import clean
 
 SAID_CHARACTERS: Final = 10_000
 """Characters of an error or a log message that pass: more than anybody reads of one."""
@@ -181,3 +187,141 @@ class LogFormatter(logging.Formatter):
 
 def _printable(char: str) -> str:
     return char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+
+
+_CONTROLS: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+"""C0 and C1 but for tab and newline."""
+
+_BLANKS: Final = frozenset(
+    "\u034f"  # combining grapheme joiner
+    "\u17b4\u17b5"  # inherent vowels of Khmer
+    "\u2800"  # braille without dots
+    "\u3164\uffa0"  # Hangul fillers outside of syllables
+    "\ufffc"  # the place of an object that is not there
+    "\U00013441\U00013442"  # blanks between hieroglyphs
+    "\U0001d159"  # a note without a head
+)
+"""Letters, marks and symbols, by their category, of which nothing is drawn."""
+
+_VISIBLE_FORMATS: Final = frozenset(
+    "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+)
+"""Signs drawn around the digits or letters after them, although their category is that of controls."""
+
+_RESERVED: Final = (range(0x1F000, 0x1FB00), range(0x20000, 0x323B0))
+"""Code points kept for pictographs and ideographs: a person may use one that is younger than this Python."""
+
+_MONGOLIAN: Final = r"\u1820-\u18aa"
+_JOINING_SCRIPTS: Final = (
+    r"\u0620-\u06ff\u0700-\u074f\u0750-\u077f\u07ca-\u07ff\u0840-\u085f\u0860-\u08ff"  # Arabic and kin
+    r"\ufb50-\ufdff\ufe70-\ufefc"  # Arabic presentation forms
+    r"\u0900-\u0dff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1b00-\u1b7f\ua840-\uabff"  # Indic and kin
+    r"\U00010a00-\U00010aff\U00011000-\U00011fff\U0001e900-\U0001e95f" + _MONGOLIAN
+)
+_PICTOGRAPHS: Final = r"\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
+_IDEOGRAPHS: Final = r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_VARIED: Final = (
+    r"#*0-9\u00a9\u00ae\u1000-\u109f\u2010-\u2027\u2030-\u205f\u2070-\u33ff\ua840-\ua87f\uaa60-\uaa7f"
+    r"\U00010000-\U0001ffff" + _IDEOGRAPHS
+)
+
+_SELECTED: Final = (
+    re.compile(rf"[{_VARIED}][\ufe00-\ufe0f]"),
+    re.compile(rf"[{_IDEOGRAPHS}][\U000e0100-\U000e01ef]"),
+    re.compile(rf"[{_MONGOLIAN}][\u180b-\u180d\u180f]"),
+)
+"""A character of which there are variants, and a selector of one."""
+
+_JOINED: Final = (
+    # Scripts in which a joiner changes the shape of the letter before it, also at the end of a word.
+    re.compile(rf"[{_JOINING_SCRIPTS}][\u200c\u200d]"),
+    re.compile(rf"[{_PICTOGRAPHS}]\u200d[{_PICTOGRAPHS}]"),
+    re.compile(rf"[{_MONGOLIAN}]\u180e"),
+    re.compile("[\U00018b00-\U00018cff]\U00016fe4"),  # Khitan
+)
+"""A character, a joiner, and the character after it where that matters."""
+
+_ATTACHED: Final = re.compile("[\u200c\u200d\u180b-\u180f\ufe00-\ufe0f\U00016fe4\U000e0100-\U000e01ef]+")
+"""Joiners and variation selectors, which are drawn only by their effect on the character before them."""
+
+LONGEST_RUN: Final = 8
+"""Characters of such a run that are looked at: people write two at most."""
+
+_FILLERS: Final = re.compile("[\u115f\u1160]+")
+"""Fillers for a missing consonant or vowel in a syllable of conjoining Hangul letters."""
+
+_CONJOINING: Final = re.compile("[\u1100-\u115e\u1161-\u11ff]")
+
+_ESCAPE_SEQUENCE: Final = re.compile(
+    rf"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor
+    rf"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\n{_CONTROLS}]*(?:\x07|\x1b\\|\x9c)"  # titles, hyperlinks
+    rf"|\x1b[ -/]*[0-~]"  # two-character escapes
+)
+"""ECMA-48. No part can run over a control character, so matching stays linear in the text."""
+
+_CROWD: Final = re.compile("((?:[^\\w\x00-\x7f]|[\uff9e\uff9f]){30})(?:[^\\w\x00-\x7f]|[\uff9e\uff9f])+")
+"""More marks than any letter has, by Unicode's Stream-Safe Text Format, or a line drawn with characters.
+Normalization sorts the marks of a letter in time that is the square of their number."""
+
+_UNUSUAL: Final = re.compile(r"[^\t\n -~]")
+
+
+def clean(text: str) -> str:
+    """Remove control characters, terminal escapes, bidi controls and invisible characters.
+
+    Private and unassigned characters are removed as well: no font draws them, and a model may read them.
+    Newlines and tabs stay, and joiners where a script or an emoji needs them. A clean text is returned as is.
+    """
+    if _UNUSUAL.search(text) is None:
+        return text
+    found = set(text)
+    if "\x1b" in found or "\x9b" in found or not found.isdisjoint("\x90\x98\x9d\x9e\x9f"):
+        text = _ESCAPE_SEQUENCE.sub("", text)
+    if unseen := {ord(character): None for character in found if _is_unseen(character)}:
+        text = text.translate(unseen)
+    # Each sees only neighbours that stay, so that cleaning a clean text changes nothing.
+    text = _ATTACHED.sub(_effective, text)
+    return _FILLERS.sub(_filling, text)
+
+
+def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:
+    """Return a text in a normalization form of Unicode, without crowds of marks on one letter."""
+    return text if text.isascii() else unicodedata.normalize(form, _CROWD.sub(r"\1", text))
+
+
+def _is_unseen(character: str) -> bool:
+    """Return whether nothing is ever drawn for a character, wherever it stands."""
+    if character.isprintable():
+        return character in _BLANKS
+    if character in "\t\n" or character in _VISIBLE_FORMATS or _ATTACHED.match(character):
+        return False
+    if unicodedata.category(character) == "Cn":
+        code = ord(character)
+        return code & 0xFFFE == 0xFFFE or not any(code in block for block in _RESERVED)
+    return unicodedata.category(character) != "Zs"
+
+
+def _effective(run: re.Match[str]) -> str:
+    """Return the characters of a run that have an effect: one selector at its beginning, and one joiner."""
+    text, (start, end) = run.string, run.span()
+    before, after = text[start - 1 : start], text[end : end + 1]
+    return _kept(before, run[0][:LONGEST_RUN], after)
+
+
+@lru_cache(maxsize=4096)
+def _kept(before: str, attached: str, after: str) -> str:
+    kept = attached[0] if any(one.match(before + attached[0]) for one in _SELECTED) else ""
+    for character in attached[len(kept) :]:
+        if any(one.match(before + character + after) for one in _JOINED):
+            return kept + character
+    return kept
+
+
+def _filling(run: re.Match[str]) -> str:
+    """Return the fillers of a run that fill a syllable: next to a letter of it."""
+    text, (start, end), fillers = run.string, run.span(), run[0]
+    begins = _CONJOINING.match(text[start - 1 : start]) is not None
+    ends = _CONJOINING.match(text, end) is not None
+    if len(fillers) <= 2 and (begins or ends):
+        return fillers
+    return fillers[: int(begins)] + fillers[len(fillers) - int(ends) :]

@@ -19,9 +19,15 @@ import msgspec
 import numpy as np
 
 from mcp_context_proxy.config import Limits, RerankConfig
+from mcp_context_proxy.embedding.embeddings import (
+    feed,
+    inputs_of,
+    open_session,
+    open_tokenizer,
+    unknown_inputs,
+)
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
 from mcp_context_proxy.embedding.folder import TOKENIZER, graph_of, max_tokens_of
-from mcp_context_proxy.embedding.model import feed, inputs_of, open_session, open_tokenizer, unknown_inputs
 from mcp_context_proxy.errors import ModelError, RerankError
 from mcp_context_proxy.rerank.reranker_model import ANSWER_TOKENS, SYSTEM, Candidate, Question
 from mcp_context_proxy.system import threads

@@ -25,8 +25,7 @@ from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.mistakes import in_words
-from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean, one_line
 
 SYSTEM: Final = (
     "You put tools in the order of how well they serve a request. "

@@ -113,6 +113,15 @@ class LexicalIndex:
         exact = np.where(frequencies > 0, rarity.astype(np.float32), rarity)
         return LexicalScores(scores, dict(zip(terms, exact.tolist(), strict=True)))
 
+    def shares(self, idf: Mapping[str, float]) -> NDArray[np.float64]:
+        """Return the share by item of the idf of some terms that it has, 0 to 1."""
+        which, having, _ = self._weighted_counts(list(idf))
+        rarity = np.fromiter(idf.values(), np.float64, len(idf))
+        total = rarity.sum() or 1.0
+        found = np.bincount(having, rarity[which], int(self.firsts[-1])) / total
+        # Sums in another order may exceed the whole by a rounding.
+        return np.minimum(np.round(found, 9), 1.0)
+
     def has(self, term: str) -> bool:
         """Return whether any item has a term."""
         number = hash(term)

@@ -31,6 +31,10 @@ PLACES_BEFORE_SUSPECTS = 5
 """Places of other tools before suspected ones, even where fewer would have been selected: they must not
 displace any. Also the lowest number of places where suspected tools are ranked among others."""
 
+HALF_AS_NEAR = 0.5
+"""Share of the score of the best suspected tool from which on another tool, beside the best, comes before it:
+what is less near than that only fills places."""
+
 SHARE_OF_SUSPECTS = 0.5
 """Share of the places of a selection that suspected tools may have where no others fit."""
 
@@ -320,7 +324,8 @@ def _rank(
     Suspected tools are scored apart from the others and not left out, for the suspicion may be wrong:
 
     - Where others fit, those that would have been selected come last: the best one of each suspected server,
-      and more if there are few others. ``top_n`` and ``include_score`` hold for all of them together.
+      and more if there are few others. ``top_n`` and ``include_score`` hold for all of them together. Only
+      what is less than `HALF_AS_NEAR` comes after them.
     - Where none of the others fits, suspected ones are ranked among them, in at most half of the places.
     - Where there are no others, or the query names a tool or past use speaks for it, it is ranked as usual.
     """
@@ -347,26 +352,47 @@ def _rank(
     demoted, more = suspects.ranked(options)
     if fits:
         wanted = _selected_unless_suspected(results, demoted, options)
-        first = {one.item.server: one for one in reversed(wanted) if isinstance(one.item, Tool)}
-        kept = min(len(results), max(options.most - len(first), PLACES_BEFORE_SUSPECTS))
-        room = min(options.most - kept, max(len(first), PLACES_BEFORE_SUSPECTS - kept))
-        wanted.sort(key=lambda one: one not in first.values())
-        taken = sorted(wanted[: max(0, room)], key=lambda one: -one.score)
+        first = list(
+            {one.item.server: one for one in reversed(wanted) if isinstance(one.item, Tool)}.values()
+        )
         if options.share_of_best is None:
-            places = max(0, options.top_n - min(kept, options.top_n))
-            taken = [one for place, one in enumerate(demoted) if place < places or _is_near(one, options)]
-        selected = [*results[:kept], *taken]
+            selected = _first_by_number(results, demoted, first, options)
+        else:
+            kept = min(len(results), max(options.most - len(first), PLACES_BEFORE_SUSPECTS))
+            room = min(options.most - kept, max(len(first), PLACES_BEFORE_SUSPECTS - kept))
+            wanted.sort(key=lambda one: one not in first)
+            taken = sorted(wanted[: max(0, room)], key=lambda one: -one.score)
+            near = _number_near(results[:kept], taken)
+            selected = [*results[:near], *taken, *results[near:kept]]
         any_fits = True
     else:
         evidence = suspects.evidence(calibration)
         any_fits = suspects.fits(calibration, evidence)
         places = max(len(results), min(len(demoted), PLACES_BEFORE_SUSPECTS))
         taken = demoted[: max(1, int(SHARE_OF_SUSPECTS * places), places - len(results))]
-        kept = places - len(taken)
-        selected = sorted([*results[:kept], *taken], key=lambda one: -one.score)
-    left = [one for one in demoted if one not in taken]
-    others = [*results[kept:], *others, *left, *more][: max(0, options.depth - len(selected))]
+        selected = sorted([*results[: places - len(taken)], *taken], key=lambda one: -one.score)
+    left = [one for one in demoted if one not in selected]
+    others = [*(one for one in results if one not in selected), *others, *left, *more]
+    others = others[: max(0, options.depth - len(selected))]
     return _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
+
+
+def _first_by_number(
+    results: Sequence[Result], demoted: Sequence[Result], first: Sequence[Result], options: SearchOptions
+) -> list[Result]:
+    """Return ``top_n`` results, and those beyond that are selected for their cosine.
+
+    Results that are far from what is meant give way to ``first``, the best tool of each suspected server.
+    """
+    near = _number_near(results, demoted)
+    ordered = [*results[:near], *first, *results[near:], *(one for one in demoted if one not in first)]
+    return [one for place, one in enumerate(ordered) if place < options.top_n or _is_near(one, options)]
+
+
+def _number_near(results: Sequence[Result], suspects: Sequence[Result]) -> int:
+    """Return how many results come before suspected tools: the best, and those that are not far from it."""
+    least = HALF_AS_NEAR * max((one.score for one in suspects), default=0.0)
+    return len(results[:1]) + sum(one.score >= least for one in results[1:])
 
 
 def _is_near(result: Result, options: SearchOptions) -> bool:

@@ -49,7 +49,8 @@ WRITTEN_OUT_SHARE = 0.7
 """Weight of the words that a short form stands for."""
 
 VALUE_SHARE = 0.3
-"""Weight of a word in a value, and of the words that say what the value is."""
+"""Weight of a word in a value, and of the words that say what the value is, unless it is all that an order is
+about."""
 
 CARRIED_SHARE = 0.4
 """Weight of a word that an order only carries."""
@@ -112,6 +113,9 @@ _PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
 _AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create"}
 """Verbs that are names of something else as nouns, with how they are understood where they open an order."""
 
+_FIRST_VERBS: Final[Mapping[str, str]] = {"remember": "save to memory", "memorize": "save to memory"}
+"""Verbs for which tools have other words; they count where they stand first: "do you remember" asks."""
+
 _AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"})
 """Words that follow such a verb: "file a bug", but not "file the report under finance"."""
 
@@ -169,11 +173,14 @@ _DIVIDER = re.compile(
 after "and" also where a question word does."""
 
 _CARRYING_VERBS = """
-file create report log post send write tell remind note email message mail dm reply comment announce draft
-inform
+file create report log post send write tell remind remember memorize note email message mail dm reply comment
+announce draft inform ask
 """
 _CARRYING: Final = frozenset(_CARRYING_VERBS.split())
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
+
+_REMEMBERING: Final = frozenset({"remember", "memorize", "note"})
+"""Those of them that need no other object: "remember that tabs are preferred"."""
 
 _CARRIED = re.compile(
     r":\s++|\s(?:that|about|saying|says|titled|called|named)\s++(?!(?:it|this|them|these|those)\b)",
@@ -248,6 +255,7 @@ def read_query(
     openings = set(_openings(written, needs))
     in_english = not _is_foreign(written)
     compared, foreign = dict[str, str | None](), set[str]()
+    kinds, plain = list[tuple[str, float]](), 0
     pieces, end = list[str](), 0
     for start, token, is_first in _tokens(written):
         weight = 1.0
@@ -259,7 +267,7 @@ def read_query(
             ending = token.rpartition(".")[2].lower() if kind == "file" else ""
             count(token, min(weight, VALUE_SHARE), asked)
             count(ending, weight, asked)
-            count(kind, min(weight, VALUE_SHARE), added)
+            kinds.append((kind, weight))
             replacement = f"{token} ({ending} {kind})" if ending else f"{token} ({kind})"
         elif (meant := stands_for.get(lower) or _written_out(token)) is not None or (
             is_first and (meant := _command(lower, written[start:])) is not None
@@ -267,7 +275,7 @@ def read_query(
             count(token, weight, asked)
             count(meant, weight * WRITTEN_OUT_SHARE, added)
             replacement = meant
-        elif start in openings and (meant := _as_verb(lower, written[start:])) is not None:
+        elif start in openings and (meant := _as_verb(lower, written[start:], is_first)) is not None:
             # As a verb, "file" has nothing to do with files, and "book" nothing with address books.
             count(token, VALUE_SHARE, asked)
             count(meant, SYNONYM_SHARE, added)
@@ -283,9 +291,13 @@ def read_query(
                         compared[lower] = correction(lower, catalog)
                 replacement = compared.get(lower) or token
             count(replacement, weight if replacement is token else weight * CORRECTED_SHARE, asked)
+        plain += kind is None and lower not in STOP_WORDS
         if replacement is not token:
             pieces += [written[end:start], replacement]
             end = start + len(token)
+    for kind, weight in kinds:
+        # Beside nothing but a verb, a value is all that the order is about: "close #42" means an issue.
+        count(kind, weight if plain <= 1 else min(weight, VALUE_SHARE), added)
     whole = written
     if pieces:
         whole = "".join([*pieces, written[end:]])
@@ -369,7 +381,8 @@ def _carried(query: str, needs: Sequence[_Span]) -> tuple[list[_Span], list[_Spa
             if telling is None:
                 telling, first = telling_places(need), _first_word(need)
             may_carry = match.group().startswith(":") or first in _CARRYING
-            if may_carry and bisect_left(telling, match.start()) >= LEAST_TELLING:
+            least = 1 if first in _REMEMBERING else LEAST_TELLING
+            if may_carry and bisect_left(telling, match.start()) >= least:
                 spans.append((start + match.end(), end))
                 if match.group().split()[0].lower() == "that":
                     reported.append(spans[-1])
@@ -443,10 +456,11 @@ def _openings(query: str, needs: Sequence[_Span]) -> Iterator[int]:
             yield start + match.start()
 
 
-def _as_verb(word: str, query: str) -> str | None:
+def _as_verb(word: str, query: str, is_first: bool) -> str | None:
     """Return what a word asks for as a verb, where the words after it say that it is one."""
     following = query.split(maxsplit=2)[1:2]
-    return _AS_VERBS.get(word) if following and following[0].lower() in _AFTER_VERBS else None
+    as_verb = _AS_VERBS.get(word) if following and following[0].lower() in _AFTER_VERBS else None
+    return as_verb or (_FIRST_VERBS.get(word) if is_first else None)
 
 
 def _is_foreign(query: str) -> bool:

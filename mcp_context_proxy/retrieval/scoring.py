@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from math import isinf
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,14 +239,7 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
 def evidence(
     cosine: float, vector: NDArray[np.float32], background: NDArray[np.float32], coverage: float
 ) -> float:
-    """Return the evidence that a catalog has an item that is meant, 0 to 1.
-
-    A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
-    every model has its own scale. So the best cosine is compared with the query's cosines with general
-    requests, in standard deviations, as scores of speakers are normalised before they are accepted (z-norm).
-    Either that or the words of the query may be enough, so both are combined as a noisy or, ``1 - (1 -
-    meaning) * (1 - coverage)``. The constants were chosen on queries to catalogs that cannot answer them;
-    benchmarks/retrieval.md has the results.
+    """Return the evidence that a catalog has an item that is meant, 0 to 1 (see `evidences`).
 
     Args:
         cosine: The best of any item with the query as a whole.
@@ -254,10 +247,35 @@ def evidence(
         background: Vectors of general requests, one a row.
         coverage: The share of the highest possible BM25F that the best item has, 0 to 1.
     """
+    return float(evidences(np.array([cosine]), vector, background, np.array([coverage]))[0])
+
+
+def evidences(
+    cosines: NDArray[Any],
+    vector: NDArray[np.float32],
+    background: NDArray[np.float32],
+    coverage: NDArray[Any],
+) -> NDArray[np.float64]:
+    """Return the evidence by item that it is meant, 0 to 1.
+
+    A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
+    every model has its own scale. So the cosine is compared with the query's cosines with general requests,
+    in standard deviations, as scores of speakers are normalised before they are accepted (z-norm). Either
+    that or the words of the query may be enough, so both are combined as a noisy or, ``1 - (1 - meaning) *
+    (1 - coverage)``. The constants were chosen on queries to catalogs that cannot answer them;
+    benchmarks/retrieval.md has the results.
+
+    Args:
+        cosines: By item, with the query as a whole.
+        vector: The vector of the query as a whole.
+        background: Vectors of general requests, one a row.
+        coverage: By item, the share of the query's idf that it has, 0 to 1.
+    """
     near = np.round((background @ vector).astype(np.float64), DECIMALS)
-    deviations = (cosine - float(near.mean())) / (float(near.std()) or 1.0)
-    meaning = min(max(deviations / CERTAIN_DEVIATIONS, 0.0), 1.0)
-    return 1 - (1 - meaning) * (1 - coverage)
+    deviations = (cosines.astype(np.float64) - float(near.mean())) / (float(near.std()) or 1.0)
+    meaning = np.clip(deviations / CERTAIN_DEVIATIONS, 0.0, 1.0)
+    found: NDArray[np.float64] = 1 - (1 - meaning) * (1 - coverage)
+    return found
 
 
 def needed_evidence(items: int) -> float:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.protocol.text import normalized
+from mcp_context_proxy.protocol.strangers import normalized
 
 _ENGLISH = (
     "a about all also am an and any are as at be been being but by can could did do does for from had has "

@@ -261,16 +261,6 @@ class InteractionLog:
 
         def interaction() -> Interaction:
             content = memory.call(tool.exposed_name, bytes(arguments), goal)
-            return Interaction(agent_of(client) or "", CALL, content, now)
+            return Interaction(eras.name_of(client) or "", CALL, content, now)
 
         self.recorder.note(interaction)
-
-
-def agent_of(client_info: Raw | None) -> str | None:
-    """Return the name by which a client introduces itself; None if it gives none."""
-    if client_info is None:
-        return None
-    try:
-        return envelope.text(envelope.members(client_info).get("name")) or None
-    except msgspec.DecodeError:
-        return None

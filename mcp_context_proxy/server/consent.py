@@ -29,8 +29,7 @@ from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.notifications import ChangeNotifier

@@ -140,10 +140,11 @@ class RecallArguments(msgspec.Struct, forbid_unknown_fields=True):
     query: Annotated[str, Meta(min_length=1, description="What it was about")]
     agent_name: Annotated[str | None, Meta(description="Only of this agent")] = None
     interaction_type: Annotated[str | None, Meta(description="Such as search, call or message")] = None
-    top_k: Number = 10
-    time_decay_factor: Annotated[
-        float, Meta(gt=0, le=1, description="Share of a score that is left after a day: 0.95")
-    ] = 0.95
+    top_k: Number | None = None
+    time_decay_factor: (
+        Annotated[float, Meta(gt=0, le=1, description="Share of a score that is left after a day: 0.95")]
+        | None
+    ) = None
 
 
 class ReadArguments(msgspec.Struct, forbid_unknown_fields=True):

@@ -37,7 +37,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.results import ReadError, read, with_note
-from mcp_context_proxy.server.after_call import InteractionLog, agent_of
+from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
@@ -65,13 +65,12 @@ from mcp_context_proxy.server.meta_definitions import (
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client, client_capabilities
-from mcp_context_proxy.server.rendering import part_text, recall_data, recall_text
+from mcp_context_proxy.server.rendering import part_text, recall_data, recall_text, search_data
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
     Note,
     answer_tokens,
     current_name,
-    search_data,
     search_notes,
     search_text,
 )
@@ -195,14 +194,14 @@ class MetaTools:
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
         if self.log is not None:
-            self.log.searched(answer.context.query, agent_of(caller.client_info))
+            self.log.searched(answer.context.query, eras.name_of(caller.client_info))
         if caller.session is not None:
             caller.session.query = answer.context.query
             self.changes.show(caller.session, sorted(answer.tool_names))
         session: SessionContext | None = handle or caller.session
         noted = None
         if not _wants_data(params):
-            agent = agent_of(caller.client_info)
+            agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
         if caller.session is not None:

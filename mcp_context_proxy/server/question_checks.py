@@ -15,8 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mcp_context_proxy.catalog.definitions import LETTERS
-from mcp_context_proxy.protocol.strangers import quoted
-from mcp_context_proxy.protocol.text import normalized
+from mcp_context_proxy.protocol.strangers import normalized, quoted
 
 URL_CHARACTERS = 8192
 """Longest URL that a person may be sent to; browsers and servers take no longer ones."""

@@ -35,8 +35,7 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.strangers import named, quoted, unmarked
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean, named, quoted, unmarked
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.question_checks import secret_field, url_refusal

@@ -1,28 +1,38 @@
-"""Rendering of contexts and recalled interactions for models.
+"""Contexts and recalled interactions as text for models; both, and found items, as data for programs.
 
-`search_answers` has the answers to searches.
+`search_answers` has the text of answers to searches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from mcp_context_proxy.catalog.document_reading import Part
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import item_by
 from mcp_context_proxy.interactions.memory import Recall
-from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, ToolClass
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.retrieval.results import Result
+from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.search_answers import (
     HOW_TO_READ_FILES,
+    Detail,
+    Note,
+    current_name,
     how_to_call,
     over_budget,
     read_mark,
+    schema_of,
+    shown_name,
     summary,
+    tool_signature,
 )
-from mcp_context_proxy.server.tool_signatures import Detail, schema_of, tool_signature
 
 LISTED: Final = Detail(characters=200, optional=6, depth=2)
 """Amount that a list of tools tells about each."""
@@ -94,11 +104,11 @@ def recall_text(found: Recall) -> str:
     for one in found.results:
         interaction = one.interaction
         when = datetime.fromtimestamp(interaction.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        score = "" if one.score is None else f", score {one.score:.2f}"
+        times = "" if one.times == 1 else f", {one.times:,} times"
         # On one line, so that no content can pass for another interaction.
         content = one_line(interaction.content, RECALLED_CHARACTERS)
         lines.append(
-            f"- {when}, {interaction.interaction_type} of {interaction.agent_name}{score}: {content}"
+            f"- {when}, {interaction.interaction_type} of {interaction.agent_name}{times}: {content}"
         )
     if found.results:
         lines.insert(0, RECALLED)
@@ -116,6 +126,7 @@ def recall_data(found: Recall) -> dict[str, Any]:
             "time": one.interaction.time,
             "score": None if one.score is None else round(one.score, 4),
             "cosine": None if one.cosine is None else round(one.cosine, 4),
+            "times": one.times,
         }
         for one in found.results
     ]
@@ -125,4 +136,67 @@ def recall_data(found: Recall) -> dict[str, Any]:
         "known": found.known,
         "without_embedding": found.without_embedding,
         "note": found.note,
+    }
+
+
+def search_data(answer: SearchAnswer, notes: Sequence[Note], name_of: NameOf = EXPOSED) -> dict[str, Any]:
+    """Return the answer to a search as data for programs, with whole descriptions and schemas."""
+    context, found = answer.context, answer.found
+    data: dict[str, Any] = {
+        "query": context.query,
+        "fits": bool(found.results),
+        "results": [item_data(result, with_schema=True, name_of=name_of) for result in found.results],
+        "method": found.tools.method,
+        "known": found.known,
+        "request_id": context.id,
+    }
+    if found.near_misses or not found.results:
+        data["near_misses"] = [
+            item_data(result, with_schema=True, name_of=name_of) for result in found.near_misses
+        ]
+    if answer.told:
+        data["documents"] = [
+            {"uri": one.document.uri, "delivered": one.delivery, "text": one.text} for one in answer.told
+        ]
+    if context.dropped:
+        data["dropped"] = [
+            {"name": current_name(item, found.snapshot, name_of), "tokens": item.tokens}
+            for item in context.dropped
+        ]
+    if context.rerank is not None:
+        data["rerank"] = {"used": context.rerank.used, "reason": context.rerank.reason}
+    if found.tools.indexed is not None:
+        data["indexed"] = dict(zip(("done", "total"), found.tools.indexed, strict=True))
+    if told := [*(note.text for note in notes), *filter(None, [found.filter_note])]:
+        data["note"] = " ".join(told)
+    return data
+
+
+def item_data(result: Result, with_schema: bool, name_of: NameOf = EXPOSED) -> Mapping[str, Any]:
+    """Return a found item as data."""
+    item = result.item
+    common = {"score": round(result.score, 4), "why": result.why}
+    if result.learned > 0:
+        common["learned"] = round(result.learned, 4)
+    if result.twins:
+        common["also"] = [shown_name(twin, name_of) for twin in result.twins]
+    if isinstance(item, Document):
+        return {
+            "type": str(item.kind),
+            "name": item.name,
+            "uri": item.uri,
+            "description": item.description,
+            "excerpt": result.chunk,
+            **common,
+        }
+    schema = {"inputSchema": envelope.members(item.definition)["inputSchema"]} if with_schema else {}
+    read_only = {"call_through": CALL_READ_ONLY} if item.tool_class is ToolClass.READ else {}
+    return {
+        "type": "tool",
+        "name": shown_name(item, name_of),
+        "server": item.server,
+        "description": item.description,
+        **schema,
+        **read_only,
+        **common,
     }

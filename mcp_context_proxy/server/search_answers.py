@@ -1,4 +1,4 @@
-"""Answers to searches: a text for models, within a budget of tokens, and data for programs.
+"""Answers to searches as a text for models, within a budget of tokens. `rendering` has them as data.
 
 A model reads each tool as a signature, such as ``create_issue(title: string, ... 3 optional)``, and the
 sentences that tell it from its siblings. If that is too much, items are told in fewer words, the last ones
@@ -8,12 +8,15 @@ told whole.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
+
+import msgspec
 
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext
@@ -28,7 +31,6 @@ from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
-from mcp_context_proxy.server.tool_signatures import Detail, schema_of, tool_signature
 from mcp_context_proxy.trust.states import withheld
 from mcp_context_proxy.trust.tokens import reaches
 
@@ -81,6 +83,34 @@ BRIEFLY_NOTED: Final = 2
 
 UNFINISHED: Final = "Indexing goes on."
 """Brief form of the note that not everything is indexed."""
+
+
+COUNTED_NAMES: Final = 40
+"""Required parameters that a signature names; the others are counted. No real tool has as many."""
+
+ENUM_VALUES: Final = 40
+"""Values of an enumeration that a required parameter spells out."""
+
+OPTIONAL_ENUM_VALUES: Final = 6
+"""Values of an enumeration that an optional parameter spells out."""
+
+OPTIONS: Final = 8
+"""Alternative types that a signature spells out."""
+
+LITERAL_CHARACTERS: Final = 60
+TYPE_CHARACTERS: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Amount that an answer tells about an item."""
+
+    characters: int
+    """Length of the description, or half of that of a document's excerpt."""
+    optional: int
+    """Optional parameters that are named; the others are counted."""
+    depth: int
+    """Levels of nested objects that are spelled out; deeper ones read ``object``."""
 
 
 SHOWN: Final = (Delivery.WHOLE, Delivery.OUTLINE)
@@ -295,69 +325,6 @@ def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
 
 
-def search_data(answer: SearchAnswer, notes: Sequence[Note], name_of: NameOf = EXPOSED) -> dict[str, Any]:
-    """Return the answer to a search as data for programs, with whole descriptions and schemas."""
-    context, found = answer.context, answer.found
-    data: dict[str, Any] = {
-        "query": context.query,
-        "fits": bool(found.results),
-        "results": [item_data(result, with_schema=True, name_of=name_of) for result in found.results],
-        "method": found.tools.method,
-        "known": found.known,
-        "request_id": context.id,
-    }
-    if found.near_misses or not found.results:
-        data["near_misses"] = [
-            item_data(result, with_schema=True, name_of=name_of) for result in found.near_misses
-        ]
-    if answer.told:
-        data["documents"] = [
-            {"uri": one.document.uri, "delivered": one.delivery, "text": one.text} for one in answer.told
-        ]
-    if context.dropped:
-        data["dropped"] = [
-            {"name": current_name(item, found.snapshot, name_of), "tokens": item.tokens}
-            for item in context.dropped
-        ]
-    if context.rerank is not None:
-        data["rerank"] = {"used": context.rerank.used, "reason": context.rerank.reason}
-    if found.tools.indexed is not None:
-        data["indexed"] = dict(zip(("done", "total"), found.tools.indexed, strict=True))
-    if told := [*(note.text for note in notes), *filter(None, [found.filter_note])]:
-        data["note"] = " ".join(told)
-    return data
-
-
-def item_data(result: Result, with_schema: bool, name_of: NameOf = EXPOSED) -> Mapping[str, Any]:
-    """Return a found item as data."""
-    item = result.item
-    common = {"score": round(result.score, 4), "why": result.why}
-    if result.learned > 0:
-        common["learned"] = round(result.learned, 4)
-    if result.twins:
-        common["also"] = [_shown(twin, name_of) for twin in result.twins]
-    if isinstance(item, Document):
-        return {
-            "type": str(item.kind),
-            "name": item.name,
-            "uri": item.uri,
-            "description": item.description,
-            "excerpt": result.chunk,
-            **common,
-        }
-    schema = {"inputSchema": envelope.members(item.definition)["inputSchema"]} if with_schema else {}
-    read_only = {"call_through": CALL_READ_ONLY} if item.tool_class is ToolClass.READ else {}
-    return {
-        "type": "tool",
-        "name": _shown(item, name_of),
-        "server": item.server,
-        "description": item.description,
-        **schema,
-        **read_only,
-        **common,
-    }
-
-
 def read_mark(tool: Tool) -> str:
     """Return the mark after the signature of a tool that says it is read-only; empty for any other."""
     return f" {READ_MARK}" if tool.tool_class is ToolClass.READ else ""
@@ -427,14 +394,14 @@ class _Fitting:
         if place not in self._schemas:
             self._schemas[place] = schema_of(item)
         told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
-        name = _shown(item, self._name_of)
+        name = shown_name(item, self._name_of)
         signature = tool_signature(name, self._schemas[place], detail) + read_mark(item)
         if result.twins:
             signature += f"\n  {_also(result, self._name_of)}"
         return f"{signature}\n  {told}" if told else signature
 
 
-def _shown(tool: Tool, name_of: NameOf) -> str:
+def shown_name(tool: Tool, name_of: NameOf) -> str:
     """Return the name under which a caller gets a tool; nearly every tool has one name for all."""
     return name_of(tool) if tool.wider_names else tool.exposed_name
 
@@ -442,18 +409,18 @@ def _shown(tool: Tool, name_of: NameOf) -> str:
 def current_name(item: ContextItem, snapshot: Snapshot, name_of: NameOf) -> str:
     """Return the name under which a caller gets an item of a record."""
     tool = snapshot.tools.get(item.name) if item.type is Kind.TOOL else None
-    return item.name if tool is None else _shown(tool, name_of)
+    return item.name if tool is None else shown_name(tool, name_of)
 
 
 def _name(result: Result, name_of: NameOf) -> str:
     """Return the name by which an item is called or read."""
     item = result.item
-    return item.uri if isinstance(item, Document) else _shown(item, name_of)
+    return item.uri if isinstance(item, Document) else shown_name(item, name_of)
 
 
 def _also(result: Result, name_of: NameOf) -> str:
     """Return a sentence that names the same tool of other servers."""
-    return f"The same at another server: {_names([_shown(twin, name_of) for twin in result.twins])}."
+    return f"The same at another server: {_names([shown_name(twin, name_of) for twin in result.twins])}."
 
 
 def _names(names: Sequence[str], most: int = NOTED) -> str:
@@ -484,7 +451,7 @@ def _whole(result: Result, name_of: NameOf) -> str:
     if isinstance(schema, dict):
         schema.pop("$schema", None)  # the dialect, of which a model makes nothing
     schema = envelope.encode(schema).decode()
-    first = _shown(item, name_of) + read_mark(item)
+    first = shown_name(item, name_of) + read_mark(item)
     return "\n  ".join([first, *filter(None, lines), f"Input schema: {schema}"])
 
 
@@ -529,3 +496,98 @@ def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
             for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
                 if isinstance(one, Tool) and one.name != tool.name:
                     yield one
+
+
+def schema_of(tool: Tool) -> Any:
+    """Return the input schema of a tool, decoded; empty if it cannot be."""
+    schema = envelope.members(tool.definition).get("inputSchema")
+    try:
+        return {} if schema is None else msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def tool_signature(name: str, schema: Any, detail: Detail) -> str:
+    """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
+    return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
+
+
+class _Signature:
+    """The parameters of one input schema as text."""
+
+    def __init__(self, root: Any, detail: Detail) -> None:
+        self._root, self._detail = root, detail
+
+    def parameters(self, schema: Any, depth: int) -> Iterator[str]:
+        """Yield the required parameters of an object with their types, then optional ones."""
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(properties, dict):
+            return
+        given = schema.get("required")
+        needed = {name for name in given if isinstance(name, str)} if isinstance(given, list) else set()
+        required = [name for name in properties if name in needed]
+        optional = [name for name in properties if name not in needed]
+        for names, most, mark in ((required, COUNTED_NAMES, ""), (optional, self._detail.optional, "?")):
+            for name in names[:most]:
+                yield f"{_word(name)}{mark}: {self._type(properties[name], depth, not mark)}"
+            if (more := len(names) - most) > 0:
+                yield f"... {more} {'optional' if mark else 'more'}"
+
+    def _type(self, schema: Any, depth: int, is_required: bool) -> str:
+        text = self._any_type(self._resolved(schema), depth, is_required)
+        return text if len(text) <= TYPE_CHARACTERS else text[: TYPE_CHARACTERS - 4] + " ..."
+
+    def _resolved(self, schema: Any) -> Any:
+        """Return the definition that a schema refers to, where it is in the same document."""
+        for _ in range(OPTIONS):
+            if not isinstance(schema, dict):
+                break
+            reference, parts = schema.get("$ref"), schema.get("allOf")
+            if isinstance(reference, str) and reference.startswith("#/"):
+                found = self._root
+                for key in reference[2:].split("/", OPTIONS):
+                    found = found.get(key) if isinstance(found, dict) else None
+                if found is None:
+                    break
+                schema = found
+            elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema:
+                schema = parts[0]
+            else:
+                break
+        return schema
+
+    def _any_type(self, schema: Any, depth: int, is_required: bool) -> str:
+        if not isinstance(schema, dict):
+            return "any"
+        if isinstance(values := schema.get("enum"), list):
+            most = ENUM_VALUES if is_required else OPTIONAL_ENUM_VALUES
+            return " | ".join(map(_literal, values[:most])) + (" | ..." if len(values) > most else "")
+        if "const" in schema:
+            return _literal(schema["const"])
+        for key in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(key), list) and depth > 0:
+                told = (self._type(option, depth - 1, is_required) for option in options[:OPTIONS])
+                return " | ".join(dict.fromkeys(told)) or "any"
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            told = (self._any_type({**schema, "type": one}, depth, is_required) for one in kind[:OPTIONS])
+            return " | ".join(dict.fromkeys(told)) or "any"
+        if kind == "array":
+            inner = self._type(schema.get("items"), depth - 1, is_required) if depth > 0 else "any"
+            return f"({inner})[]" if " | " in inner else f"{inner}[]"
+        if kind == "object" and depth > 0 and is_required:
+            fields = ", ".join(self.parameters(schema, depth - 1))
+            return f"{{{fields}}}" if fields else "object"
+        return _word(kind) if isinstance(kind, str) else "any"
+
+
+def _literal(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
+
+
+def _word(name: str) -> str:
+    """Return the name of a parameter or type, in quotes if it is not one word."""
+    return (
+        name if len(name) <= LITERAL_CHARACTERS and name.replace("-", "_").isidentifier() else _literal(name)
+    )

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.statistics.figures import ToolFigures, percentile
 from mcp_context_proxy.store import DAY, HOUR, DefinitionRow, SearchUsage, StatisticsStore, UsageSlot
 

@@ -38,14 +38,11 @@ class InteractionScope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InteractionVector:
-    """The embedding of an interaction, with the facts by which searches filter."""
+    """The embedding of an interaction."""
 
     seq: int
     """Greater than that of every earlier change."""
     interaction: int
-    agent_name: str
-    interaction_type: str
-    time: float
     vector: Vector
     """Empty where it is damaged."""
 
@@ -75,6 +72,15 @@ class InteractionStore(Tables):
             )
         return kept
 
+    def after(self, latest: int, limit: int) -> list[Interaction]:
+        """Return interactions with a greater id than ``latest``, by id."""
+        rest = "FROM interactions WHERE id > ? ORDER BY id LIMIT ?"
+        return self._database.read(Interaction, rest, (latest, limit))
+
+    def ids(self) -> list[int]:
+        """Return the id of every interaction."""
+        return [id_ for (id_,) in self._database.rows("SELECT id FROM interactions")]
+
     def put_vectors(self, model_id: str, vectors: Mapping[int, Vector]) -> None:
         """Keep embeddings by id of the interaction, all or none; a forgotten interaction gets none."""
         values = [(model_id, encoded_vector(vector), id_) for id_, vector in vectors.items()]
@@ -88,24 +94,19 @@ class InteractionStore(Tables):
     def vectors(self, model_id: str, after: int, limit: int) -> list[InteractionVector]:
         """Return embeddings of a model with a greater ``seq`` than ``after``, in its order."""
         rows = self._database.rows(
-            "SELECT seq, id, agent_name, interaction_type, time, vector FROM interaction_vectors "
-            "JOIN interactions ON id = interaction WHERE model_id = ? AND seq > ? ORDER BY seq LIMIT ?",
+            "SELECT seq, interaction, vector FROM interaction_vectors WHERE model_id = ? AND seq > ? "
+            "ORDER BY seq LIMIT ?",
             (model_id, after, limit),
         )
         return [
-            InteractionVector(seq, id_, agent, kind, time, decoded_vector(blob if is_vector(blob) else b""))
-            for seq, id_, agent, kind, time, blob in rows
+            InteractionVector(seq, id_, decoded_vector(blob if is_vector(blob) else b""))
+            for seq, id_, blob in rows
         ]
 
     def vector_count(self, model_id: str) -> int:
         """Return the number of embeddings of a model."""
         statement = "SELECT COUNT(*) FROM interaction_vectors WHERE model_id = ?"
         return self._database.number(statement, [model_id])
-
-    def vector_seqs(self, model_id: str) -> list[int]:
-        """Return the ``seq`` of every embedding of a model."""
-        statement = "SELECT seq FROM interaction_vectors WHERE model_id = ?"
-        return [seq for (seq,) in self._database.rows(statement, (model_id,))]
 
     def unembedded(self, model_id: str, after: int, limit: int) -> list[Interaction]:
         """Return interactions without an embedding of a model whose id is greater than ``after``, by id."""
@@ -122,6 +123,13 @@ class InteractionStore(Tables):
         columns = "agent_name, interaction_type, content, time, id"
         rows = self._database.rows_of_keys(f"SELECT {columns} FROM interactions WHERE id IN", ids)
         return [Interaction(*row) for row in rows]
+
+    def equal(self, rows: Sequence[Interaction]) -> set[Interaction]:
+        """Return those of some interactions, with id 0, that are kept already."""
+        facts = "agent_name, interaction_type, content, time"
+        times = list({row.time for row in rows})
+        found = self._database.rows_of_keys(f"SELECT {facts} FROM interactions WHERE time IN", times)
+        return {Interaction(*row) for row in found}.intersection(rows)
 
     def latest(self, limit: int, scope: InteractionScope) -> list[Interaction]:
         """Return the latest interactions, newest first."""

@@ -9,12 +9,14 @@ costs a call.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -29,7 +31,9 @@ from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.approval import ApprovalEvent, Observer
 from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.states import Event
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +212,16 @@ class AuditLog:
             return
         self._queue.append((time.time(), kind, facts))
         self._noted.set()
+
+    def observer(self) -> Observer:
+        """Return a function that records decisions about definitions; it may be called in any thread."""
+        loop = asyncio.get_running_loop()
+
+        def decided(event: ApprovalEvent) -> None:
+            if event.event != Event.FIRST:
+                loop.call_soon_threadsafe(partial(self.note, "approval", **event.facts))
+
+        return decided
 
     def token_refused(self, address: str) -> None:
         """Record a wrong token; many from one address make one entry."""

@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any, Final
 
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 
 SHOWN_CHARACTERS: Final = 500
 """Characters of a text that are shown; a person reads the beginning."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 
 
 class Approvable(StrEnum):

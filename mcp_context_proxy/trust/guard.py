@@ -2,8 +2,8 @@
 
 The values are known exactly, those of the configuration and of logins, so they are looked for as they are, in
 everything that a client sends to a server: arguments of tools and prompts, URIs, completions, answers to
-questions. Encodings that a model writes by itself count as well: escapes of JSON, percent-encoding, base64.
-Nothing is guessed from the look of a text.
+questions. Encodings that a model writes by itself count as well: escapes of JSON, percent-encoding, base64,
+hexadecimal digits, also one around another and over several lines. Nothing is guessed from its look.
 
 A value that occurs in innocent text is left out (`is_secret`), as are the variables that the configuration
 calls public.
@@ -11,12 +11,14 @@ calls public.
 
 from __future__ import annotations
 
+import html
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final, TypeAlias
+from urllib.parse import unquote
 
 from msgspec import Raw
 
@@ -31,6 +33,7 @@ from mcp_context_proxy.config.secrets import (
     secrets_of,
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
+from mcp_context_proxy.trust.tokens import reaches
 
 SHORTEST: Final = 8
 """Shortest value that counts, in characters; shorter ones occur in innocent text."""
@@ -48,6 +51,16 @@ _EXACT: Final = ("keyring:", "cmd:")
 _SLASH: Final = re.compile(r"(\\[^/])|\\/")
 """An escape in JSON; the group is one of anything but a slash."""
 
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+"""An escape in a text that may be JSON or a program: a code in four or two digits, or a character."""
+_CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+
+_LINE_ENDS: Final = ("\\\\r", "\\\\n", "\\r", "\\n", "\r", "\n")
+"""Ends of lines: escaped twice, once, and as they are."""
+
+ENCODINGS: Final = 4
+"""Encodings around each other that are taken off: JSON in JSON in a link is three."""
+
 _RUN: Final = re.compile(r"[\w+/=%.~-]{20}", re.ASCII)
 """A long run of characters without a space, as keys and everything in base64 have; words are shorter."""
 
@@ -63,6 +76,8 @@ class KnownSecret:
     """None for a secret of the proxy itself."""
 
     def __str__(self) -> str:
+        if self.owner is not None and not reaches(self.owner):
+            return "a secret that is not for it"
         whose = "the proxy itself" if self.owner is None else f"server {self.owner!r}"
         return f"{self.name}, which is a secret of {whose}"
 
@@ -112,9 +127,10 @@ class KnownSecrets:
         forms = self._foreign.get(server)
         if forms is None:
             forms = self._foreign[server] = self._forms_for(server)
-        for raw in params.values():
-            if len(raw) >= forms.shortest and (found := forms.first_in(raw)) is not None:
-                return found
+        for name, raw in params.items():
+            for part in (raw, name):
+                if len(part) >= forms.shortest and (found := forms.first_in(part)) is not None:
+                    return found
         return None
 
     def redacted(self, result: bytes) -> tuple[bytes, bool]:
@@ -168,13 +184,27 @@ class Forms:
         self._long = tuple((form, secret) for form, secret in forms.items() if _RUN.search(form))
         self._others = tuple((form, secret) for form, secret in forms.items() if not _RUN.search(form))
 
-    def first_in(self, raw: Raw) -> KnownSecret | None:
-        """Return the secret of the first form that is in encoded JSON, whichever way that is escaped."""
-        text = bytes(raw).decode("utf-8", "replace")
-        found = self._in_text(text)
-        if found is None and ("\\u" in text or "\\/" in text):
-            return self._in_text(unescaped(text))
+    def first_in(self, written: Raw | str) -> KnownSecret | None:
+        """Return the secret of the first form that is in encoded JSON or a name, however it is written."""
+        text = written if isinstance(written, str) else bytes(written).decode("utf-8", "replace")
+        found = self._in_text(text) or self._over_lines(text)
+        if found is None and ("\\u" in text or "\\/" in text) and isinstance(written, Raw):
+            text = unescaped(text)
+            found = self._in_text(text) or self._over_lines(text)
+        for _ in range(ENCODINGS):
+            if found is not None or (plain := decoded(text)) == text:
+                break
+            text = plain
+            found = self._in_text(text) or self._over_lines(text)
         return found
+
+    def _over_lines(self, text: str) -> KnownSecret | None:
+        """Return a secret that is broken into lines, as base64 often is."""
+        if not self._long or not ("\n" in text or "\\n" in text):
+            return None
+        for end in _LINE_ENDS:
+            text = text.replace(end, "")
+        return self._in_text(text)
 
     def _in_text(self, text: str) -> KnownSecret | None:
         for form, secret in self._others:
@@ -196,13 +226,28 @@ def unescaped(text: str) -> str:
     return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def decoded(text: str) -> str:
+    """Return a text without one layer of escapes and of percent-encoding, wherever it has them."""
+    if "\\u" in text or "\\x" in text or "\\/" in text:
+        text = _ESCAPE.sub(_meant, text)
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return unquote(text) if "%" in text else text
+
+
+def _meant(found: re.Match[str]) -> str:
+    digits = found[1] or found[2]
+    return chr(int(digits, 16)) if digits else _CONTROLS.get(found[3], found[3])
+
+
 def encoded_forms(value: str) -> list[str]:
     """Return the ways in which a model would write a value: plain, in JSON, and encoded.
 
     A form that has another one in it is left out, since the other one is found in it.
     """
     data = value.encode("utf-8", "surrogateescape")
-    written = {value, *in_json(value), *in_urls(value), *in_base64(data)}
+    in_hex = data.hex()
+    written = {value, *in_json(value), *in_urls(value), *in_base64(data), in_hex, in_hex.upper()}
+    written |= {html.escape(value), html.escape(value, quote=False)}
     long = sorted((one for one in written if len(one) >= SHORTEST), key=lambda one: (len(one), one))
     return [one for at, one in enumerate(long) if not any(shorter in one for shorter in long[:at])]
 

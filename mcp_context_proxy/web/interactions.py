@@ -11,10 +11,10 @@ import anyio
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.interactions.memory import MESSAGE, TOP_K, Method, agent_named
+from mcp_context_proxy.interactions.memory import MESSAGE, Method, agent_named
 from mcp_context_proxy.interactions.recorder import PATIENCE_SECONDS, InteractionRecorder
 from mcp_context_proxy.server.rendering import recall_data
-from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Interaction, InteractionScope
+from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import (
@@ -52,8 +52,10 @@ class InteractionsWanted(Struct, frozen=True, forbid_unknown_fields=True):
     """Text to search for; None for the latest interactions."""
     agent_name: Name | None = None
     interaction_type: InteractionType | None = None
-    top_k: Count = TOP_K
-    time_decay_factor: Decay = DECAY_PER_DAY
+    top_k: Count | None = None
+    """By default ``interactions.top_k``: 10."""
+    time_decay_factor: Decay | None = None
+    """By default ``interactions.time_decay_factor``: 0.95, or that of each type."""
 
 
 class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,8 +75,10 @@ InteractionFound: Final = answer_form(
     Interaction,
     score=float | None,
     cosine=float | None,
+    times=int,
 )
-"""``score`` is ``cosine * time_decay_factor ** days``; null in a list of the latest."""
+"""``score`` is ``(cosine + 0.025 * BM25F) * boost * time_decay_factor ** days``; null in a list of the
+latest. ``times`` is the number of interactions of this type with the same text."""
 
 InteractionsAnswer: Final = answer_form(
     "InteractionsAnswer",
@@ -87,7 +91,7 @@ InteractionsAnswer: Final = answer_form(
     note=str | None,
 )
 """``known`` is the number of interactions of that agent and type, ``without_embedding`` the number of those
-among them that could not be compared with the query."""
+among them that could be compared with the query by words only."""
 
 
 class Forgotten(Struct, frozen=True):
@@ -134,7 +138,7 @@ class InteractionsApi(Api):
     @Operation(
         "GET",
         "/interactions",
-        "Interactions that are like a query, those long past counting less; or the latest.",
+        "Interactions that a query means, those long past counting less; or the latest.",
         query=InteractionsWanted,
         answer=InteractionsAnswer,
         problems=_PROBLEMS,

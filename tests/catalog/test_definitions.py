@@ -13,7 +13,7 @@ from support.servers import real_lists
 
 from mcp_context_proxy.catalog.definitions import UnfitError, fit, with_description
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 
 LIMITS = Limits()
 HIDDEN = "\u200b\u202e\U000e0041\x07\x1b[8m\x9b31m"

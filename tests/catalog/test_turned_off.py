@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mcp_context_proxy.catalog.names import turned_off_by, without_effect
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config.tool_settings import matches
+from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.trust.danger import danger_of
 
 TEXT = st.text("ab*.[", max_size=12)

@@ -48,6 +48,41 @@ def test_install_moves_servers_tries_them_and_uninstall_gives_the_file_back(
     assert "as it was" in back.stdout
 
 
+def test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private(
+    run: Run, home: Path, cursor: Path
+) -> None:
+    """In whatever an entry has them, and in the lines around it, which are shown as well."""
+    secrets = [
+        *(
+            "ghp_aaaaaaaaaaaaaaaaaaaaaaaaaaaa11",
+            "sup3r-s3cret-neighbour",
+            "hunter2hunter2",
+            "k3y-1n-an-argument",
+        ),
+        *("t0k3n-1nline", "3nv-v4lue", "p4ssw0rd-url", "qu3ry-t0k3n", "h34der-value", 'qu0"te\\d'),
+    ]
+    token, neighbour, comment, argument, inline, variable, password, query, header, quoted = secrets
+    url = f"https://u:{password}@example.com/mcp?token={query}"
+    entries = {
+        "a": {"command": "x", "args": ["--api-key", argument, f"--token={inline}"], "env": {"A": variable}},
+        "b": {"url": url, "headers": {"Authorization": f"Bearer {header}", "X": quoted}},
+    }
+    cursor.write_text(
+        f'{{\n  // once {token}\n  "apiKey": "{neighbour}",\n  // old password: {comment}\n'
+        f'  "mcpServers": {json.dumps(entries)}\n}}\n',
+        "utf-8",
+    )
+    config = home / "mcp-context-proxy" / "config.toml"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text("", "utf-8")
+    config.chmod(0o644)
+    shown = run("install", "--yes", "--no-check").stdout + run("uninstall", "--dry-run").stdout
+
+    assert shown.count("[servers.a]") == 1
+    assert not [one for one in secrets if one in shown or json.dumps(one)[1:-1] in shown]
+    assert config.stat().st_mode & 0o077 == 0
+
+
 def test_moved_server_that_does_not_start_is_told_and_can_be_given_back(run: Run, cursor: Path) -> None:
     cursor.write_text('{"mcpServers": {"gone": {"command": "/no/such/program"}}}', "utf-8")
     before = cursor.read_bytes()

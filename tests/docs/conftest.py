@@ -42,7 +42,12 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *(f"{p.parent.name}/{p.name}" for folder in ("docs", "benchmarks") for p in ROOT.glob(f"{folder}/*.md")),
+    "distribution/claude-code/README.md",
+    *(
+        f"{p.parent.name}/{p.name}"
+        for folder in ("docs", "benchmarks", "distribution")
+        for p in ROOT.glob(f"{folder}/*.md")
+    ),
 ]
 
 

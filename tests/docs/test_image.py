@@ -8,8 +8,11 @@ from pathlib import Path
 
 import dockerfile
 import pytest
+import yaml
 
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.load import VARIABLE
+from mcp_context_proxy.front.auth import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,18 +27,35 @@ def image(stages):
     return stages[1]
 
 
+@pytest.fixture
+def runners(stages):
+    return stages[2]
+
+
 def test_the_image_is_built_in_one_stage_and_shipped_in_another(stages):
-    builder, image = stages
+    builder, image, runners, last = stages
 
     assert builder.image == image.image
     assert re.fullmatch(r"python:3\.12-slim@sha256:[0-9a-f]{64}", image.image)
     assert image.all("COPY") == ["--from=build /opt/venv /opt/venv"]
+    assert runners.image == last.image == image.name
+    assert last.instructions == [], "what is built without a target"
+
+
+def test_a_target_adds_node_and_uv_and_runs_as_the_same_user(image, runners):
+    distribution, uv = runners.all("RUN")
+
+    assert runners.name == "runners"
+    assert "apt-get install --yes --no-install-recommends nodejs npm &&" in distribution
+    assert "--require-hashes" in uv
+    assert runners.all("COPY") == [f"requirements/runners.txt {uv.split()[-1]}"]
+    assert runners.all("USER") == ["0:0", image.only("USER")]
 
 
 def test_the_image_installs_only_packages_whose_hashes_are_known(stages):
-    builder, _ = stages
+    builder, _, runners, _ = stages
 
-    for command in builder.all("RUN"):
+    for command in (*builder.all("RUN"), *runners.all("RUN")):
         if "/pip " in command:
             assert "--require-hashes" in command or "--no-deps" in command, command
         assert "pip wheel" not in command or "--no-build-isolation" in command
@@ -98,3 +118,18 @@ def test_the_build_context_has_only_the_files_of_the_wheel_and_the_locked_packag
         "pyproject.toml",
         "requirements",
     ]
+
+
+def test_compose_runs_the_image_with_a_token_of_the_user_and_volumes(stages, image):
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    (service,) = compose["services"].values()
+    port, (data,) = image.only("EXPOSE"), json.loads(image.only("VOLUME"))
+    config = Path(image.environment[VARIABLE])
+
+    assert service["build"]["target"] in {stage.name for stage in stages}
+    assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert re.fullmatch(r"\$\{MCP_CONTEXT_PROXY_TOKEN:\?.+\}", service["environment"][TOKEN_VARIABLE])
+    assert service["volumes"] == [f"./config:{config.parent}:ro", f"data:{data}"]
+    assert list(compose["volumes"]) == ["data"]
+    assert service["init"] is True
+    assert int(service["stop_grace_period"].removesuffix("s")) > Limits().drain_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -30,6 +31,8 @@ def locked(name: str) -> dict[str, str]:
         ("proxy", PROJECT["project"]["dependencies"]),
         ("build", PROJECT["build-system"]["requires"]),
         ("tools", ["pip-audit", "cyclonedx-bom"]),
+        ("runners", ["uv"]),
+        ("docs", PROJECT["project"]["optional-dependencies"]["docs"]),
     ],
 )
 def test_every_dependency_is_locked_with_hashes_at_a_version_that_is_allowed(
@@ -40,21 +43,42 @@ def test_every_dependency_is_locked_with_hashes_at_a_version_that_is_allowed(
         assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
 
 
-def test_the_release_uses_actions_by_digest_and_has_no_rights_that_it_does_not_name() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    used = [step["uses"] for step in steps if "uses" in step]
+WORKFLOWS = ROOT / ".github" / "workflows"
 
-    assert workflow["permissions"] == {}
-    assert {one.partition("@")[0] for one in used} >= {
-        "actions/attest-build-provenance",
-        "actions/attest-sbom",
-    }
+
+def workflow(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text(encoding="utf-8")))
+
+
+def steps_of(name: str) -> list[dict[str, Any]]:
+    return [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(WORKFLOWS.iterdir())])
+def test_a_workflow_uses_actions_by_digest_and_has_no_rights_that_it_does_not_name(name: str) -> None:
+    assert workflow(name)["permissions"] == {}
+    used = [step["uses"] for step in steps_of(name) if "uses" in step]
+    assert used
     for one in used:
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", one), one
-    for step in steps:
+
+
+def test_the_release_installs_by_hash_and_states_its_origin_and_its_contents() -> None:
+    used = {step["uses"].partition("@")[0] for step in steps_of("release") if "uses" in step}
+
+    assert used >= {"actions/attest-build-provenance", "actions/attest-sbom"}
+    for step in steps_of("release"):
         for line in step.get("run", "").splitlines():
             assert "pip install" not in line or "--require-hashes" in line or "--no-deps" in line, line
+
+
+def test_each_night_runs_the_documented_commands_that_a_change_need_not_wait_for() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    commands = [step["run"] for step in steps_of("nightly") if "run" in step]
+
+    assert any("--hypothesis-profile thorough" in command for command in commands)
+    for command in commands[1:]:
+        assert f"`{command}` |" in page
 
 
 def test_ci_checks_licences_and_known_vulnerabilities() -> None:

@@ -3,7 +3,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-USE_THE_MODEL = "from mcp_context_proxy.embedding.model import load_model; load_model().embed(['a query'])"
+USE_THE_MODEL = (
+    "from mcp_context_proxy.embedding.embeddings import load_model; load_model().embed(['a query'])"
+)
 
 
 def test_using_the_model_writes_no_files(tmp_path: Path) -> None:

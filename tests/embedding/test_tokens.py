@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.embedding.embeddings import PACKAGED_MODEL, TokenCounter, load_model
 from mcp_context_proxy.embedding.folder import TOKENIZER
-from mcp_context_proxy.embedding.model import PACKAGED_MODEL, TokenCounter, load_model
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from support.servers import Workshop
 from support.wires import stdio
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 
 pytestmark = pytest.mark.anyio
 

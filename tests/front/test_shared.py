@@ -1,6 +1,7 @@
 """``serve --shared``: the sessions of several hosts meet in one proxy."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from support.commands import real_command
 from support.ledger import until
 from support.raw_client import RawClient, RpcError
 from support.servers import Server, Workshop, tool
-from support.wires import stdio
+from support.wires import StdioWire, stdio
+
+from mcp_context_proxy.bridge import HELD_BYTES, LOG_BYTES, Meeting, locked, meeting
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
@@ -124,8 +127,6 @@ async def test_hosts_whose_servers_get_other_variables_never_meet(
 async def test_any_variable_that_servers_inherit_keeps_hosts_apart(
     machine: Machine, server: Server, variable: str
 ) -> None:
-    from mcp_context_proxy.bridge import meeting
-
     arguments = ["--config", str(machine.config), "serve", "--shared"]
     environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x"}
     before = meeting(arguments, environ).socket
@@ -226,3 +227,114 @@ def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Serv
     assert b"can be changed by others" in done.stderr
     assert done.returncode == 0, "the session has a proxy of its own"
     assert machine.proxies() == []
+
+
+async def test_program_of_a_repository_that_the_host_has_opened_does_not_run(
+    machine: Machine, workshop: Workshop
+) -> None:
+    """The first host is in a repository, and a server starts there, so that the proxy does, too."""
+    workshop.server("work", tools=[tool("echo")], settings={"cwd": "launch"})
+    machine.write()
+    repository, trace = workshop.folder / "repository", workshop.folder / "trace"
+    repository.mkdir()
+    for module in ("anyio", "mcp_context_proxy"):
+        (repository / f"{module}.py").write_text(f"open({str(trace)!r}, 'w')\n", encoding="utf-8")
+    # The host starts the command, whose Python does not look into the working folder.
+    words = real_command("--config", machine.config, "serve", "--shared")[1:]
+    command = ["env", "-C", str(repository), sys.executable, "-P", *words]
+    async with stdio(command, "modern", env={"XDG_RUNTIME_DIR": str(machine.folder)}) as client:
+        await client.until_listed("work__echo")
+
+    assert not trace.exists()
+
+
+async def test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fill_its_bridge(
+    machine: Machine, server: Server
+) -> None:
+    async with machine.host() as client:
+        wire = client.wire
+        assert isinstance(wire, StdioWire)
+        await wire.write(b"[" * 200_000 + b"\n")
+        for _ in range(4 * HELD_BYTES >> 20):
+            await wire.write(b"x" * (1 << 20))
+        held = most_memory(client.process.pid)
+        await wire.write(b"\n")
+        await client.until_listed("work__echo")
+        assert "isError" not in await client.call("work__echo", {"text": "still"})
+
+    assert held < 3 * HELD_BYTES
+
+
+def most_memory(process: int) -> int:
+    """The most bytes that a process has had in memory."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+async def test_hosts_go_on_while_there_is_no_descriptor_for_another(machine: Machine, server: Server) -> None:
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+        (proxy,) = machine.proxies()
+        before = resource.prlimit(proxy, resource.RLIMIT_NOFILE)
+        resource.prlimit(proxy, resource.RLIMIT_NOFILE, (1, before[1]))
+        async with anyio.create_task_group() as group:
+
+            async def join() -> None:
+                async with machine.host("modern") as late:
+                    await late.until_listed("work__echo")
+
+            group.start_soon(join)
+            log = next(machine.folder.rglob("*.log"))
+            await until(lambda: "no host can be accepted" in log.read_text(encoding="utf-8"))
+            assert "isError" not in await client.call("work__echo", {"text": "still"})
+            resource.prlimit(proxy, resource.RLIMIT_NOFILE, before)
+        assert machine.proxies() == [proxy]
+
+
+def place(machine: Machine, text: str, **environ: str) -> Meeting:
+    machine.config.write_text(text, encoding="utf-8")
+    arguments = ["--config", str(machine.config), "serve", "--shared"]
+    return meeting(arguments, {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x", **environ})
+
+
+def test_proxy_has_no_variable_in_which_its_hosts_may_differ(machine: Machine) -> None:
+    """Otherwise a configuration that names one later gives all hosts that of the first."""
+    text = '[servers.work]\ncommand = "x"\n'
+    one, other = (place(machine, text, DESK_TOKEN=value) for value in ("one", "two"))
+    named = place(machine, text + 'env = { A = "${DESK_TOKEN}" }\n', DESK_TOKEN="one")
+
+    assert one.socket == other.socket
+    assert "DESK_TOKEN" not in one.variables
+    assert named.variables["DESK_TOKEN"] == "one"
+    assert named.socket != one.socket
+
+
+@pytest.mark.parametrize("setting", ['inherit = ["*"]', 'env = { A = "${cmd:gh auth token}" }'])
+def test_where_servers_can_get_any_variable_hosts_with_another_one_have_another_proxy(
+    machine: Machine, setting: str
+) -> None:
+    text = f'[servers.work]\ncommand = "x"\n{setting}\n'
+    one, other = (place(machine, text, GH_TOKEN=value, SHLVL=value) for value in ("one", "two"))
+
+    assert one.variables["GH_TOKEN"] == "one"
+    assert one.socket != other.socket
+
+
+def test_session_does_not_wait_for_ever_for_another_one_that_is_stopped(machine: Machine) -> None:
+    lock = machine.folder / "x.lock"
+    with locked(lock), pytest.raises(TimeoutError, match="another session"), locked(lock, 0.05):
+        raise AssertionError
+
+
+async def test_log_of_a_proxy_that_runs_for_long_begins_anew(machine: Machine, server: Server) -> None:
+    """Nobody else bounds it: it may be in memory, and servers decide how much is logged."""
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+        log = next(machine.folder.rglob("*.log"))
+        with log.open("ab") as file:
+            file.write(b"x" * (LOG_BYTES + 1))
+        (proxy,) = machine.proxies()
+        await until(lambda: log.with_suffix(".log.1").exists() and log.exists())
+        await until(lambda: Path(f"/proc/{proxy}/fd/2").readlink() == log)
+    assert log.stat().st_size < LOG_BYTES
+    assert log.stat().st_mode & 0o077 == 0

@@ -1,15 +1,20 @@
 """Hosts' files are edited in place: what leaves, leaves, and everything else stays as it was."""
 
 import json
+import time
 import tomllib
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.config.source import plain_json
+from mcp_context_proxy.config.source import parse, plain_json
+from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation.editing import EditError, edited, entries
+from mcp_context_proxy.installation.journal import read_text
 
 OURS = {"context-proxy": {"command": "/bin/proxy", "args": ["serve"]}}
 
@@ -186,3 +191,24 @@ def test_any_toml_written_and_removed_is_as_before(
     leaving = data.draw(st.sets(st.sampled_from(sorted(servers)))) if servers else set()
     after = edited("toml", text, ("servers",), leaving, {})
     assert tomllib.loads(after).get("servers", {}) == {k: v for k, v in servers.items() if k not in leaving}
+
+
+@pytest.mark.parametrize("merged", ["args: *h", "<<: *h"])
+def test_aliases_that_repeat_each_other_are_refused_at_once(merged: str) -> None:
+    lines = ["a: &a {b: 1}"]
+    for before, key in pairwise("abcdefgh"):
+        lines.append(f"{key}: &{key} [{', '.join([f'*{before}'] * 9)}]")
+    text = "\n".join([*lines, "extensions:", f"  x: {{cmd: echo, {merged}}}"])
+    begun = time.thread_time()
+    with pytest.raises(EditError, match="aliases"):
+        entries("yaml", text, ("extensions",))
+    with pytest.raises(ConfigError, match="aliases"):
+        parse(Path("config.yaml"), text)
+    assert time.thread_time() - begun < 2
+
+
+def test_only_a_regular_file_of_a_host_is_read(tmp_path: Path) -> None:
+    link = tmp_path / "mcp.json"
+    link.symlink_to("/dev/zero")
+    with pytest.raises(EditError, match="regular"):
+        read_text(link)

@@ -55,7 +55,7 @@ class Words:
 
     def one(self, text: str) -> np.ndarray:
         try:
-            cosine = float(text)
+            cosine = 1.0 if text == QUERY else float(text)
         except ValueError:
             total = sum(self._direction(word.strip(".,:")) for word in text.lower().split())
             return (total / np.linalg.norm(total)).astype(np.float32)
@@ -68,7 +68,7 @@ class Words:
         return np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(self.dimensions)
 
 
-QUERY = "1"
+QUERY = "anything"
 """To which a text that is a number has that cosine."""
 
 
@@ -116,9 +116,11 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def memory_in(
-    store: Store, words: Words, clock: Clock, rows: int = 10_000, days: float = 90.0
+    store: Store, words: Words, clock: Clock, rows: int = 10_000, days: float = 90.0, **more: Any
 ) -> InteractionMemory:
-    config = Config.model_validate({"interactions": {"keep": rows, "keep_days": days}})
+    config = Config.model_validate(
+        {"interactions": {"keep": rows, "keep_days": days, **more}, "embedding": {"model": "words"}}
+    )
     memory = InteractionMemory(words, store.interactions, config, clock)
     memory.redact = Redactor([("PASSWORD", SECRET)])
     return memory

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.interactions.memory import aged
-from mcp_context_proxy.store import DECAY_PER_DAY
+from mcp_context_proxy.interactions.index import left_share
 
 from .conftest import DAY, NOW
 
@@ -15,9 +14,10 @@ days = st.floats(0, 3650)
 factors = st.floats(0.01, 1)
 
 
-def score(cosine: float, age: float, factor: float = DECAY_PER_DAY) -> float:
+def score(cosine: float, age: float, factor: float = 0.95, *, linear: bool = False) -> float:
     """The weight of one interaction that is `age` days old."""
-    return float(aged(np.array([cosine]), np.array([NOW - age * DAY]), NOW, factor)[0])
+    share = left_share(np.array([NOW - age * DAY]), NOW, factor, linear=linear)
+    return max(cosine, 0) * float(share[0])
 
 
 @pytest.mark.parametrize(("cosine", "after", "wanted"), [(0.9, 30, 0.193), (0.7, 1, 0.665), (0.8, 0, 0.8)])
@@ -58,9 +58,8 @@ def test_interactions_in_the_future_count_as_new(cosine: float, ahead: float) ->
     assert score(cosine, -ahead) == max(cosine, 0)
 
 
-@given(st.lists(st.tuples(cosines, st.floats(-30, 3650)), min_size=1, max_size=20), factors)
-def test_many_interactions_are_scored_as_each_alone(items: list[tuple[float, float]], factor: float) -> None:
-    times = np.array([NOW - age * DAY for _, age in items])
-    scores = aged(np.array([cosine for cosine, _ in items]), times, NOW, factor)
-
-    assert scores == pytest.approx([score(cosine, age, factor) for cosine, age in items])
+@pytest.mark.parametrize(("after", "wanted"), [(0, 1.0), (1, 0.95), (10, 0.5), (20, 0.0), (400, 0.0)])
+def test_linear_decay_takes_the_same_amount_each_day_until_nothing_is_left(
+    after: float, wanted: float
+) -> None:
+    assert score(1.0, after, linear=True) == pytest.approx(wanted)

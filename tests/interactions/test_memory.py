@@ -34,10 +34,26 @@ def test_without_decay_the_nearest_interaction_ranks_first(memory: InteractionMe
 
 
 def test_equal_scores_rank_the_latest_first(memory: InteractionMemory) -> None:
-    remembered(memory, said("0.5", agent="a"), said("0.5", agent="b"), said("0.5", days=3, agent="c"))
+    remembered(memory, said("0.5", agent="a"), said("0.50", agent="b"), said("0.500", days=3, agent="c"))
     found = memory.semantic_search_interactions(QUERY, time_decay_factor=1.0)
 
     assert [one.interaction.agent_name for one in found.results] == ["b", "a", "c"]
+
+
+def test_equal_interactions_are_one_result_with_their_number(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.5", days=3), said("0.5", days=1, agent="coder"), said("0.5", kind=CALL))
+    found = memory.semantic_search_interactions(QUERY)
+
+    assert [(one.interaction.agent_name, one.times) for one in found.results] == [
+        ("planner", 1),
+        ("coder", 2),
+    ]
+
+
+def test_results_are_at_least_half_as_near_as_the_nearest(memory: InteractionMemory) -> None:
+    remembered(memory, said("0.8"), said("0.41"), said("0.39"))
+
+    assert contents(memory.semantic_search_interactions(QUERY)) == ["0.8", "0.41"]
 
 
 def test_top_k_limits_the_results(memory: InteractionMemory) -> None:
@@ -76,7 +92,9 @@ def test_an_agent_is_found_under_the_name_it_gave_however_it_is_spaced(memory: I
     assert contents(memory.semantic_search_interactions(QUERY, "the  planner")) == ["0.9"]
 
 
-def test_interactions_without_an_embedding_are_left_out_and_counted(memory: InteractionMemory) -> None:
+def test_interactions_without_an_embedding_are_found_by_their_words_and_counted(
+    memory: InteractionMemory,
+) -> None:
     remembered(memory, said("0.5"))
     memory.add([said("0.9"), said("0.8", agent="coder")])
     found = memory.semantic_search_interactions(QUERY)
@@ -84,7 +102,9 @@ def test_interactions_without_an_embedding_are_left_out_and_counted(memory: Inte
     assert contents(found) == ["0.5"]
     assert (found.known, found.without_embedding) == (3, 2)
     assert found.note is not None
-    assert "2 interactions have no embedding" in found.note
+    assert "2 interactions have no embedding and could be compared by words only" in found.note
+    (by_words,) = memory.semantic_search_interactions("the 0.8 of the coder").results
+    assert (by_words.interaction.content, by_words.cosine) == ("0.8", None)
     assert memory.semantic_search_interactions(QUERY, "planner").without_embedding == 1
 
 
@@ -92,11 +112,14 @@ def test_without_an_embedding_of_the_query_the_latest_are_returned_with_a_note(
     memory: InteractionMemory, words: Words
 ) -> None:
     remembered(memory, said("0.9", days=3), said("0.1", days=1), said("0.5", days=2, agent="coder"))
+    remembered(memory, said("we ship on Friday", days=9))
     words.error = ModelError("words", "it is gone", "bring it back")
     found = memory.semantic_search_interactions(QUERY)
 
-    assert contents(found) == ["0.1", "0.5", "0.9"]
+    assert contents(found) == ["0.1", "0.5", "0.9", "we ship on Friday"]
     assert (found.method, found.results[0].score) == ("recent", None)
+    by_words = memory.semantic_search_interactions("when do we ship")
+    assert (by_words.method, contents(by_words)) == ("words", ["we ship on Friday"])
     assert found.note is not None
     assert "it is gone" in found.note
     assert contents(memory.semantic_search_interactions(QUERY, "planner", top_k=1)) == ["0.1"]
@@ -127,11 +150,11 @@ def test_changes_by_another_process_are_noticed(path, words: Words, clock: Clock
         remembered(other, said("0.7"))
         assert contents(memory.semantic_search_interactions(QUERY)) == ["0.9", "0.7", "0.5"]
         other.forget_one(first.id)
-        remembered(other, said("0.3"))
-        assert contents(memory.semantic_search_interactions(QUERY)) == ["0.7", "0.5", "0.3"]
+        remembered(other, said("0.4"))
+        assert contents(memory.semantic_search_interactions(QUERY)) == ["0.7", "0.5", "0.4"]
         assert not memory.forget_one(first.id)
         assert memory.forget_one(second.id)
-        assert contents(other.semantic_search_interactions(QUERY)) == ["0.7", "0.3"]
+        assert contents(other.semantic_search_interactions(QUERY)) == ["0.7", "0.4"]
 
 
 @settings(max_examples=30)
@@ -143,7 +166,9 @@ def test_search_agrees_with_the_store_after_any_changes(data: st.DataObject) -> 
         memory = memory_in(store, words, clock)
         there: dict[int, tuple[float, float]] = {}
         for _ in range(data.draw(st.integers(1, 8))):
-            fresh = data.draw(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 80)), max_size=4))
+            fresh = data.draw(
+                st.lists(st.tuples(st.sampled_from(range(1, 100, 2)), st.integers(0, 80)), max_size=4)
+            )
             kept = remembered(memory, *(said(f"0.{cosine:02}", days) for cosine, days in fresh))
             there |= {one.id: (c / 100, d) for one, (c, d) in zip(kept, fresh, strict=True)}
             if there and data.draw(st.booleans()):
@@ -151,9 +176,16 @@ def test_search_agrees_with_the_store_after_any_changes(data: st.DataObject) -> 
                 memory.forget_one(gone)
                 del there[gone]
             found = memory.semantic_search_interactions(QUERY, top_k=100)
-            expected = sorted((cosine * 0.95**days for cosine, days in there.values()), reverse=True)
+            nearest = max((cosine for cosine, _ in there.values()), default=0)
+            newest: dict[float, float] = {}
+            for cosine, days in there.values():
+                if cosine > nearest / 2:
+                    newest[cosine] = min(days, newest.get(cosine, days))
+            expected = sorted((cosine * 0.95**days for cosine, days in newest.items()), reverse=True)
             assert [one.score for one in found.results] == pytest.approx(expected, abs=1e-6)
-            assert {one.interaction.id for one in found.results} == there.keys()
+            assert sum(one.times for one in found.results) == sum(
+                cosine in newest for cosine, _ in there.values()
+            )
 
 
 def test_configured_secrets_are_redacted_before_they_are_stored(memory: InteractionMemory, path) -> None:
@@ -223,16 +255,16 @@ def test_forgotten_interactions_are_erased_from_all_files(memory: InteractionMem
     ("scope", "left"),
     [
         (InteractionScope(), []),
-        (InteractionScope(agent_name="coder"), ["0.1", "0.2"]),
-        (InteractionScope(interaction_type=CALL), ["0.1", "0.3"]),
-        (InteractionScope(before=NOW - 5 * DAY), ["0.1", "0.3"]),
-        (InteractionScope("planner", "message"), ["0.2", "0.3"]),
+        (InteractionScope(agent_name="coder"), ["0.21", "0.22"]),
+        (InteractionScope(interaction_type=CALL), ["0.21", "0.3"]),
+        (InteractionScope(before=NOW - 5 * DAY), ["0.21", "0.3"]),
+        (InteractionScope("planner", "message"), ["0.22", "0.3"]),
     ],
 )
 def test_forgetting_deletes_exactly_the_matching_interactions(
     memory: InteractionMemory, scope: InteractionScope, left: list[str]
 ) -> None:
-    remembered(memory, said("0.1"), said("0.2", days=9, kind=CALL), said("0.3", days=1, agent="coder"))
+    remembered(memory, said("0.21"), said("0.22", days=9, kind=CALL), said("0.3", days=1, agent="coder"))
     assert memory.forget(scope) == 3 - len(left)
 
     assert sorted(contents(memory.semantic_search_interactions(QUERY))) == left
@@ -254,3 +286,51 @@ def test_a_failing_store_raises_an_error(memory: InteractionMemory, store: Store
         memory.add([said("0.5")])
     with pytest.raises(StoreError):
         memory.semantic_search_interactions(QUERY)
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("PROJ-1147", "Status of PROJ-1147: blocked by the schema change."),
+        ("did we deploy PROJ-1147?", "Status of PROJ-1147: blocked by the schema change."),
+        ("what did commit 0caa7612 do", "Commit 0caa7612 bumps the version."),
+        ("has PROJ-9999 moved", None),
+    ],
+)
+def test_an_identifier_in_the_query_finds_what_has_it_and_nothing_else(
+    memory: InteractionMemory, query: str, wanted: str | None
+) -> None:
+    remembered(
+        memory,
+        said("Status of PROJ-1147: blocked by the schema change.", days=9),
+        said("PROJ-1307 deployed to staging."),
+        said("Commit 0caa7612 bumps the version."),
+        said("Commit 138efef9 bumps the version."),
+    )
+    found = memory.semantic_search_interactions(query)
+
+    assert contents(found) == ([wanted] if wanted else [])
+
+
+def test_types_have_a_decay_and_a_boost_of_their_own(store: Store, words: Words, clock: Clock) -> None:
+    types = {"message": {"time_decay_factor": 1.0}, "call": {"boost": 2.0}}
+    memory = memory_in(store, words, clock, types=types)
+    remembered(memory, said("0.6", days=30), said("0.5", kind=CALL), said("0.9", days=30, kind="search"))
+    found = memory.semantic_search_interactions(QUERY)
+
+    assert [(one.interaction.content, round(one.score, 3)) for one in found.results] == [
+        ("0.5", 1.0),
+        ("0.6", 0.6),
+        ("0.9", 0.193),
+    ]
+
+
+@pytest.mark.parametrize("numbers", [{"time_decay_factor": 1.5}, {"time_decay_factor": 0.0}, {"top_k": 0}])
+@pytest.mark.parametrize("bad", [float("nan"), None])
+def test_numbers_outside_their_bounds_are_refused(
+    memory: InteractionMemory, numbers: dict, bad: float | None
+) -> None:
+    if bad is not None:
+        numbers = {"time_decay_factor": bad}
+    with pytest.raises(ValueError, match="must be"):
+        memory.semantic_search_interactions(QUERY, **numbers)

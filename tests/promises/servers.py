@@ -221,6 +221,7 @@ SERVERS = (
             FOLDER + "test_a_relative_command_counts_from_the_configuration",
             FOLDER + "test_a_relative_folder_on_the_path_counts_from_the_configuration",
             "proxy/test_lazy.py::test_what_a_server_listed_in_one_repository_is_not_remembered_in_another",
+            "front/test_shared.py::test_program_of_a_repository_that_the_host_has_opened_does_not_run",
         ),
     ),
     Promise(

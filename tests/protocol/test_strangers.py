@@ -14,6 +14,7 @@ from mcp_context_proxy.protocol.strangers import (
     DATA_BYTES,
     SAID_CHARACTERS,
     bounded,
+    clean,
     clean_json,
     compact,
     named,
@@ -21,7 +22,6 @@ from mcp_context_proxy.protocol.strangers import (
     said,
     said_json,
 )
-from mcp_context_proxy.protocol.text import clean
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 
 HOSTILE = {
     "C0": [chr(c) for c in range(0x20) if chr(c) not in "\n\t"] + ["\x7f"],

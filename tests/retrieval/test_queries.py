@@ -184,12 +184,26 @@ def test_words_are_no_values(token: str) -> None:
 
 
 def test_a_value_counts_little_and_the_ending_of_a_file_as_a_word() -> None:
-    query = read("summarize quarterly.csv")
+    query = read("summarize the figures in quarterly.csv")
 
     assert query.weights["quarter"] == VALUE_SHARE
     assert query.weights["csv"] == 1
     assert query.weights[stem("file")] == VALUE_SHARE
     assert query.weights[stem("summarize")] == 1
+
+
+def test_a_value_that_is_all_an_order_is_about_has_the_words_of_its_kind() -> None:
+    assert read("close #42").weights[stem("issue")] == 1
+    assert read("close #42 in the tracker of the shop").weights[stem("issue")] == VALUE_SHARE
+
+
+def test_remember_at_the_beginning_asks_to_save_to_memory_whatever_follows() -> None:
+    query = read("remember that I prefer tabs")
+
+    assert query.read_as == "save to memory that I prefer tabs"
+    assert query.weights[stem("memory")] > 0
+    assert query.weights[stem("tabs")] == REPORTED_SHARE
+    assert read("do you remember the name of the file").read_as is None
 
 
 @pytest.mark.parametrize(

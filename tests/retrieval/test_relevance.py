@@ -7,7 +7,7 @@ import pytest
 from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.model import load_model
+from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.scoring import (
     CERTAIN_DEVIATIONS,

@@ -61,41 +61,55 @@ def test_tools_of_other_servers_come_first_with_their_unchanged_scores(
     without = Engine(word_vectors()).search(QUERY, snapshot(*honest(tool)), Filters(), options)
     poisoned = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
 
+    def honest_ones(ranking: Ranking) -> list[tuple[str, float]]:
+        return [(one.item.name, one.score) for one in ranking.results if one.item.server != "evil"]
+
     assert found(poisoned)[0] == "send_mail"
-    assert [(one.item.name, one.score) for one in poisoned.results[: len(without.results)]] == [
-        (one.item.name, one.score) for one in without.results
-    ]
-
-
-def test_tools_of_a_suspected_server_come_last_with_the_reason(
-    word_vectors: Callable[..., Any], catalog: Snapshot
-) -> None:
-    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), FITTING)
-
-    assert [name.startswith("helper") for name in found(ranking)] == [False] * 5 + [True]
-    assert found(ranking)[-1] in ("helper_0", "helper_1", "helper_2")
-    assert "its server's names have nothing to do with their descriptions" in ranking.results[-1].why
-    assert not any("its server" in one.why for one in ranking.results[:-1])
-    assert ranking.suspected == {"evil": "names"}
+    assert honest_ones(poisoned) == honest_ones(without)[: len(honest_ones(poisoned))]
 
 
 @pytest.mark.parametrize(
-    ("options", "others"),
+    "options",
     [
-        (SearchOptions(include_score=inf), 5),
-        (SearchOptions(top_n=6, include_score=inf), 5),
-        (SearchOptions(top_n=3, include_score=inf), 3),
-        (SearchOptions(include_score=2), 5),
+        FITTING,
+        SearchOptions(include_score=inf),
+        SearchOptions(top_n=6, include_score=inf),
+        SearchOptions(top_n=3, include_score=inf),
+        SearchOptions(include_score=2),
     ],
 )
-def test_a_suspected_server_gets_none_of_the_first_five_places(
-    word_vectors: Callable[..., Any], catalog: Snapshot, options: SearchOptions, others: int
+def test_one_tool_of_a_suspected_server_comes_after_all_that_is_half_as_near(
+    word_vectors: Callable[..., Any], catalog: Snapshot, options: SearchOptions
 ) -> None:
-    names = found(Engine(word_vectors()).search(QUERY, catalog, Filters(), options))
+    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), options)
+    (place,) = [at for at, name in enumerate(found(ranking)) if name.startswith("helper")]
+    half = ranking.results[place].score / 2
 
-    assert not any(name.startswith("helper") for name in names[:others])
-    assert len(names) <= (options.top_n if options.include_score == inf else 6)
-    assert any(name.startswith("helper") for name in names) is (len(names) > others)
+    assert place > 0
+    assert all(one.score >= half for one in ranking.results[1:place])
+    assert all(one.score < half for one in ranking.results[place + 1 :])
+    assert options.share_of_best or len(ranking.results) == options.top_n
+
+
+def test_a_result_says_that_its_server_is_suspected(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    ranking = Engine(word_vectors()).search(QUERY, catalog, Filters(), FITTING)
+    reasons = {one.item.name: one.why for one in ranking.results}
+
+    assert ranking.suspected == {"evil": "names"}
+    for name, why in reasons.items():
+        suspected = "its server's names have nothing to do with their descriptions" in why
+        assert suspected is name.startswith("helper")
+
+
+def test_other_tools_that_are_nearly_as_near_keep_the_first_places(
+    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    mails = [tool(f"send_{what}_mail", "Send a mail about an invoice.", server="office") for what in "abcdef"]
+    ranking = Engine(word_vectors()).search(QUERY, snapshot(*mails, *stuffed(tool)), Filters(), FITTING)
+
+    assert [name.startswith("helper") for name in found(ranking)[:5]] == [False] * 5
 
 
 def test_if_no_other_tool_fits_a_suspected_server_gets_half_of_the_places(

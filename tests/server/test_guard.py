@@ -1,6 +1,7 @@
 """A secret that one server was given reaches no other, whatever a model is talked into sending."""
 
 import base64
+import html
 import json
 import re
 from collections.abc import Callable
@@ -55,7 +56,28 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
         "%..", lambda found: found[0].lower(), quote(value, safe="")
     ),
     "JSON in a text": lambda value: json.dumps({"token": value}),
+    "every character percent-encoded": lambda value: every(value.encode(), "%%%02x"),
+    "percent-encoded twice": lambda value: quote(quote(value, safe=""), safe=""),
+    "JSON in JSON, all escaped": lambda value: json.dumps(
+        json.dumps("TEXT").replace("TEXT", every(value.encode("utf-16-be"), "%02x", "\\u", 2))
+    ),
+    "escapes in a link": lambda value: quote(every(value.encode("utf-16-be"), "%02x", "\\u", 2)),
+    "escapes of a program": lambda value: (
+        every(value.encode("latin-1", "ignore"), "\\x%02x")
+        if value.isascii()
+        else every(value.encode("utf-16-be"), "%02x", "\\u", 2)
+    ),
+    "base64 in lines": lambda value: "\n".join(
+        re.findall(".{1,8}", base64.b64encode(value.encode()).decode())
+    ),
+    "hexadecimal": lambda value: value.encode().hex(),
+    "HTML": html.escape,
 }
+
+
+def every(data: bytes, form: str, before: str = "", together: int = 1) -> str:
+    """Bytes, each in a form, with something before as many of them as belong together."""
+    return "".join(before * (at % together == 0) + form % byte for at, byte in enumerate(data))
 
 
 @pytest.mark.parametrize("secret", [SECRET, PLAIN], ids=["signs", "plain"])

@@ -11,7 +11,7 @@ from support.questions import SERVER_KEY, as_shown
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.protocol.text import clean
+from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.server.question_checks import secret_field, url_refusal
 
 pytestmark = pytest.mark.anyio

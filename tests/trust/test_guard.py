@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.trust.guard import KnownSecrets, is_secret, unescaped
+from mcp_context_proxy.trust.guard import KnownSecrets, decoded, is_secret, unescaped
+from mcp_context_proxy.trust.tokens import Principal, acting_as
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,24 @@ def test_a_secret_is_found_in_whatever_text_it_stands(before: str, after: str) -
         assert found is not None
         assert str(found) == "API_TOKEN, which is a secret of server 'a'"
         assert known.in_params("a", params) is None
+
+
+def test_a_secret_is_found_in_the_name_of_a_param_too() -> None:
+    known = KnownSecrets(Config(servers={name: SERVERS[name] for name in ("a", "b")}))
+
+    assert known.in_params("b", {SERVERS["a"].env["API_TOKEN"]: Raw(b"1")}) is not None
+
+
+def test_a_refusal_names_no_server_that_its_principal_does_not_reach() -> None:
+    known = KnownSecrets(Config(servers={name: SERVERS[name] for name in ("a", "b")}))
+    found = known.in_params("b", {"arguments": Raw(json.dumps(SERVERS["a"].env["API_TOKEN"]).encode())})
+    with acting_as(Principal("anna", admin=False, servers=frozenset({"b"}))):
+        assert str(found) == "a secret that is not for it"
+
+
+@given(st.text(alphabet="\\\\u00x%4aZ/n\n ", max_size=60))
+def test_no_text_is_too_broken_to_be_decoded(text: str) -> None:
+    assert len(decoded(text)) <= len(text)
 
 
 def test_a_secret_of_the_proxy_itself_goes_to_no_server() -> None:

@@ -1,0 +1,329 @@
+"""The index of interactions: their words and embeddings in memory, compared with a query.
+
+An interaction is scored as an item of the catalog is, ``cosine + 0.025 * BM25F``, times the boost of its type
+and the share that its age leaves of it. It is found only if it has evidence of being meant
+(`scoring.evidences`) and is at least half as near as the nearest. An identifier in the query, such as a
+ticket or a commit, means exactly itself: then only interactions that have it are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.config import InteractionsConfig
+from mcp_context_proxy.embedding.embedder import is_unit
+from mcp_context_proxy.items import Vector
+from mcp_context_proxy.retrieval.bm25 import LexicalIndex, TermCounts, count_terms, join_counts
+from mcp_context_proxy.retrieval.item_metadata import Fields
+from mcp_context_proxy.retrieval.queries import value_kind
+from mcp_context_proxy.retrieval.scoring import (
+    STRONG_COVERAGE,
+    Calibration,
+    evidences,
+    fuse,
+    needed_evidence,
+)
+from mcp_context_proxy.retrieval.text import terms
+from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
+from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore, InteractionVector
+
+READ_AT_ONCE: Final = 1_000
+"""Interactions or embeddings that are read at once, some MB: others who use the store wait some milliseconds
+at most."""
+
+COUNTED_TOGETHER: Final = 256
+"""Interactions below which the words of new ones are joined with those before them, so that there are not as
+many arrays as interactions."""
+
+FORGOTTEN_SHARE: Final = 0.25
+"""Share of forgotten rows from which on they are removed, which copies all others."""
+
+WORDS_INDEXED: Final = 4_000
+"""Characters of an interaction whose words are indexed: as many as are kept by default."""
+
+NUMBER_WEIGHT: Final = 3.0
+"""Weight of a word with a digit: it is a name of something, and stands for little else. Of 30 queries with
+the id of a ticket or a commit among 200 messages, 15 find it first with 1, 26 with 2, 28 with 3."""
+
+IDENTIFIERS: Final = frozenset(
+    {"issue key", "issue number", "arXiv paper id", "id", "commit hash", "email address", "URL"}
+)
+"""Kinds of values that stand for exactly one thing."""
+
+SHARE_OF_BEST: Final = 0.5
+"""Share of the best relevance that an interaction needs to be found. Of 30 queries in other words than the
+message, 29 find it among five with 0.4 and 0.5, at 3.5 and 2.3 results each; with 0.6 28 do."""
+
+_EDGES: Final = "\"'`()[]{}<>,;:!?.“”"
+
+_FACTS = np.dtype(
+    [
+        ("id", "i8"),
+        ("time", "f8"),
+        ("agent", "i4"),
+        ("type", "i4"),
+        ("same", "i8"),
+        ("row", "i4"),
+        ("there", "?"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """An interaction that a query means."""
+
+    id: int
+    score: float
+    cosine: float | None
+    """None if it has no embedding."""
+    times: int
+    """Interactions of its type with this text; it is the one with the best score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A query with the choices of its caller."""
+
+    query: str
+    vector: Vector | None
+    """Embedding of the query; None to compare words only."""
+    scope: InteractionScope
+    top_k: int
+    factor: float | None
+    """Share of a score that is left after a day; None for that of the configuration, by type."""
+
+
+class InteractionIndex:
+    """Interactions in memory; a hundred thousand with embeddings take some 250 MB.
+
+    It follows the store: a search reads the changes since the search before, whichever process made them.
+    Not thread-safe.
+    """
+
+    def __init__(
+        self, store: InteractionStore, settings: InteractionsConfig, calibration: Calibration
+    ) -> None:
+        self._store, self._settings, self._calibration = store, settings, calibration
+        self._names: dict[str, int] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._latest, self._count = 0, 0
+        self._facts = np.zeros(0, _FACTS)
+        self._counts: list[TermCounts] = []
+        self._lexical: LexicalIndex | None = None
+        self._begin_vectors("")
+
+    def _begin_vectors(self, model_id: str) -> None:
+        self._model_id, self._latest_vector, self._pool = model_id, 0, Pool()
+        self._facts["row"] = NOWHERE
+
+    def follow(self, model_id: str | None, dimensions: int) -> None:
+        """Read the changes of the store, with the embeddings of one model; raises `StoreError`."""
+        self._read_words()
+        if self._store.count(InteractionScope()) != np.count_nonzero(self._known["there"]):
+            self._known["there"] &= np.isin(self._known["id"], self._store.ids())
+            there = self._known["there"]
+            if np.count_nonzero(there) < (1 - FORGOTTEN_SHARE) * self._count:
+                self._remove(np.flatnonzero(~there))
+        if model_id is None:
+            return
+        if model_id != self._model_id:
+            self._begin_vectors(model_id)
+        # Every embedding that is written gets the next `seq`, so reading goes on after the last one.
+        while fresh := self._store.vectors(model_id, self._latest_vector, READ_AT_ONCE):
+            if max(one.interaction for one in fresh) > self._latest:
+                self._read_words()
+            self._place(fresh, dimensions)
+            self._latest_vector = fresh[-1].seq
+
+    def nearest(self, wanted: Wanted, now: float) -> tuple[list[Near], int]:
+        """Return the interactions that a query means, the best first, and how many had no embedding.
+
+        Of equal scores, the latest comes first.
+        """
+        facts = self._known
+        within = self._within(wanted.scope)
+        unembedded = int(np.count_nonzero(within & (facts["row"] == NOWHERE)))
+        weights = {term: NUMBER_WEIGHT if _has_digit(term) else 1.0 for term in terms(wanted.query)}
+        if not within.any():
+            return [], unembedded
+        if self._lexical is None:
+            self._lexical = LexicalIndex.build(self._counts)
+        lexical = self._lexical.score(weights)
+        identified = self._identified(wanted.query, within)
+        if identified is not None:
+            within &= identified
+        words = fuse(None, lexical.scores)
+        words[~within] = -np.inf
+        if wanted.vector is None or not self._pool.vectors.size:
+            items = np.flatnonzero(within & (words > 0))
+            relevance, cosines = words[items], None
+        else:
+            dense = DenseIndex(self._pool.vectors, facts["row"].copy(), np.ones(self._count, np.int64))
+            items = dense.candidates(wanted.vector[None], words)
+            cosines = dense.of(items).cosines(wanted.vector[None])[0]
+            relevance = np.maximum(cosines, 0) + words[items]
+        meant = relevance > 0
+        if identified is None:
+            meant &= self._meant(
+                wanted.vector, cosines, self._lexical.shares(lexical.idf)[items], int(within.sum())
+            )
+        meant &= relevance >= SHARE_OF_BEST * relevance.max(where=meant, initial=0)
+        chosen = items[meant]
+        scores = relevance[meant].astype(np.float64) * self._kept_share(chosen, wanted.factor, now)
+        return self._distinct(
+            wanted.top_k, chosen, scores, None if cosines is None else cosines[meant]
+        ), unembedded
+
+    def _distinct(
+        self,
+        top_k: int,
+        chosen: NDArray[np.intp],
+        scores: NDArray[np.float64],
+        cosines: NDArray[np.float32] | None,
+    ) -> list[Near]:
+        """Return the best, each with those of the same type and text counted."""
+        facts = self._facts[chosen]
+        found: dict[tuple[int, int], Near] = {}
+        for each in np.lexsort((-facts["id"], -facts["time"], -scores)).tolist():
+            if len(found) == top_k or scores[each] <= 0:
+                break
+            key = int(facts["type"][each]), int(facts["same"][each])
+            if key not in found:
+                alike = (facts["type"] == key[0]) & (facts["same"] == key[1])
+                has_cosine = cosines is not None and facts["row"][each] != NOWHERE
+                cosine = float(cosines[each]) if cosines is not None and has_cosine else None
+                found[key] = Near(int(facts["id"][each]), float(scores[each]), cosine, int(alike.sum()))
+        return list(found.values())
+
+    def _within(self, scope: InteractionScope) -> NDArray[np.bool_]:
+        facts = self._known
+        within: NDArray[np.bool_] = facts["there"].copy()
+        if scope.agent_name is not None:
+            within &= facts["agent"] == self._names.get(scope.agent_name, -1)
+        if scope.interaction_type is not None:
+            within &= facts["type"] == self._names.get(scope.interaction_type, -1)
+        if scope.before is not None:
+            within &= facts["time"] < scope.before
+        return within
+
+    def _identified(self, query: str, within: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Return the interactions that have an identifier of the query; None if the query has none."""
+        tokens = (token.strip(_EDGES) for token in query.split())
+        asked = [found for token in tokens if value_kind(token) in IDENTIFIERS and (found := terms(token))]
+        if not asked or self._lexical is None:
+            return None
+        having = np.zeros(within.size, bool)
+        for identifier in asked:
+            having |= self._lexical.shares(dict.fromkeys(identifier, 1.0)) >= 1
+        return having
+
+    def _meant(
+        self,
+        vector: Vector | None,
+        cosines: NDArray[np.float32] | None,
+        coverage: NDArray[np.float64],
+        among: int,
+    ) -> NDArray[np.bool_]:
+        """Return which interactions have evidence of being meant, among so many."""
+        calibration = self._calibration
+        if vector is None or cosines is None:
+            return coverage >= STRONG_COVERAGE
+        if isinstance(calibration, str):
+            return np.ones(coverage.size, bool)
+        if isinstance(calibration, float):
+            return (cosines >= calibration) | (coverage >= STRONG_COVERAGE)
+        return evidences(cosines, vector, calibration, coverage) >= needed_evidence(among)
+
+    def _kept_share(self, chosen: NDArray[np.intp], factor: float | None, now: float) -> NDArray[np.float64]:
+        """Return the factor of the score of each interaction by its type and age."""
+        facts, settings = self._facts[chosen], self._settings
+        linear = settings.time_decay == "linear"
+        shares = np.empty(len(facts), np.float64)
+        by_number = {self._names[name]: own for name, own in settings.types.items() if name in self._names}
+        for number in np.unique(facts["type"]).tolist():
+            own, of_type = by_number.get(number), facts["type"] == number
+            daily, boost = settings.time_decay_factor, 1.0
+            if own is not None:
+                daily, boost = own.time_decay_factor or daily, own.boost
+            daily = daily if factor is None else factor
+            shares[of_type] = boost * left_share(facts["time"][of_type], now, daily, linear=linear)
+        return shares
+
+    @property
+    def _known(self) -> NDArray[np.void]:
+        return self._facts[: self._count]
+
+    def _read_words(self) -> None:
+        while fresh := self._store.after(self._latest, READ_AT_ONCE):
+            self._append(fresh)
+
+    def _append(self, fresh: Sequence[Interaction]) -> None:
+        count = self._count + len(fresh)
+        if count > len(self._facts):
+            # Twice the size: then rows are copied a few times in all, not with each change.
+            facts = np.zeros(2 * count, _FACTS)
+            facts[: self._count] = self._known
+            self._facts = facts
+        for at, one in enumerate(fresh, self._count):
+            agent, kind = self._number(one.agent_name), self._number(one.interaction_type)
+            same = hash(" ".join(one.content.casefold().split()))
+            self._facts[at] = (one.id, one.time, agent, kind, same, NOWHERE, True)
+        counted = count_terms(Fields("", one.content[:WORDS_INDEXED], "", "", "", "") for one in fresh)
+        if self._counts and len(self._counts[-1].lengths) < COUNTED_TOGETHER:
+            counted = join_counts([self._counts.pop(), counted])
+        self._counts.append(counted)
+        self._lexical = LexicalIndex.build(self._counts, self._lexical)
+        self._count, self._latest = count, fresh[-1].id
+
+    def _place(self, fresh: Sequence[InteractionVector], dimensions: int) -> None:
+        """Store embeddings, each in the row of its interaction; a damaged one stays away."""
+        usable = [one for one in fresh if is_unit(one.vector, dimensions)]
+        ids = np.array([one.interaction for one in usable], np.int64)
+        at = np.searchsorted(self._known["id"], ids)
+        known = (at < self._count) & (self._known["id"][np.minimum(at, self._count - 1)] == ids)
+        if known.any():
+            vectors = np.array([one.vector for one in usable], np.float32)[known]
+            self._known["row"][at[known]] = self._pool.add(vectors)
+
+    def _remove(self, gone: NDArray[np.intp]) -> None:
+        """Remove rows; their words and vectors are not kept either."""
+        left = np.delete(np.arange(self._count), gone)
+        self._counts = [join_counts(self._counts).take(left)]
+        self._lexical = LexicalIndex.build(self._counts)
+        facts = self._known[left]
+        rows, self._pool, vectors = facts["row"].copy(), Pool(), self._pool.vectors
+        embedded = np.flatnonzero(rows != NOWHERE)
+        facts["row"] = NOWHERE
+        if embedded.size:
+            facts["row"][embedded] = self._pool.add(np.array(vectors.views(rows[embedded]), np.float32))
+        self._facts, self._count = facts, len(facts)
+
+    def _number(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+
+def left_share(
+    times: NDArray[np.float64], now: float, factor: float, *, linear: bool = False
+) -> NDArray[np.float64]:
+    """Return the share of the scores of interactions that their age leaves: ``factor ** days``.
+
+    Linear decay takes ``1 - factor`` of the whole each day, until nothing is left. `times` and `now` are
+    seconds since 1970; a time after `now`, by another clock, counts as now.
+    """
+    days = np.maximum(now - times, 0.0) / DAY
+    shares: NDArray[np.float64] = (
+        np.maximum(1 - (1 - factor) * days, 0.0) if linear else np.power(factor, days)
+    )
+    return shares
+
+
+def _has_digit(term: str) -> bool:
+    return any(character.isdigit() for character in term)

@@ -1,0 +1,200 @@
+"""Export and import of interactions: lines of JSON, and tables of messages of other programs.
+
+Interactions that are there already are not imported again, so an import that was interrupted goes on where it
+ended. Nothing that is remembered is pushed out: only as many as there is room for are imported, the latest.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from heapq import nlargest
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from mcp_context_proxy.errors import DataFileError
+from mcp_context_proxy.interactions.memory import MESSAGE, InteractionMemory
+from mcp_context_proxy.store import Interaction, InteractionScope, InteractionStore
+
+WRITTEN_TOGETHER: Final = 500
+"""Interactions of one transaction: an import that is interrupted loses no more."""
+
+SQLITE_HEADER: Final = b"SQLite format 3\0"
+
+MILLISECONDS_FROM: Final = 1e11
+"""Numbers from which on a time is in milliseconds; as seconds it would be in the year 5138."""
+
+OnProgress = Callable[[int, int], None]
+"""Gets the number of interactions that are done, and of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTable:
+    """A table of messages in a SQLite file, with the names of its columns."""
+
+    name: str = "messages"
+    agent: str = "agent_name"
+    """Without such a column, the agent is ``unknown``."""
+    kind: str = "role"
+    """Becomes the type; without such a column it is ``message``."""
+    content: str = "content"
+    time: str = "timestamp"
+    """Seconds or milliseconds since 1970, or ISO 8601, which is UTC unless it says otherwise."""
+
+
+@dataclass(slots=True)
+class Imported:
+    """The result of an import."""
+
+    read: int = 0
+    kept: int = 0
+    known: int = 0
+    """Interactions that were there already."""
+    no_room: int = 0
+    """Interactions left out because no more are kept (``interactions.keep``); the oldest ones."""
+    unusable: int = 0
+    """Rows that are no interaction."""
+    reasons: list[str] = field(default_factory=list)
+    """The first reasons for it, each with its place."""
+
+
+class _Line(msgspec.Struct):
+    """An interaction as it is exported."""
+
+    agent_name: str
+    interaction_type: str
+    content: str
+    time: float
+
+
+REASONS: Final = 5
+"""Reasons that are reported: more of them say the same."""
+
+
+def export_lines(store: InteractionStore, scope: InteractionScope) -> Iterator[bytes]:
+    """Yield interactions as lines of JSON, in the order of their arrival."""
+    latest = 0
+    while batch := store.after(latest, WRITTEN_TOGETHER):
+        latest = batch[-1].id
+        for one in batch:
+            if scope.agent_name in (None, one.agent_name) and scope.interaction_type in (
+                None,
+                one.interaction_type,
+            ):
+                line = _Line(one.agent_name, one.interaction_type, one.content, one.time)
+                yield msgspec.json.encode(line) + b"\n"
+
+
+def import_file(
+    memory: InteractionMemory,
+    path: Path,
+    table: MessageTable | None = None,
+    on_progress: OnProgress | None = None,
+) -> Imported:
+    """Import an exported file, or the table of a SQLite file. Nothing is embedded.
+
+    Raises:
+        DataFileError: the file cannot be read, or it has no such table.
+        StoreError: the store failed; the interactions written until then are kept.
+    """
+    done = Imported()
+    try:
+        with path.open("rb") as file:
+            is_table = file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
+        rows = _of_table(path, table or MessageTable(), done) if is_table else _of_lines(path, done)
+        room = max(memory.room(), 0)
+        fresh = nlargest(room + 1, _unknown(memory, rows, done), key=lambda one: one.time)
+    except (OSError, sqlite3.Error) as error:
+        raise DataFileError(path, None, f"it cannot be read: {error}") from None
+    chosen = sorted(fresh[:room], key=lambda one: one.time)
+    done.no_room = done.read - done.unusable - done.known - len(chosen)
+    report = on_progress or (lambda _done, _total: None)
+    for start in range(0, len(chosen), WRITTEN_TOGETHER):
+        done.kept += len(memory.keep(chosen[start : start + WRITTEN_TOGETHER]))
+        report(done.kept, len(chosen))
+    return done
+
+
+def _unknown(memory: InteractionMemory, rows: Iterator[Interaction], done: Imported) -> Iterator[Interaction]:
+    """Yield the interactions, as they are kept, that are not there yet; equal ones once."""
+    seen: set[Interaction] = set()
+    while batch := [memory.presentable(one) for one, _ in zip(rows, range(WRITTEN_TOGETHER), strict=False)]:
+        there = memory.known(batch)
+        for one in batch:
+            if one in there or one in seen or not one.content:
+                done.known += 1
+            else:
+                seen.add(one)
+                yield one
+
+
+def _of_lines(path: Path, done: Imported) -> Iterator[Interaction]:
+    decoder = msgspec.json.Decoder(_Line)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            done.read += 1
+            try:
+                found = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                _unusable(done, f"line {number}: {error}")
+                continue
+            yield Interaction(found.agent_name, found.interaction_type, found.content, found.time)
+
+
+def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Interaction]:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        columns = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(table.name)})")}
+        if not columns:
+            raise DataFileError(path, None, f"it has no table {table.name!r}")
+        if missing := {table.content, table.time} - columns:
+            told = ", ".join(sorted(columns))
+            raise DataFileError(
+                path, None, f"table {table.name!r} has no column {min(missing)!r}; it has {told}"
+            )
+        wanted = [
+            _quoted(column) if column in columns else "NULL"
+            for column in (table.agent, table.kind, table.content, table.time)
+        ]
+        query = f"SELECT {', '.join(wanted)} FROM {_quoted(table.name)}"
+        for number, (agent, kind, content, time) in enumerate(connection.execute(query), 1):
+            done.read += 1
+            moment = _moment(time)
+            if moment is None or not isinstance(content, str) or not content.strip():
+                what = "its time" if moment is None else "its text"
+                _unusable(done, f"row {number}: {what} cannot be read")
+                continue
+            yield Interaction(str(agent or ""), str(kind or MESSAGE), content, moment)
+
+
+def _unusable(done: Imported, reason: str) -> None:
+    done.unusable += 1
+    if len(done.reasons) < REASONS:
+        done.reasons.append(reason)
+
+
+def _moment(value: Any) -> float | None:
+    """Return a time of another program in seconds since 1970; None if it is none."""
+    try:
+        number = float(value)
+    except TypeError:
+        return None
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(str(value).strip())
+        except ValueError:
+            return None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not 0 <= number < MILLISECONDS_FROM**2:
+        return None
+    return number / 1000 if number >= MILLISECONDS_FROM else number
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
