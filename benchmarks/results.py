@@ -6,7 +6,7 @@ The results are made up after real ones, always the same. Sizes are those of the
 its model, in tokens as the proxy estimates them elsewhere. Beside it, what the check of a result that stays
 whole adds: in this process, in turns with the same path without the check. With a checkout of another version
 in FOLDER, both proxies run beside each other, and calls whose results stay whole are measured in short turns;
-the figure is the difference of the p50 of both in a round. POSIX only.
+the figures are the differences, in a round, of the p50 and of the processor time of a call. POSIX only.
 """
 
 from __future__ import annotations
@@ -251,6 +251,12 @@ async def check(size: int) -> list[float]:
     return rounds
 
 
+def processor_seconds(client: StdioClient) -> float:
+    """Processor time of all threads of a proxy; Linux only, 0 elsewhere."""
+    tasks = Path(f"/proc/{client.process.pid}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.glob("*")) / 1e9
+
+
 def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figure]:
     """The p50 of calls with this version and with the one before, and the differences of pairs of turns."""
     command = proxy_command(bench.config(servers=1))
@@ -266,20 +272,28 @@ def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figu
             client.until(partial(answers, tool_name("proxy")))
         for name, size in SIZES.items():
             values: tuple[list[float], list[float]] = ([], [])
+            spent: list[float] = []
             params = call_params(tool_name("proxy"), size=size)
             for number in range(rounds + 1):
                 times: tuple[list[float], list[float]] = ([], [])
+                before_round = [*map(processor_seconds, clients)]
                 for turn in range(calls // TURN):
                     for which in (0, 1) if turn % 2 else (1, 0):
                         times[which].extend(clients[which].timed("tools/call", params, TURN))
+                old_spent, new_spent = (
+                    now - then
+                    for now, then in zip(map(processor_seconds, clients), before_round, strict=True)
+                )
                 if number:
                     for which in (0, 1):
                         values[which].append(median(times[which]) * 1e3)
+                    spent.append((new_spent - old_spent) / len(times[0]) * 1e3)
             added = [after - before_ for before_, after in zip(*values, strict=True)]
             figures += [
                 Figure(f"{name}, before: p50", values[0], "ms"),
                 Figure(f"{name}, this version: p50", values[1], "ms"),
                 Figure(f"{name}: added to the p50", added, "ms", BAR_MS),
+                Figure(f"{name}: added processor time of a call", spent, "ms", BAR_MS),
             ]
     finally:
         for client in clients:
