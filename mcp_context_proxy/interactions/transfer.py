@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import nlargest
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,7 +124,7 @@ def import_file(
 def _unknown(memory: InteractionMemory, rows: Iterator[Interaction], done: Imported) -> Iterator[Interaction]:
     """Yield the interactions, as they are kept, that are not there yet; equal ones once."""
     seen: set[Interaction] = set()
-    while batch := [memory.presentable(one) for one, _ in zip(rows, range(WRITTEN_TOGETHER), strict=False)]:
+    while batch := [memory.presentable(one) for one in islice(rows, WRITTEN_TOGETHER)]:
         there = memory.known(batch)
         for one in batch:
             if one in there or one in seen or not one.content:

@@ -81,7 +81,8 @@ async def test_interactions_are_kept_by_agent(proxy: Proxy) -> None:
     assert told(await remembered(proxy, "team", agent_name="unknown")) == [
         ("unknown", "search", "tell the team")
     ]
-    assert len((await remembered(proxy, "team")).results) == 2
+    (both,) = (await remembered(proxy, "team")).results
+    assert both.times == 2
 
 
 async def test_secrets_of_the_configuration_and_of_arguments_are_not_remembered(proxy: Proxy) -> None:
@@ -101,7 +102,8 @@ async def test_a_model_can_call_recall(proxy: Proxy, era: str) -> None:
     assert "the deployment is on friday" in answer["content"][0]["text"]
     (result,) = (await host.data("recall", {"query": "when is the deployment"}))["results"]
     assert (result["agent_name"], result["interaction_type"]) == ("host", "call")
-    assert result["score"] == pytest.approx(result["cosine"], abs=1e-3)
+    assert result["score"] > result["cosine"] > 0, "its words count beside its meaning"
+    assert result["times"] == 1
     nobody = await host.call("recall", {"query": "deployment", "agent_name": "nobody"})
     assert nobody["content"][0]["text"] == "Nothing like that is remembered."
     wrong = await host.call("recall", {"query": "deployment", "top_k": 0})

@@ -10,10 +10,13 @@ from mcp_context_proxy import (
     ContextEngine,
     ContextItem,
     DomainOverrides,
+    Embeddings,
     IncludeMode,
+    Interaction,
     Interactions,
     Item,
     Kind,
+    MessageTable,
     Mode,
     Overrides,
     RequestContext,
@@ -65,6 +68,22 @@ def described(item: ContextItem) -> str:
 def manual(catalog: Catalog) -> None:
     assert_type(TONE.include, IncludeMode)
     catalog.replace(item for item in ITEMS if item.include is IncludeMode.MANUAL)
+
+
+def transfer(old: Path, new: Path) -> int:
+    with Interactions(new) as interactions:
+        interactions.add([Interaction("planner", "message", "We ship on Friday.", 1_800_000_000.0)])
+        done = interactions.import_from(old, MessageTable(name="chat", time="at"))
+        assert_type(done.kept, int)
+        assert_type(interactions.backfill(batch_size=10).embedded, int)
+        return interactions.export(new.with_suffix(".jsonl"), agent_name="planner")
+
+
+def nearest(texts: list[str]) -> tuple[int, float]:
+    with Embeddings() as embeddings:
+        assert_type(embeddings.dimension, int)
+        assert_type(embeddings.cosine("one", "other"), float)
+        return embeddings.most_similar("query", texts, top_k=1)[0]
 
 
 def recall(store: str) -> list[tuple[str, float | None]]:

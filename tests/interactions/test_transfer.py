@@ -1,0 +1,131 @@
+"""Export and import of interactions: nothing twice, nothing pushed out, odd rows reported by their place."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.errors import DataFileError
+from mcp_context_proxy.interactions.memory import InteractionMemory
+from mcp_context_proxy.interactions.transfer import MessageTable, export_lines, import_file
+from mcp_context_proxy.store import InteractionScope, Store, open_store
+
+from .conftest import DAY, NOW, Clock, Words, memory_in, said
+
+
+def contents(memory: InteractionMemory) -> list[str]:
+    return [one.interaction.content for one in memory.recent(limit=100).results]
+
+
+def written(
+    path: Path, rows: list[tuple[Any, ...]], columns: str = "agent_name, role, content, timestamp"
+) -> Path:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"CREATE TABLE messages (id INTEGER PRIMARY KEY, {columns})")
+        marks = ", ".join("?" * len(rows[0]))
+        connection.executemany(f"INSERT INTO messages ({columns}) VALUES ({marks})", rows)
+    return path
+
+
+def test_what_is_exported_can_be_imported_elsewhere(
+    memory: InteractionMemory, store: Store, words: Words, clock: Clock, tmp_path: Path
+) -> None:
+    memory.add([said("one\nwith two lines", 3), said("two", 2, agent="coder"), said("three", 1)])
+    file = tmp_path / "interactions.jsonl"
+    file.write_bytes(b"".join(export_lines(store.interactions, InteractionScope())))
+    with open_store("memory") as elsewhere:
+        other = memory_in(elsewhere, words, clock)
+        done = import_file(other, file)
+        assert (done.read, done.kept, done.known) == (3, 3, 0)
+        assert contents(other) == contents(memory)
+        again = import_file(other, file)
+        assert (again.kept, again.known) == (0, 3)
+
+
+def test_the_export_can_be_limited_to_an_agent_or_a_type(memory: InteractionMemory, store: Store) -> None:
+    memory.add([said("one"), said("two", agent="coder"), said("three", kind="call")])
+    (line,) = export_lines(store.interactions, InteractionScope("coder"))
+
+    assert json.loads(line) == {
+        "agent_name": "coder",
+        "interaction_type": "message",
+        "content": "two",
+        "time": NOW,
+    }
+
+
+def test_a_table_of_messages_is_imported_with_its_roles_and_times(
+    memory: InteractionMemory, store: Store, tmp_path: Path
+) -> None:
+    rows = [
+        ("planner", "user", "in seconds", NOW - DAY),
+        ("planner", "assistant", "in milliseconds", (NOW - 2 * DAY) * 1000),
+        (None, None, "in words", "2020-05-01 12:00:00"),
+    ]
+    steps: list[tuple[int, int]] = []
+    done = import_file(
+        memory, written(tmp_path / "old.db", rows), on_progress=lambda *step: steps.append(step)
+    )
+
+    assert (done.read, done.kept, done.unusable) == (3, 3, 0)
+    assert steps == [(3, 3)]
+    kept = [(one.agent_name, one.interaction_type, one.time) for one in store.interactions.after(0, 10)]
+    assert kept == [
+        ("unknown", "message", 1_588_334_400.0),
+        ("planner", "assistant", NOW - 2 * DAY),
+        ("planner", "user", NOW - DAY),
+    ]
+
+
+def test_columns_may_have_other_names(memory: InteractionMemory, tmp_path: Path) -> None:
+    path = written(tmp_path / "old.db", [("hello", 5.0)], columns="body, at")
+    done = import_file(memory, path, MessageTable(content="body", time="at"))
+
+    assert done.kept == 1
+    with pytest.raises(DataFileError, match="table 'messages' has no column 'content'; it has at, body, id"):
+        import_file(memory, path)
+    with pytest.raises(DataFileError, match="no table 'chat'"):
+        import_file(memory, path, MessageTable(name="chat"))
+
+
+def test_rows_that_are_no_interaction_are_left_out_and_told(
+    memory: InteractionMemory, tmp_path: Path
+) -> None:
+    rows = [("a", "user", "good", NOW), ("a", "user", "bad", "yesterday"), ("a", "user", b"\0", NOW)]
+    done = import_file(memory, written(tmp_path / "old.db", rows))
+
+    assert (done.kept, done.unusable) == (1, 2)
+    assert done.reasons == ["row 2: its time cannot be read", "row 3: its text cannot be read"]
+    file = tmp_path / "lines.jsonl"
+    file.write_text('{"agent_name": "a"}\n\nnothing\n')
+    assert import_file(memory, file).unusable == 2
+
+
+def test_an_import_pushes_nothing_out_and_takes_the_latest(
+    store: Store, words: Words, clock: Clock, tmp_path: Path
+) -> None:
+    memory = memory_in(store, words, clock, rows=3)
+    memory.add([said("was there", 50)])
+    rows = [("a", "user", f"{days} days ago", NOW - days * DAY) for days in range(9, 4, -1)]
+    done = import_file(memory, written(tmp_path / "old.db", rows))
+
+    assert (done.kept, done.no_room) == (2, 3)
+    assert contents(memory) == ["5 days ago", "6 days ago", "was there"]
+
+
+def test_an_interrupted_import_goes_on_where_it_ended(memory: InteractionMemory, tmp_path: Path) -> None:
+    rows = [("a", "user", f"message {number}", NOW - number) for number in range(700)]
+    path = written(tmp_path / "old.db", rows)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_file(memory, path, on_progress=interrupt)
+    done = import_file(memory, path)
+    assert (done.known, done.kept) == (500, 200)
