@@ -5,11 +5,15 @@ are queries of other sets that were read one by one with the tools that came nea
 were meant for other tools can be answered all the same, in a catalog of thousands nearly all. What is
 impossible in a catalog is so in each part of it. Only for mcpproxy_golden, where none of 20 that were read
 can be answered, the queries of other sets were taken unread, without those that need a near twin.
+
+The servers that the model was not trained on (``encoder/data``) are put together in catalogs as their writer
+got them, each with the requests that none of its servers can serve, as readers judged; and each server alone.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +29,10 @@ from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.scoring import needed_evidence, packaged_background
 from mcp_context_proxy.retrieval.text import chunks
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "encoder"))
+
+import pairs
 
 JUDGED = Path(__file__).with_name("judged.jsonl")
 """Queries of other sets, each with a catalog and whether something there can answer it. Doubtful ones, such
@@ -105,6 +113,8 @@ def calibration(sets: Sequence[Named], embedder: Embedder, query_embedder: Embed
         f"(`{JUDGED.name}`). For {UNREAD}, none of 20 judged queries can be answered, so the others were",
         f"taken without judging, except those that need a tool with a similar one there (cosine {TWIN:g}).",
         "For seal_tools there are none: 16 of 20 judged queries can be answered with its 4,076 tools.",
+        "Catalogs of servers by name: those that the model was not trained on, with requests of a writer who",
+        "wrote for no others, and requests that none of the servers can serve, as readers judged.",
         "Parts: every sixth server of livemcp, every fourth tool of metatool, every fourth real list.",
         "Refused by the cosine: with the best cosine threshold, the same for all catalogs,",
         f"that keeps {KEPT:.0%} of the answerable queries of the whole catalogs.",
@@ -132,7 +142,52 @@ def ask_all(sets: Sequence[Named], embedder: Embedder, query_embedder: Embedder)
         for put, is_part in (([catalog], False), (parts, True)):
             yield ask(name, is_part, True, [(tools, _answerable(own, tools)) for tools in put])
             yield ask(name, is_part, False, [(tools, impossible) for tools in put])
+    for put in _written():
+        several = ", ".join(source.key for source in put.catalog.sources[:2]) + ", ..."
+        yield ask(several, False, True, [(put.catalog, put.answerable)])
+        yield ask(several, False, False, [(put.catalog, put.impossible)])
+    alone = [one for put in _written() for one in put.alone()]
+    yield ask("each of these servers", True, True, [(one.catalog, one.answerable) for one in alone])
+    yield ask("each of these servers", True, False, [(one.catalog, one.impossible) for one in alone])
     yield ask(ACCIDENTS, False, True, accidents)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Some servers that the model was not trained on, with what was written for them."""
+
+    catalog: Snapshot
+    requests: Sequence[pairs.Request]
+    impossible: Sequence[str]
+
+    @property
+    def answerable(self) -> list[str]:
+        """A sample of the requests that its tools can serve."""
+        here = {tool.key for tool in self.catalog.tools.values()}
+        own = [
+            one
+            for one in self.requests
+            if (here.issuperset(one.right) if one.needs_all else here.intersection(one.right))
+        ]
+        return [one.text for one in own[:: max(1, len(own) // SAMPLE)][:SAMPLE]]
+
+    def alone(self) -> Iterator[Written]:
+        """Yield each server as a catalog."""
+        for source in self.catalog.sources:
+            yield Written(_of((replace(source, embeddings={}),)), self.requests, self.impossible)
+
+
+def _written() -> Iterator[Written]:
+    tools = pairs.read_tools()
+    requests, unfitting = pairs.read_requests(tools)
+    held_out = {key[0] for key, tool in tools.items() if tool.split != "train"}
+    texts = dict[tuple[str, ...], list[str]]()
+    for one in unfitting:
+        if held_out.issuperset(one.servers):
+            texts.setdefault(one.servers, []).append(one.text)
+    for servers, impossible in texts.items():
+        catalog = pairs.catalog(key for key in tools if key[0] in servers)
+        yield Written(catalog, requests, impossible)
 
 
 def _ask(

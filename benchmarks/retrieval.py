@@ -202,7 +202,7 @@ def page(found: Sequence[Measured]) -> list[str]:
         "- **seed design**: best cosine of the query with a chunk of `name: description`, same model.",
         "- **RRF**: reciprocal rank fusion, k = 60, of this project's BM25F and cosine.",
         "- **query alone**: the proxy's method, but only one vector for the query, with its stop words.",
-        "- **proxy**: the proxy's method, `cosine + 0.025 * BM25F + need` (docs/ranking.md).",
+        "- **proxy**: the proxy's method, `cosine + 0.02 * BM25F + need` (docs/ranking.md).",
         "",
         "The macro row is the mean of the sets.",
         "The formula and its numbers were chosen using these sets.",

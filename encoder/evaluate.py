@@ -26,6 +26,7 @@ from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queri
 from mcp_context_proxy.evaluation.run import evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.store import open_store
 
 GENERAL_REQUESTS = Path(__file__).parent.parent / "scripts" / "general_requests.txt"
@@ -68,16 +69,23 @@ def rows_of(model: Path, name: str, snapshot: Snapshot, queries: list[EvalQuery]
     if path.exists():
         rows: Rows = json.loads(path.read_text("utf-8"))
         return rows
-    general = GENERAL_REQUESTS.read_text("utf-8").splitlines()
-    background = load_model(model).embed(general)
+    background = background_by(model)
     results.mkdir(parents=True, exist_ok=True)
     with open_store(results / f"{graph[:16]}.db") as store:
         embedder = CachedEmbedder(LazyModel(lambda: load_model(model)), store.vectors)
-        engine = Engine(embedder, calibration=np.asarray(background, np.float32))
+        engine = Engine(embedder, calibration=background)
         found = evaluate(engine, snapshot, queries, FITTING, DEPTH)
     rows = measured(queries, found.answers, tools_of(snapshot), DEPTH)
     path.write_text(json.dumps(rows), "utf-8")
     return rows
+
+
+def background_by(model: Path) -> Background:
+    """What "nothing fits" is told by, with the vectors of a model."""
+    encoder = load_model(model)
+    tools = [one.among_others for one in pairs.read_tools().values() if one.split == "train"][::4]
+    general = GENERAL_REQUESTS.read_text("utf-8").splitlines()
+    return Background(*(np.asarray(encoder.embed(texts), np.float32) for texts in (general, tools)))
 
 
 def column(rows: Rows, measure: str) -> list[float]:

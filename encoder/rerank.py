@@ -124,8 +124,7 @@ class Search:
     """The product's search with scores."""
 
     def __init__(self, model: Path, snapshot: Snapshot, cache: CachedEmbedder) -> None:
-        background = load_model(model).embed(evaluate.GENERAL_REQUESTS.read_text("utf-8").splitlines())
-        self._engine = Engine(cache, calibration=np.asarray(background, np.float32))
+        self._engine = Engine(cache, calibration=evaluate.background_by(model))
         self._snapshot = snapshot
 
     def best(self, text: str) -> list[tuple[Tool, float]]:

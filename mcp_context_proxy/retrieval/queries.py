@@ -153,6 +153,12 @@ _VALUES: Final = tuple(
 )
 """Kinds of values, each with the pattern of a whole token; the first that matches counts."""
 
+_WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "best", "recommend", "facts"}
+"""Words with which a question about the world opens."""
+
+_OWN: Final = frozenset({"i", "my", "mine", "we", "us", "our", "ours", "this", "these", "here", "it"})
+"""Words with which a caller speaks of what is theirs, or of what is at hand."""
+
 _TOKEN = re.compile(r"\S+")
 _MAY_BE_VALUE = re.compile(r"[\d./\\@:]")
 """Characters of which every value has one."""
@@ -220,6 +226,11 @@ class ReadQuery:
     """[texts, actions]: what is added to the score of a tool for its action. The first row, that of the
     whole, has the highest of its orders."""
 
+    is_gibberish: bool
+    """True if neither the catalog nor English has any of its words: its vector is that of nothing."""
+    asks_of_world: bool
+    """True for a question that anybody may ask, such as for news: a search of the web answers it."""
+
     @property
     def read_as(self) -> str | None:
         """The query as it was understood, for a person; None where it is as it was written."""
@@ -255,7 +266,7 @@ def read_query(
     openings = set(_openings(written, needs))
     in_english = not _is_foreign(written)
     compared, foreign = dict[str, str | None](), set[str]()
-    kinds, plain = list[tuple[str, float]](), 0
+    kinds, plain, unknown = list[tuple[str, float]](), 0, 0
     pieces, end = list[str](), 0
     for start, token, is_first in _tokens(written):
         weight = 1.0
@@ -285,10 +296,11 @@ def read_query(
             if token.isalpha() and (token.islower() or (is_first and token.istitle())):
                 if lower not in compared and not has_term(stem(lower)) and not is_known(lower):
                     corrected = sum(right is not None for right in compared.values())
+                    may_be_wrong = len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED
+                    compared[lower] = correction(lower, catalog) if in_english and may_be_wrong else None
                     if not in_english:
                         foreign.update(map(stem, words(lower)))
-                    elif len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED:
-                        compared[lower] = correction(lower, catalog)
+                unknown += lower in compared and compared[lower] is None
                 replacement = compared.get(lower) or token
             count(replacement, weight if replacement is token else weight * CORRECTED_SHARE, asked)
         plain += kind is None and lower not in STOP_WORDS
@@ -326,6 +338,8 @@ def read_query(
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS)),
+        is_gibberish=0 < plain == unknown and not kinds,
+        asks_of_world=len(needs) == 1 and not kinds and _asks_of_world(written),
     )
 
 
@@ -476,6 +490,13 @@ def _is_foreign(query: str) -> bool:
             strange += 1
             foreign += not written.isascii()
     return foreign > 0 and foreign + strange >= FEWEST_FOREIGN
+
+
+def _asks_of_world(query: str) -> bool:
+    """Return whether a query asks for what anybody may know, and not for what the caller has."""
+    opening = opening_match(query)
+    word = "" if opening is None else opening.group().lower()
+    return word in _WORLDLY and _OWN.isdisjoint(match.group().lower() for match in _LETTERS.finditer(query))
 
 
 def _command(word: str, query: str) -> str | None:

@@ -6,6 +6,7 @@ An immutable value between the arrays of the index and the answer; nothing here 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -21,6 +22,7 @@ from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, 
 from mcp_context_proxy.retrieval.scoring import (
     LEXICAL_FACTOR,
     STRONG_COVERAGE,
+    Background,
     Calibration,
     add_learned,
     add_novelty,
@@ -33,7 +35,7 @@ from mcp_context_proxy.retrieval.scoring import (
     learned_addition,
     needed_evidence,
 )
-from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.retrieval.text import identifier_words, name_key, terms
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
 
 SEVERAL_SENTENCES = 2
@@ -79,6 +81,17 @@ COPY_MARGIN = 0.15
 YOUNGER_SECONDS = 3600.0
 """Time by which a server is younger than another; servers set up in one sitting are of one age."""
 
+WEB_LOOKED_FOR, WEB_SHOWN = 8, 2
+"""Tools among which one is looked for that searches the web, and how many are shown."""
+
+_WORDS_OF_WEB_SEARCH = dict.fromkeys(terms("search web internet online"), 1.0)
+_WEB_SEARCH = re.compile(
+    r"\b(?:web|internet|online) search|\bsearch(?:es|ing)? (?:\w+ ){0,3}(?:web|internet|online)\b",
+    re.IGNORECASE,
+)
+_FIRST_CHARACTERS = 300
+"""Characters of a description in which a tool says what it does."""
+
 T = TypeVar("T")
 
 
@@ -107,7 +120,11 @@ class PreparedQuery:
         """Index terms of the query and those added to it, each with its word."""
         self.asked = frozenset(query.asked)
         """Index terms of the query itself."""
-        self.foreign = query.foreign
+        self.foreign, self.is_gibberish, self.asks_of_world = (
+            query.foreign,
+            query.is_gibberish,
+            query.asks_of_world,
+        )
         self.lexical = index.lexical.score(query.weights)
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
@@ -200,8 +217,10 @@ class QueryScores:
         """Return the evidence that something is meant; None where it cannot be told."""
         if self.whole is None or self.query.vectors is None or not self.query.index.complete:
             return None
-        if not isinstance(calibration, np.ndarray):
+        if not isinstance(calibration, Background):
             return None
+        if self.query.is_gibberish:
+            return 0.0
         highest = (K1 + 1) * self._query_idf()
         coverage = float(self.lexical.max()) / highest if highest else 0.0
         return evidence(self.whole, self.query.vectors[0], calibration, coverage)
@@ -217,11 +236,21 @@ class QueryScores:
             return True
         if self.whole is None:
             return has_a_word
-        if isinstance(calibration, np.ndarray):
+        if isinstance(calibration, Background):
             return has_a_word if evidence is None else evidence >= needed_evidence(self.allowed)
         if calibration == "anything" or self.whole >= calibration:
             return True
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else has_a_word
+
+    def searches_of_web(self) -> list[Result]:
+        """Return the tools that search the web for anything, best first, for a question about the world."""
+        if not self.query.asks_of_world:
+            return []
+        words = self.query.index.lexical.score(_WORDS_OF_WEB_SEARCH).scores[self.items]
+        tools = ((place, self.query.index.items[self.items[place]]) for place in best(words, WEB_LOOKED_FOR))
+        found = [int(place) for place, tool in tools if isinstance(tool, Tool) and searches_web(tool)]
+        found.sort(key=lambda place: -self.fused[place])
+        return [self._result(place) for place in found[:WEB_SHOWN]]
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         """Return the candidates' places: exact names first, then by score, then in catalog order.
@@ -378,6 +407,11 @@ class QueryScores:
                 matched.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")
             reasons.append(f"{FIELD_REASONS[field]} {' and '.join(matched)}")
         return reasons
+
+
+def searches_web(tool: Tool) -> bool:
+    """Return whether a tool says that it searches the web for anything."""
+    return bool(_WEB_SEARCH.search(f"{identifier_words(tool.name)}. {tool.description[:_FIRST_CHARACTERS]}"))
 
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:

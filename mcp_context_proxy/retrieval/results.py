@@ -104,7 +104,7 @@ class Result:
 
     item: Item
     score: float
-    """``cosine + learned + novelty + 0.025 * lexical + action + need``, or the score of another method. It
+    """``cosine + learned + novelty + 0.02 * lexical + action + need``, or the score of another method. It
     orders the results, after an exact name."""
     cosine: float | None
     """Cosine of the best chunk with the query or one of its sentences; None in a lexical search."""

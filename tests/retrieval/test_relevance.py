@@ -10,8 +10,12 @@ from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.scoring import (
-    CERTAIN_DEVIATIONS,
+    EVIDENCE_OF_DEVIATION,
+    EVIDENCE_OF_EQUALS,
+    EVIDENCE_OF_MARGIN,
     FEWEST_ITEMS,
+    MOST_ITEMS,
+    Background,
     evidence,
     needed_evidence,
     packaged_background,
@@ -39,28 +43,43 @@ def five(tool, snapshot):
 def test_the_packaged_background_vectors_belong_to_the_packaged_model():
     anew = load_model().embed(GENERAL_REQUESTS)
 
-    assert packaged_background().shape == anew.shape
+    assert packaged_background().requests.shape == anew.shape
     # int8 arithmetic differs a little between processors.
-    assert (packaged_background() * anew).sum(axis=1).min() > 0.99
+    assert (packaged_background().requests * anew).sum(axis=1).min() > 0.99
+    assert np.linalg.norm(packaged_background().tools, axis=1) == pytest.approx(1, abs=0.02)
 
 
 def test_evidence_is_the_margin_of_the_cosine_or_the_coverage_of_the_words():
-    background = np.array([[1, 0], [0, 1]], np.float32)
     query = np.array([0.6, 0.8], np.float32)
-    two_deviations = 2 / CERTAIN_DEVIATIONS
+    requests = np.array([[1, 0], [0, 1]], np.float32)
+    others = np.array([[0.6, 0.8], [0.6, 0.8], [0, 1], [-1, 0]], np.float32)
 
-    assert evidence(0.9, query, background, 0.0) == pytest.approx(two_deviations, abs=1e-3)
-    assert evidence(0.9, query, background, 0.5) == pytest.approx(0.5 + two_deviations / 2, abs=1e-3)
-    assert evidence(0.9, query, background, 1.0) == 1
-    assert evidence(0.2, query, background, 0.25) == pytest.approx(0.25)
+    def told(cosine, coverage):
+        return evidence(cosine, query, Background(requests, others), coverage)
+
+    meaning = EVIDENCE_OF_EQUALS + EVIDENCE_OF_MARGIN * (0.9 - 0.8) + EVIDENCE_OF_DEVIATION * 2
+    assert told(0.9, 0.0) == pytest.approx(meaning, abs=1e-3)
+    assert told(0.9, 0.5) == pytest.approx(0.5 + meaning / 2, abs=1e-3)
+    assert told(0.9, 1.0) == 1
+    assert told(-0.5, 0.25) == pytest.approx(0.25)
 
 
-def test_a_larger_catalog_needs_more_evidence_and_a_tiny_one_no_less_than_a_small_one():
-    sizes = [FEWEST_ITEMS, 100, 1_000, 100_000]
+def test_a_request_that_is_much_nearer_to_tools_of_other_catalogs_has_less_evidence():
+    query = np.array([0.6, 0.8], np.float32)
+    requests = np.array([[1, 0], [0, 1]], np.float32)
+    near, far = (np.tile(np.array([one], np.float32), (3, 1)) for one in ([0.6, 0.8], [1, 0]))
+
+    assert evidence(0.7, query, Background(requests, near), 0) < evidence(
+        0.7, query, Background(requests, far), 0
+    )
+
+
+def test_a_larger_catalog_needs_more_evidence_within_what_was_measured():
+    sizes = [FEWEST_ITEMS, 100, 1_000, MOST_ITEMS]
 
     assert sorted({needed_evidence(size) for size in sizes}) == [needed_evidence(size) for size in sizes]
     assert needed_evidence(1) == needed_evidence(FEWEST_ITEMS) > 0
-    assert needed_evidence(100_000) < 1
+    assert needed_evidence(100_000) == needed_evidence(MOST_ITEMS) < 1
 
 
 @pytest.mark.parametrize(
@@ -99,6 +118,37 @@ def test_queries_that_five_tools_cannot_serve_fit_nothing_and_name_the_nearest(e
     assert ranking.evidence is not None
     assert ranking.evidence < needed_evidence(5)
     assert {result.item.server for result in ranking.near_misses} == {"srv"}
+
+
+@pytest.mark.parametrize("query", ["asdf qwer zxcv", "blorp", "xyzzy frobnitz"])
+def test_words_that_nobody_knows_fit_no_tool_even_of_the_smallest_catalog(engine, tool, snapshot, query):
+    alone = snapshot(tool("echo", "Echoes back the input."))
+
+    assert not engine.search(query, alone).fits
+    assert engine.search("echo hello", alone).fits
+
+
+@pytest.mark.parametrize(
+    ("query", "fits"),
+    [
+        ("who won the world cup in 1998", True),
+        ("find the best espresso machine", True),
+        ("news about the elections in Norway", True),
+        ("where did I put my keys", False),
+        ("turn off the lights", False),
+    ],
+)
+def test_a_question_about_the_world_is_for_a_tool_that_searches_the_web(engine, tool, snapshot, query, fits):
+    tools = (
+        tool("create_issue", "Open a new ticket in a repository.", server="code"),
+        tool("merge_pull_request", "Merge a pull request.", server="code"),
+    )
+    web = tool("lookup", "Search the web and return the first ten pages.", server="web")
+
+    assert not engine.search(query, snapshot(*tools)).fits
+    ranking = engine.search(query, snapshot(*tools, web))
+    assert ranking.fits is fits
+    assert not fits or ranking.results[0].item.name == "lookup"
 
 
 def test_relevance_is_judged_after_filtering(engine, tool, snapshot):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine, Filters, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.scoring import count_selected
+from mcp_context_proxy.retrieval.scoring import Background, count_selected
 
 NAMES = st.lists(
     st.sampled_from(["read_file", "write_file", "send_mail", "list_mail", "get_weather", "play_song", "sum"]),
@@ -22,6 +23,11 @@ NAMES = st.lists(
 EVERYTHING = SearchOptions(top_k=100, top_n=100)
 
 
+def background(vectors: Any) -> Background:
+    requests = vectors.embed(GENERAL_REQUESTS)
+    return Background(requests, requests)
+
+
 def found(ranking: Ranking) -> list[str]:
     return [result.item.name for result in ranking.results or ranking.near_misses]
 
@@ -29,7 +35,7 @@ def found(ranking: Ranking) -> list[str]:
 @pytest.fixture
 def engine(word_vectors: Callable[..., object]) -> Engine:
     vectors = word_vectors()
-    return Engine(vectors, calibration=vectors.embed(GENERAL_REQUESTS))
+    return Engine(vectors, calibration=background(vectors))
 
 
 @pytest.fixture
@@ -60,7 +66,7 @@ def test_the_matching_tool_comes_first(engine: Engine, office: Snapshot) -> None
 def test_the_score_is_the_cosine_a_fortieth_of_bm25f_and_the_action(engine: Engine, office: Snapshot) -> None:
     for result in engine.search("create a ticket", office, options=EVERYTHING).results:
         assert result.cosine is not None
-        assert result.score == pytest.approx(result.cosine + 0.025 * result.lexical + result.action, abs=1e-5)
+        assert result.score == pytest.approx(result.cosine + 0.02 * result.lexical + result.action, abs=1e-5)
         assert result.lexical == pytest.approx(sum(value for *_, value in result.terms), rel=1e-4)
 
 
@@ -271,7 +277,7 @@ def test_a_query_fits_if_most_of_its_words_match(
     padding = " ".join(f"word{i}" for i in range(60))
     catalog = snapshot(tool("one", f"quarkonium {padding}"), tool("two", padding), tool("three", padding))
     vectors = word_vectors()
-    ranking = Engine(vectors, calibration=vectors.embed(GENERAL_REQUESTS)).search("quarkonium", catalog)
+    ranking = Engine(vectors, calibration=background(vectors)).search("quarkonium", catalog)
 
     assert ranking.fits
     assert found(ranking)[0] == "one"
