@@ -3,9 +3,9 @@
     python -m benchmarks.recall [--interactions 100000]
 
 ``set.json`` has 200 interactions (seventy messages, searches and calls written by hand, ninety messages
-about tickets and twenty about commits made from patterns, one search twenty times) and 80 queries: 30 with the
-id of a ticket or a commit, 30 in other words than the message, 20 that nothing fits. It was looked at while the
-share of the best was chosen; the weights of words and of evidence were those of the tool search.
+about tickets and twenty about commits made from patterns, one search twenty times) and 80 queries: 30 with
+the id of a ticket or a commit, 30 in other words than the message, 20 that nothing fits. It was looked at
+while the share of the best was chosen; the weights of words and of evidence were those of the tool search.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ NEEDED_BY_SPREAD: Final = 0.13
 have."""
 
 SPARED: Final = 0.04
-"""Evidence that is let off. With these three, 29 of 30 queries in other words than the message find it, and 16
-of 20 that nothing fits show nothing; two of the other four show something near."""
+"""Evidence that is let off. With these three, 29 of 30 queries in other words than the message find it, and
+16 of 20 that nothing fits show nothing; two of the other four show something near."""
 
 FEWEST: Final = 20
 """Fewer interactions need as much evidence as so many: of a single one any would be enough."""
@@ -330,10 +330,10 @@ def evidence(
 ) -> NDArray[np.float64]:
     """Return the evidence by interaction that it is meant, 0 to 1.
 
-    A cosine means little by itself: a vague query is near to everything, one full of names to nothing. So it is
-    compared with the query's cosines with general requests, in standard deviations, as scores of speakers are
-    normalised before they are accepted (z-norm). Either that or the words of the query may be enough, so both
-    are combined as a noisy or, ``1 - (1 - meaning) * (1 - coverage)``.
+    A cosine means little by itself: a vague query is near to everything, one full of names to nothing. So it
+    is compared with the query's cosines with general requests, in standard deviations, as scores of speakers
+    are normalised before they are accepted (z-norm). Either that or the words of the query may be enough, so
+    both are combined as a noisy or, ``1 - (1 - meaning) * (1 - coverage)``.
 
     Args:
         cosines: With the query, by interaction.
