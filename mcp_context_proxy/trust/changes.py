@@ -1,7 +1,8 @@
 """Differences between two definitions, for a person: new sentences first, then words, then the structure.
 
-Servers write both definitions, so each step takes time in proportion to the texts, and what is shown is
-bounded. Characters that a person does not see are written out as code points.
+Servers write both definitions, so each step takes time in proportion to the texts. Usually the lines are
+shortened, and whoever approves what was shortened has to ask for all of it first. Characters that a person
+does not see are written out as code points.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import islice
 from typing import Any, Final
 
 from mcp_context_proxy.protocol.text import clean
 
-SHOWN_CHARACTERS: Final = 500
-"""Characters of a text that are shown; a person reads the beginning."""
+SHOWN_CHARACTERS: Final = 1_000
+"""Characters of a line that are shown unless all of it is asked for."""
 COMPARED_WORDS: Final = 300
 """Words of a text that are compared one by one, in time that may be the square of their number."""
 LINES: Final = 60
@@ -27,7 +27,7 @@ _WORDS: Final = re.compile(r"\s+|[^\s]+")
 
 
 def changed_lines(before: bytes | None, after: bytes) -> list[str]:
-    """Return the lines that tell a person how a definition differs from the one before it.
+    """Return all lines that tell a person how a definition differs from the one before it.
 
     Args:
         before: The definition that was served; None if there was none.
@@ -35,16 +35,22 @@ def changed_lines(before: bytes | None, after: bytes) -> list[str]:
     """
     old, new = ({} if before is None else _decoded(before)), _decoded(after)
     lines = [*_new_sentences(old, new)]
-    lines += _differences("", old, new)
+    return [*lines, *_differences("", old, new)]
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Return lines without the ends of long ones, and without those that are too many."""
+    shown = [
+        line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}... ({len(line):,} characters)"
+        for line in lines[:LINES]
+    ]
     more = len(lines) - LINES
-    return lines if more <= 0 else [*lines[:LINES], f"... and {more:,} more differences"]
+    return shown if more <= 0 else [*shown, f"... and {more:,} more differences"]
 
 
 def visible(text: str) -> str:
     """Return a text on one line, with the characters that a person does not see as code points."""
-    return "".join(islice(map(_visible, text), SHOWN_CHARACTERS)) + (
-        "..." if len(text) > SHOWN_CHARACTERS else ""
-    )
+    return "".join(map(_visible, text))
 
 
 def _visible(character: str) -> str:

@@ -18,7 +18,7 @@ from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.store import DAY, Additions, ApprovalRecord, ApprovalRow, Store
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.approval import Name
-from mcp_context_proxy.trust.changes import changed_lines
+from mcp_context_proxy.trust.changes import changed_lines, shortened
 from mcp_context_proxy.trust.fingerprints import Approvable
 from mcp_context_proxy.trust.states import TAKEN, Event, State
 
@@ -57,6 +57,8 @@ class Change:
     row: ApprovalRow
     lines: tuple[str, ...]
     """Differences from the definition that was served before it."""
+    is_whole: bool
+    """True if these are all: then a person who has read them has seen what there is to approve."""
 
     @property
     def waits(self) -> bool:
@@ -93,9 +95,11 @@ WORDS: Final = {
 
 
 def changes(
-    store: Store, server: str, *, days: float, clock: Callable[[], float] = time_of_day
+    store: Store, server: str, *, days: float, whole: bool = False, clock: Callable[[], float] = time_of_day
 ) -> list[Change]:
     """Return the definitions of a server that wait, then those that changed in the last days. Blocking.
+
+    Long differences are shortened unless they are to be `whole`.
 
     Raises:
         StoreError: the store cannot be read.
@@ -112,9 +116,14 @@ def changes(
     keys = {one.key for pair in found for one in pair if one is not None}
     definitions = store.approvals.definitions(keys)
     return [
-        Change(row, tuple(changed_lines(_of(base, definitions), definitions.get(row.key, b"{}"))))
+        _change(row, changed_lines(_of(base, definitions), definitions.get(row.key, b"{}")), whole)
         for row, base in found
     ]
+
+
+def _change(row: ApprovalRow, lines: list[str], whole: bool) -> Change:
+    shown = lines if whole else shortened(lines)
+    return Change(row, tuple(shown), shown == lines)
 
 
 def _of(row: ApprovalRow | None, definitions: Mapping[bytes, bytes]) -> bytes | None:
@@ -152,6 +161,9 @@ def decide(
     def add(kept: ApprovalRecord) -> Additions:
         among = pending(kept.rows) if state is State.APPROVED or not names else latest(kept.rows)
         chosen = [row for row in among if not names or row.name in names]
+        # A tool and a prompt may have one name; the hash says which of them the person has seen.
+        if len(names) == 1:
+            chosen = next(([row] for row in chosen if hash_of([row]) == expected), chosen)
         if missing := sorted(set(names) - {row.name for row in chosen}):
             told = ", ".join(map(repr, missing))
             raise ApprovalError(f"server {server!r} has no definition {told} to decide about")

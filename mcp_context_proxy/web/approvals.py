@@ -50,7 +50,7 @@ class ChangedDefinition(Struct, frozen=True):
     """Version of the server's package; empty where it is not known."""
     time: float
     hash: str
-    """The hash with which to approve it."""
+    """The hash with which to approve it; empty if the differences are shortened."""
     differences: list[str]
     """Lines for a person: new sentences first."""
 
@@ -174,6 +174,6 @@ def _shown(server: str, change: Change) -> ChangedDefinition:
         waits=change.waits,
         version=row.version,
         time=row.time,
-        hash=hash_of([row]),
+        hash=hash_of([row]) if change.is_whole else "",
         differences=list(change.lines),
     )
