@@ -3,8 +3,8 @@
 What was approved once stays approved, so a server may go back to it. Everything else is an event, and
 `DECISIONS` says what each mode makes of it: the definition is taken, or it is held until a person approves
 it. A change under a version in which the server was seen before is never taken: honest programs change with
-their version. Nor is a change of a name of which a person has rejected a definition, until the person approves
-one: also where the server went back to an approved definition in between.
+their version. After a person has rejected a definition of a name, no other one of that name is taken until a
+person approves it, also if the server goes back to an approved definition in between.
 """
 
 from __future__ import annotations
