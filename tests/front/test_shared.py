@@ -335,6 +335,6 @@ async def test_log_of_a_proxy_that_runs_for_long_begins_anew(machine: Machine, s
             file.write(b"x" * (LOG_BYTES + 1))
         (proxy,) = machine.proxies()
         await until(lambda: log.with_suffix(".log.1").exists() and log.exists())
-        await until(lambda: os.readlink(f"/proc/{proxy}/fd/2") == str(log))
+        await until(lambda: Path(f"/proc/{proxy}/fd/2").readlink() == log)
     assert log.stat().st_size < LOG_BYTES
     assert log.stat().st_mode & 0o077 == 0
