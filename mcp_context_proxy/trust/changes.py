@@ -19,6 +19,8 @@ SHOWN_CHARACTERS: Final = 1_000
 """Characters of a line that are shown unless all of it is asked for."""
 COMPARED_WORDS: Final = 300
 """Words of a text that are compared one by one, in time that may be the square of their number."""
+COMPARISONS: Final = 2 * COMPARED_WORDS**2
+"""Comparisons of words for one definition, which may have a thousand texts; further ones are shown whole."""
 LINES: Final = 60
 """Lines about one definition."""
 
@@ -35,7 +37,7 @@ def changed_lines(before: bytes | None, after: bytes) -> list[str]:
     """
     old, new = ({} if before is None else _decoded(before)), _decoded(after)
     lines = [*_new_sentences(old, new)]
-    return [*lines, *_differences("", old, new)]
+    return [*lines, *_differences("", old, new, [COMPARISONS])]
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
@@ -101,8 +103,11 @@ def _below(place: str, key: str) -> str:
     return f"{place}.{shown}" if place else shown
 
 
-def _differences(place: str, old: Any, new: Any) -> Iterator[str]:
-    """Yield what was added, removed or changed in a structure, each with its place."""
+def _differences(place: str, old: Any, new: Any, left: list[int]) -> Iterator[str]:
+    """Yield what was added, removed or changed in a structure, each with its place.
+
+    `left` has the number of comparisons that are left.
+    """
     if old == new and type(old) is type(new):
         return
     if isinstance(old, dict) and isinstance(new, dict):
@@ -113,7 +118,7 @@ def _differences(place: str, old: Any, new: Any) -> Iterator[str]:
             elif key not in new:
                 yield f"- {at}: {_value(old[key])}"
             else:
-                yield from _differences(at, old[key], new[key])
+                yield from _differences(at, old[key], new[key], left)
     elif isinstance(old, list) and isinstance(new, list) and max(len(old), len(new)) <= COMPARED_WORDS:
         known = [json.dumps(item, sort_keys=True) for item in old]
         now = [json.dumps(item, sort_keys=True) for item in new]
@@ -126,7 +131,7 @@ def _differences(place: str, old: Any, new: Any) -> Iterator[str]:
         if sorted(known) == sorted(now):
             yield f"~ {place}: another order"
     elif isinstance(old, str) and isinstance(new, str):
-        yield f"~ {place}: {word_difference(old, new)}"
+        yield f"~ {place}: {word_difference(old, new, left)}"
     else:
         yield f"~ {place}: {_value(old)} -> {_value(new)}"
 
@@ -135,13 +140,14 @@ def _value(value: Any) -> str:
     return visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def word_difference(old: str, new: str) -> str:
+def word_difference(old: str, new: str, left: list[int]) -> str:
     """Return a text with the words that were removed in ``[-...-]`` and the added ones in ``{+...+}``."""
     before, after = _WORDS.findall(old), _WORDS.findall(new)
     start = _common(before, after)
     end = _common(before[start:][::-1], after[start:][::-1])
     gone, come = before[start : len(before) - end], after[start : len(after) - end]
-    if max(len(gone), len(come)) > COMPARED_WORDS:
+    left[0] -= len(gone) * len(come)
+    if max(len(gone), len(come)) > COMPARED_WORDS or left[0] < 0:
         middle = _marked("".join(gone), "".join(come))
     else:
         matcher = SequenceMatcher(a=gone, b=come, autojunk=False)

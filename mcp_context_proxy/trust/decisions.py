@@ -95,11 +95,17 @@ WORDS: Final = {
 
 
 def changes(
-    store: Store, server: str, *, days: float, whole: bool = False, clock: Callable[[], float] = time_of_day
+    store: Store,
+    server: str,
+    *,
+    days: float,
+    whole: bool = False,
+    most: int | None = None,
+    clock: Callable[[], float] = time_of_day,
 ) -> list[Change]:
     """Return the definitions of a server that wait, then those that changed in the last days. Blocking.
 
-    Long differences are shortened unless they are to be `whole`.
+    Long differences are shortened unless they are to be `whole`; `most` is the number of definitions.
 
     Raises:
         StoreError: the store cannot be read.
@@ -113,6 +119,8 @@ def changes(
             served = [one for one in of_name if one is not row and one.state in TAKEN]
             found.append((row, served[-1] if served else None))
     found.sort(key=lambda pair: (pair[0].state == State.APPROVED, pair[0].kind, pair[0].name))
+    if most is not None:
+        del found[most:]
     keys = {one.key for pair in found for one in pair if one is not None}
     definitions = store.approvals.definitions(keys)
     return [

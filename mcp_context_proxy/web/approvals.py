@@ -140,7 +140,7 @@ class ApprovalsApi(Api):
         found = [
             (server, change)
             for server in self._store.approvals.servers()
-            for change in changes(self._store, server, days=SHOWN_DAYS)
+            for change in changes(self._store, server, days=SHOWN_DAYS, most=SHOWN)
         ]
         found.sort(key=lambda pair: not pair[1].waits)
         return [_shown(server, change) for server, change in found[:SHOWN]]
