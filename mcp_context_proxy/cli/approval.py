@@ -36,17 +36,21 @@ tools_argument = click.argument("tools", nargs=-1)
 @configured
 @click.argument("server", required=False)
 @click.option("--diff", "with_differences", is_flag=True, help="Show what differs, new sentences first.")
+@click.option("--whole", is_flag=True, help="Show long differences whole; --diff shortens them.")
 @json_option
-def changes_command(config: Config, server: str | None, with_differences: bool, as_json: bool) -> None:
+def changes_command(
+    config: Config, server: str | None, with_differences: bool, whole: bool, as_json: bool
+) -> None:
     """Show the definitions that wait for approval, and those that have changed lately.
 
-    With SERVER, those of one server, with the differences.
+    With SERVER, those of one server, with the differences. What is shortened has no hash to approve it with.
     """
     from mcp_context_proxy.trust.decisions import changes, hash_of
 
     with _opened(config) as store:
         servers = [server] if server is not None else store.approvals.servers()
-        found = {name: changes(store, name, days=SHOWN_DAYS) for name in servers}
+        whole = whole or as_json
+        found = {name: changes(store, name, days=SHOWN_DAYS, whole=whole) for name in servers}
     if as_json:
         echo_json({"servers": [_data(name, of_server) for name, of_server in found.items() if of_server]})
         return
@@ -56,8 +60,8 @@ def changes_command(config: Config, server: str | None, with_differences: bool, 
     for name, of_server in found.items():
         waiting = [change for change in of_server if change.waits]
         for change in of_server:
-            _show(console, name, change, with_differences or server is not None)
-        if waiting:
+            _show(console, name, change, with_differences or whole or server is not None)
+        if waiting and all(change.is_whole for change in waiting):
             digest = hash_of(change.row for change in waiting)
             console.say(f"To approve all {len(waiting)}: mcp-context-proxy approve {name} --hash {digest}")
             console.say()
@@ -74,8 +78,10 @@ def _show(console: Terminal, server: str, change: Change, with_differences: bool
         console.say(f"version: {one_line(row.version, NAME_CHARACTERS)}", indent=2)
     for line in change.lines if with_differences else ():
         console.prose(line, indent=2, hanging=4)
-    if change.waits:
+    if change.waits and change.is_whole:
         console.say(f"hash: {hash_of([row])}", indent=2)
+    elif change.waits:
+        console.say(f"longer than what is shown, and its hash: changes {server} --whole", indent=2)
 
 
 def _data(server: str, found: list[Change]) -> dict[str, Any]:

@@ -132,6 +132,11 @@ class LexicalIndex:
                 return True
         return False
 
+    def has_among(self, term: str, items: NDArray[np.bool_]) -> bool:
+        """Return whether any of some items, given as a mask, has a term."""
+        _, having, _ = self._weighted_counts([term])
+        return bool(items[having].any())
+
     def parts(self, item: int, idf: Mapping[str, float]) -> list[tuple[str, str, float]]:
         """Return the score of one item by field and term, in the order of the query's terms."""
         part = int(np.searchsorted(self.firsts, item, side="right")) - 1

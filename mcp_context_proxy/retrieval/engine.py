@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -109,7 +109,7 @@ class Engine:
         if snapshot.hidden:
             filters = replace(filters, without=filters.without | snapshot.hidden)
         index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
-        understood, vectors, note = self._read_query(query, index), None, None
+        understood, vectors, note = self._read_query(query, index, snapshot), None, None
         if options.method != "lexical":
             vectors, note = self._query_vectors(understood, index, history)
         supports, novel = dict[int, Support](), dict[int, float]()
@@ -216,7 +216,7 @@ class Engine:
         if self._learned is None:
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index), index, ())
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot), index, ())
         try:
             return None if vectors is None else self._learned.confidence(vectors[0])
         except ModelError:
@@ -243,8 +243,13 @@ class Engine:
         whole = snapshot.part_of or snapshot
         return next((index for index in self._indexes if index.snapshot is whole), None)
 
-    def _read_query(self, query: str, index: Index) -> ReadQuery:
-        return read_query(query, index.lexical.has, index.words, self.stands_for)
+    def _read_query(self, query: str, index: Index, snapshot: Snapshot) -> ReadQuery:
+        if not snapshot.hidden:
+            return read_query(query, index.lexical.has, index.words, self.stands_for)
+        # No word is corrected to one that only hidden items have, and none left for one.
+        seen = index.allowed(Filters(without=snapshot.hidden))
+        has = partial(index.lexical.has_among, items=seen)
+        return read_query(query, has, cache(partial(index.words_of, seen)), self.stands_for)
 
     def _query_vectors(
         self, query: ReadQuery, index: Index, history: Sequence[str]

@@ -218,6 +218,11 @@ class Index:
             self.word_lists.append(WordList(sorted(known)))
         return self.word_lists[0]
 
+    def words_of(self, items: NDArray[np.bool_]) -> WordList:
+        """Return the same of some items alone, given as a mask: the words of their names."""
+        names = (self.items[at].name for at in np.flatnonzero(items).tolist())
+        return WordList(sorted({word for name in names for word in identifier_words(name).split()}))
+
     def named(self, keys: Iterable[str]) -> list[int]:
         """Return the items that have one of some names, given as `text.name_key` returns them."""
         return self._having(np.array([hash(key) for key in keys], np.int64))

@@ -4,8 +4,9 @@ A person approves by a hash of what they have looked at, so that nothing else is
 in between. What had to be approved begins anew: nothing that was learned about the tool before speaks for it.
 
 Differences between two definitions are shown with new sentences first, then words, then the structure.
-Servers write both definitions, so each step takes time in proportion to the texts, and the lines are bounded.
-Characters that a person does not see are written out as code points.
+Servers write both definitions, so each step takes time in proportion to the texts. Usually the lines are
+shortened, and whoever approves what was shortened has to ask for all of it first. Characters that a person
+does not see are written out as code points.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import islice
 from typing import Any, Final, get_args
 
 import msgspec
@@ -30,10 +30,12 @@ from mcp_context_proxy.trust.approval import Name
 from mcp_context_proxy.trust.fingerprints import Approvable
 from mcp_context_proxy.trust.states import TAKEN, Event, State
 
-SHOWN_CHARACTERS: Final = 500
-"""Characters of a text that are shown; a person reads the beginning."""
+SHOWN_CHARACTERS: Final = 1_000
+"""Characters of a line that are shown unless all of it is asked for."""
 COMPARED_WORDS: Final = 300
 """Words of a text that are compared one by one, in time that may be the square of their number."""
+COMPARISONS: Final = 2 * COMPARED_WORDS**2
+"""Comparisons of words for one definition, which may have a thousand texts; further ones are shown whole."""
 LINES: Final = 60
 """Lines about one definition."""
 
@@ -42,7 +44,7 @@ _WORDS: Final = re.compile(r"\s+|[^\s]+")
 
 
 def changed_lines(before: bytes | None, after: bytes) -> list[str]:
-    """Return the lines that tell a person how a definition differs from the one before it.
+    """Return all lines that tell a person how a definition differs from the one before it.
 
     Args:
         before: The definition that was served; None if there was none.
@@ -50,16 +52,22 @@ def changed_lines(before: bytes | None, after: bytes) -> list[str]:
     """
     old, new = ({} if before is None else _decoded(before)), _decoded(after)
     lines = [*_new_sentences(old, new)]
-    lines += _differences("", old, new)
+    return [*lines, *_differences("", old, new, [COMPARISONS])]
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Return lines without the ends of long ones, and without those that are too many."""
+    shown = [
+        line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}... ({len(line):,} characters)"
+        for line in lines[:LINES]
+    ]
     more = len(lines) - LINES
-    return lines if more <= 0 else [*lines[:LINES], f"... and {more:,} more differences"]
+    return shown if more <= 0 else [*shown, f"... and {more:,} more differences"]
 
 
 def visible(text: str) -> str:
     """Return a text on one line, with the characters that a person does not see as code points."""
-    return "".join(islice(map(_visible, text), SHOWN_CHARACTERS)) + (
-        "..." if len(text) > SHOWN_CHARACTERS else ""
-    )
+    return "".join(map(_visible, text))
 
 
 def _visible(character: str) -> str:
@@ -110,8 +118,11 @@ def _below(place: str, key: str) -> str:
     return f"{place}.{shown}" if place else shown
 
 
-def _differences(place: str, old: Any, new: Any) -> Iterator[str]:
-    """Yield what was added, removed or changed in a structure, each with its place."""
+def _differences(place: str, old: Any, new: Any, left: list[int]) -> Iterator[str]:
+    """Yield what was added, removed or changed in a structure, each with its place.
+
+    `left` has the number of comparisons that are left.
+    """
     if old == new and type(old) is type(new):
         return
     if isinstance(old, dict) and isinstance(new, dict):
@@ -122,7 +133,7 @@ def _differences(place: str, old: Any, new: Any) -> Iterator[str]:
             elif key not in new:
                 yield f"- {at}: {_value(old[key])}"
             else:
-                yield from _differences(at, old[key], new[key])
+                yield from _differences(at, old[key], new[key], left)
     elif isinstance(old, list) and isinstance(new, list) and max(len(old), len(new)) <= COMPARED_WORDS:
         known = [json.dumps(item, sort_keys=True) for item in old]
         now = [json.dumps(item, sort_keys=True) for item in new]
@@ -135,7 +146,7 @@ def _differences(place: str, old: Any, new: Any) -> Iterator[str]:
         if sorted(known) == sorted(now):
             yield f"~ {place}: another order"
     elif isinstance(old, str) and isinstance(new, str):
-        yield f"~ {place}: {word_difference(old, new)}"
+        yield f"~ {place}: {word_difference(old, new, left)}"
     else:
         yield f"~ {place}: {_value(old)} -> {_value(new)}"
 
@@ -144,13 +155,14 @@ def _value(value: Any) -> str:
     return visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def word_difference(old: str, new: str) -> str:
+def word_difference(old: str, new: str, left: list[int]) -> str:
     """Return a text with the words that were removed in ``[-...-]`` and the added ones in ``{+...+}``."""
     before, after = _WORDS.findall(old), _WORDS.findall(new)
     start = _common(before, after)
     end = _common(before[start:][::-1], after[start:][::-1])
     gone, come = before[start : len(before) - end], after[start : len(after) - end]
-    if max(len(gone), len(come)) > COMPARED_WORDS:
+    left[0] -= len(gone) * len(come)
+    if max(len(gone), len(come)) > COMPARED_WORDS or left[0] < 0:
         middle = _marked("".join(gone), "".join(come))
     else:
         matcher = SequenceMatcher(a=gone, b=come, autojunk=False)
@@ -215,6 +227,8 @@ class Change:
     row: ApprovalRow
     lines: tuple[str, ...]
     """Differences from the definition that was served before it."""
+    is_whole: bool
+    """True if these are all: then a person who has read them has seen what there is to approve."""
 
     @property
     def waits(self) -> bool:
@@ -251,9 +265,17 @@ WORDS: Final = {
 
 
 def changes(
-    store: Store, server: str, *, days: float, clock: Callable[[], float] = time_of_day
+    store: Store,
+    server: str,
+    *,
+    days: float,
+    whole: bool = False,
+    most: int | None = None,
+    clock: Callable[[], float] = time_of_day,
 ) -> list[Change]:
     """Return the definitions of a server that wait, then those that changed in the last days. Blocking.
+
+    Long differences are shortened unless they are to be `whole`; `most` is the number of definitions.
 
     Raises:
         StoreError: the store cannot be read.
@@ -267,12 +289,19 @@ def changes(
             served = [one for one in of_name if one is not row and one.state in TAKEN]
             found.append((row, served[-1] if served else None))
     found.sort(key=lambda pair: (pair[0].state == State.APPROVED, pair[0].kind, pair[0].name))
+    if most is not None:
+        del found[most:]
     keys = {one.key for pair in found for one in pair if one is not None}
     definitions = store.approvals.definitions(keys)
     return [
-        Change(row, tuple(changed_lines(_of(base, definitions), definitions.get(row.key, b"{}"))))
+        _change(row, changed_lines(_of(base, definitions), definitions.get(row.key, b"{}")), whole)
         for row, base in found
     ]
+
+
+def _change(row: ApprovalRow, lines: list[str], whole: bool) -> Change:
+    shown = lines if whole else shortened(lines)
+    return Change(row, tuple(shown), shown == lines)
 
 
 def _of(row: ApprovalRow | None, definitions: Mapping[bytes, bytes]) -> bytes | None:
@@ -310,6 +339,9 @@ def decide(
     def add(kept: ApprovalRecord) -> Additions:
         among = pending(kept.rows) if state is State.APPROVED or not names else latest(kept.rows)
         chosen = [row for row in among if not names or row.name in names]
+        # A tool and a prompt may have one name; the hash says which of them the person has seen.
+        if len(names) == 1:
+            chosen = next(([row] for row in chosen if hash_of([row]) == expected), chosen)
         if missing := sorted(set(names) - {row.name for row in chosen}):
             told = ", ".join(map(repr, missing))
             raise ApprovalError(f"server {server!r} has no definition {told} to decide about")

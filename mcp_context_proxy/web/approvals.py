@@ -50,7 +50,7 @@ class ChangedDefinition(Struct, frozen=True):
     """Version of the server's package; empty where it is not known."""
     time: float
     hash: str
-    """The hash with which to approve it."""
+    """The hash with which to approve it; empty if the differences are shortened."""
     differences: list[str]
     """Lines for a person: new sentences first."""
 
@@ -140,7 +140,7 @@ class ApprovalsApi(Api):
         found = [
             (server, change)
             for server in self._store.approvals.servers()
-            for change in changes(self._store, server, days=SHOWN_DAYS)
+            for change in changes(self._store, server, days=SHOWN_DAYS, most=SHOWN)
         ]
         found.sort(key=lambda pair: not pair[1].waits)
         return [_shown(server, change) for server, change in found[:SHOWN]]
@@ -174,6 +174,6 @@ def _shown(server: str, change: Change) -> ChangedDefinition:
         waits=change.waits,
         version=row.version,
         time=row.time,
-        hash=hash_of([row]),
+        hash=hash_of([row]) if change.is_whole else "",
         differences=list(change.lines),
     )

@@ -34,6 +34,8 @@ MODULES = [
         "catalog.skills",
         "retrieval.indexing",
         "front.conversation",
+        "front.local",
+        "bridge",
         "store.approvals",
         "trust.approval",
         "trust.audit",

@@ -28,6 +28,7 @@ KINDS = (
     "updated-unasked",
     "completed",
     "task-status",
+    "acknowledged",
     "unknown-notification",
     "ping",
     "sampling",

@@ -87,6 +87,7 @@ SERVERS = (
         "refused with an explanation, or dropped if it is a notification. What was compressed more than "
         "once is refused.",
         (
+            "front/test_shared.py::test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fill_its_bridge",
             "protocol/test_framing.py::test_an_endless_line_is_not_buffered",
             "downstream/test_answers.py::test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit",
             "downstream/test_calls.py::test_requests_that_a_server_does_not_read_are_bounded_in_bytes",
@@ -176,6 +177,7 @@ SERVERS = (
         "commands and the page show about servers is redacted, too, even a name that a server took from "
         "its secret.",
         (
+            "cli/test_install.py::test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private",
             "cli/test_strangers.py::test_no_command_prints_a_secret_that_a_server_uses_as_a_name",
             "cli/test_strangers.py::"
             "test_check_prints_little_of_what_a_package_runner_says_and_no_secret_of_it",

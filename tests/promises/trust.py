@@ -36,6 +36,8 @@ TRUST = (
         "HTTP.",
         (
             APPROVAL + "test_a_person_approves_only_what_they_have_seen",
+            "cli/test_approval.py::test_what_is_not_shown_whole_cannot_be_approved_by_its_hash",
+            "web/test_approvals.py::test_what_the_page_does_not_show_whole_has_no_hash_there",
             APPROVING + "test_no_method_of_the_protocol_and_no_tool_decides",
             "web/test_approvals.py::test_without_a_token_nobody_sees_or_approves_definitions",
         ),
@@ -84,6 +86,7 @@ TRUST = (
         " given, by every way alike: what it may not reach is not listed, found, called, read or "
         "subscribed to, and no message tells of it.",
         (
+            "trust/test_limited_principals.py::test_no_query_is_read_in_words_that_only_other_servers_have",
             TOKENS + "test_the_file_has_no_token_and_is_for_its_owner_alone",
             LIMITED + "test_lists_and_searches_show_its_servers_and_classes_alone",
             LIMITED + "test_a_call_of_anything_else_is_unknown_whatever_way_is_tried",

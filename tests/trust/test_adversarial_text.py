@@ -19,7 +19,7 @@ from mcp_context_proxy.catalog.documents import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
 from mcp_context_proxy.catalog.names import matches
 from mcp_context_proxy.cli.terminal import redacted
-from mcp_context_proxy.config import Limits, ServerConfig, source
+from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.context.session import result_text
@@ -39,6 +39,8 @@ from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.question_checks import secret_field, url_refusal
+from mcp_context_proxy.trust.changes import changed_lines
+from mcp_context_proxy.trust.guard import KnownSecrets, decoded
 
 UNITS = {
     "one letter": "a",
@@ -116,6 +118,10 @@ def read_lines(written: str) -> None:
 
 CATALOG = WordList(["search", "issue"])
 
+SECRETS = KnownSecrets(
+    Config(servers={"a": ServerConfig(name="a", command="x", env={"A_TOKEN": "t0k3n-of-another-9f8e"})})
+)
+
 
 def no_term(term: str) -> bool:
     del term
@@ -190,6 +196,14 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "definition": fit,
     "lookalikes": lambda written: list(definitions.lookalikes([written, written + "б"])),
     "exposed name": lambda written: definitions.exposed_name("evil", written, 64),
+    "differences for a person": lambda written: changed_lines(
+        json.dumps({"description": written[: len(written) // 8]}).encode(),
+        json.dumps({"description": written[len(written) // 8 :: -1]}).encode(),
+    ),
+    "escapes and percent-encoding": lambda written: decoded(f"%41\\u0041{written}"),
+    "params that may have a secret": lambda written: SECRETS.in_params(
+        "evil", {"arguments": msgspec.Raw(json.dumps([written, f"%41{written}"]).encode())}
+    ),
     "fingerprint": lambda written: definitions.fingerprint("evil", json.dumps([written]).encode()),
     "envelope": decode,
     "id of a broken message": lambda written: envelope.salvage_id(written.encode(), written.encode()),
@@ -359,6 +373,18 @@ def test_front_matter_of_brackets_is_refused_at_once(part: str) -> None:
         "the front matter has over 200 brackets and is ignored"
     ]
     assert seconds(read_front_matter, written) < 0.5
+
+
+def test_a_thousand_texts_in_another_order_are_compared_at_once() -> None:
+    words = [str(word) for word in range(149)]
+    before, after = (
+        json.dumps({str(at): {"description": " ".join(order)} for at in range(150)}).encode()
+        for order in (words, words[::-1])
+    )
+    begun = time.thread_time()
+    changed_lines(before, after)
+
+    assert time.thread_time() - begun < 0.2
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "1e999"])

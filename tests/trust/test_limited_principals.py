@@ -156,6 +156,22 @@ async def test_nothing_is_said_about_servers_that_are_off(proxy: Proxy, era: str
     assert "switched off" in json.dumps(other)
 
 
+async def test_no_query_is_read_in_words_that_only_other_servers_have(workshop: Workshop, era: str) -> None:
+    workshop.server("open", tools=[tool("read_maps")])
+    workshop.server("closed", tools=[tool("scan_zirconium")])
+    async with inside(workshop.config(expose={"list_all_below": 0})) as proxy:
+        query = {"query": "zirconiun"}
+        anna = Principal("anna", False, frozenset({"open"}))
+        corrected = await Host(proxy, era).call("search_available_tools", query)
+        limited = await Host(proxy, era, rights=anna).call("search_available_tools", query)
+        own = Host(proxy, era, rights=Principal("anna", False, frozenset({"closed"})))
+        known = await own.call("search_available_tools", query)
+
+    for whole in (corrected, known):
+        assert "closed__scan_zirconium" in json.dumps(whole)
+    assert "zirconium" not in json.dumps(limited)
+
+
 async def test_log_messages_of_other_servers_do_not_reach_its_session(fresh: Proxy) -> None:
     limited, other = Host(fresh, "handshake", rights=ANNA), Host(fresh, "handshake")
     message: Any = {"level": b'"error"', "data": b'"zinc"'}

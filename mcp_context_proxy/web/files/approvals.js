@@ -37,7 +37,9 @@ function definitionView(one) {
     element("p", { class: "facts" }, `${one.standing}${version}`),
     element("ul", { class: "differences" }, ...one.differences.map((line) => element("li", {}, line))),
   );
-  if (one.waits) section.append(button("Approve", one, "approve", { names: [one.name], hash: one.hash }));
+  const whole = `Longer than what is shown; to read it and approve: mcp-context-proxy changes ${one.server} --whole`;
+  if (one.waits && !one.hash) section.append(element("p", {}, whole));
+  else if (one.waits) section.append(button("Approve", one, "approve", { names: [one.name], hash: one.hash }));
   if (one.state !== "rejected") section.append(" ", button("Reject", one, "reject", { names: [one.name] }));
   return section;
 }

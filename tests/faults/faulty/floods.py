@@ -42,6 +42,7 @@ FLOODS = {
     "updated-unasked": lambda n, token: notification("resources/updated", uri=f"other://{n}/{LARGE}"),
     "completed": lambda n, token: notification("elicitation/complete", elicitationId=f"{n} {FILLER}"),
     "task-status": lambda n, token: notification("tasks/status", taskId=f"{n}", status="working"),
+    "acknowledged": lambda n, token: notification("subscriptions/acknowledged", n=n, filler=FILLER),
     "unknown-notification": lambda n, token: notification("no/such", n=n, filler=FILLER),
     "ping": request("ping"),
     "sampling": request("sampling/createMessage", **QUESTION),
