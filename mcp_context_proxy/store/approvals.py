@@ -15,7 +15,7 @@ import msgspec
 from mcp_context_proxy.store.sqlite import Tables
 
 DEFINITIONS_PER_NAME: Final = 8
-"""Definitions of one name that are kept beside the latest approved and rejected ones: enough to go back and forth."""
+"""Definitions of one name that are kept, to go back to, beside the latest approved and rejected ones."""
 
 VERSIONS_PER_SERVER: Final = 200
 """Versions of one server that are kept for each kind of definition, the latest."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -196,7 +196,10 @@ class Approvals:
         self._deciding = threading.Lock()
         self._records: dict[str, Record] = {}
         self._judged: dict[Name, _Judged] = {}
-        self._owners: dict[str, set[str]] = {}
+        self._tools: dict[str, Collection[str]] = {}
+        """Own names of the tools of each server."""
+        self._distinctive: dict[str, frozenset[str]] = {}
+        """Those that are distinctive; found out when a definition is compared with them."""
         self._buckets: dict[str, Bucket] = defaultdict(lambda: Bucket(RECORDED_PER_SECOND, RECORDED))
         self._revision: int | None = None
 
@@ -213,7 +216,8 @@ class Approvals:
                 return known.rulings
             rulings = self._decided(origin, kind, candidates) if candidates else {}
             if kind is Approvable.TOOL:
-                self._note_owners(origin.server, candidates)
+                self._tools[origin.server] = candidates.keys()
+                self._distinctive.pop(origin.server, None)
             self._tell_withheld(origin.server, kind, {} if known is None else known.rulings, rulings)
             self._judged[origin.server, kind] = _Judged(candidates, origin, rulings)
             return rulings
@@ -362,13 +366,13 @@ class Approvals:
             return False
         return all(self._buckets[server].take() for _ in range(1 + len(one.definition) // COUNTED_AS_ONE))
 
-    def _note_owners(self, server: str, names: Iterable[str]) -> None:
-        self._owners[server] = {name for name in names if is_distinctive(name)}
-
     def _names_of_others(self, server: str, own: Collection[str]) -> dict[str, str]:
         """Return the distinctive names that exactly one other server has, each with that server."""
-        others = [(name, other) for other, names in self._owners.items() if other != server for name in names]
-        count, known = Counter(name for name, _ in others), self._owners.get(server, set())
+        for other in self._tools.keys() - self._distinctive.keys():
+            self._distinctive[other] = frozenset(filter(is_distinctive, self._tools[other]))
+        owners = self._distinctive.items()
+        others = [(name, other) for other, names in owners if other != server for name in names]
+        count, known = Counter(name for name, _ in others), self._distinctive.get(server, frozenset())
         return {
             name: other
             for name, other in others

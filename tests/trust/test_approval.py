@@ -271,7 +271,9 @@ def test_a_rejected_tool_stays_away_in_every_version(store: Store) -> None:
     assert not again.served()
 
 
-def test_after_a_rejection_a_tool_changes_only_with_a_person_also_if_it_went_back_before(store: Store) -> None:
+def test_after_a_rejection_a_tool_changes_only_with_a_person_also_if_it_went_back_before(
+    store: Store,
+) -> None:
     run, beside = Run(store), Run(store)
     run.list("calc", ADD)
     beside.list("calc", ADD | {"description": "Adds otherwise."})
