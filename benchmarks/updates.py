@@ -156,8 +156,11 @@ def installed(place: Path, package: str, version: str) -> tuple[list[str], dict[
         program = programs if isinstance(programs, str) else next(iter(programs.values()))
         return ["node", str(root / program), *NPM[package]], {}
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(place)]
-    # Versions from before the second SDK did not bound it.
-    run([*pip, f"{package}=={version}", "mcp<2"])
+    try:
+        # Versions from before the second SDK did not bound it.
+        run([*pip, f"{package}=={version}", "mcp<2"])
+    except subprocess.CalledProcessError:
+        run([*pip, f"{package}=={version}"])
     program, *arguments = PYPI[package]
     return [str(place / "bin" / program), *arguments], {"PYTHONPATH": str(place)}
 

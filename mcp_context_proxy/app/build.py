@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
@@ -68,12 +69,13 @@ def build(config: Config, store: Store) -> Proxy:
     reserved = meta_definitions.RESERVED | {prompts.NAME}
     approvals = Approvals(store.approvals, config.approval.mode)
 
-    def note_approval(event: ApprovalEvent) -> None:
-        # Decisions are made in threads.
-        if event.event != Event.FIRST:
-            loop.call_soon_threadsafe(partial(audit.note, "approval", **event.facts))
+    def note_approvals(events: Sequence[ApprovalEvent]) -> None:
+        for event in events:
+            # Whoever decides writes the entry, and decides in a thread.
+            if event.event != Event.FIRST and not event.elsewhere:
+                loop.call_soon_threadsafe(partial(audit.note, "approval", **event.facts))
 
-    approvals.observers.append(note_approval)
+    approvals.observers.append(note_approvals)
     catalog = Catalog(
         config.expose,
         config.limits,
@@ -87,6 +89,12 @@ def build(config: Config, store: Store) -> Proxy:
 
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)
+
+    def begin_anew(events: Sequence[ApprovalEvent]) -> None:
+        if approved := frozenset(tool for event in events if (tool := event.approved_tool) is not None):
+            search.forget_uses(approved)
+
+    approvals.observers.append(begin_anew)
     sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
     handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
     records = RequestRecords(config.limits, kept)

@@ -114,6 +114,11 @@ class ApprovalStore(Tables):
         """Return a number that grows whenever a process has decided something."""
         return self._database.number("SELECT COALESCE(MAX(revision), 0) FROM approvals")
 
+    def decided_since(self, revision: int) -> list[ApprovalRow]:
+        """Return the rows that were decided after a revision and are sound, the oldest first."""
+        found = self._database.rows(f"{_SELECT} WHERE revision > ?", (revision,))
+        return list(_record(found, ()).rows)
+
     def servers(self) -> list[str]:
         """Return the names of all servers with definitions, in order."""
         return [name for (name,) in self._database.rows("SELECT DISTINCT server FROM approvals ORDER BY 1")]
