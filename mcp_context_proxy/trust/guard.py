@@ -12,6 +12,7 @@ calls public.
 from __future__ import annotations
 
 import re
+import string
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,9 @@ _EXACT: Final = ("keyring:", "cmd:")
 _SLASH: Final = re.compile(r"(\\[^/])|\\/")
 """An escape in JSON; the group is one of anything but a slash."""
 
-_RUN: Final = re.compile(r"[\w+/=%.~-]{20}", re.ASCII)
+_OF_RUNS: Final = frozenset(f"{string.ascii_letters}{string.digits}_+/=%.~-".encode())
+_MARKS: Final = bytes(ord("x") if byte in _OF_RUNS else ord(" ") for byte in range(256))
+_RUN: Final = b"x" * 20
 """A long run of characters without a space, as keys and everything in base64 have; words are shorter."""
 
 Params: TypeAlias = Mapping[str, Raw]
@@ -165,26 +168,32 @@ class Forms:
     def __init__(self, forms: Mapping[str, KnownSecret]) -> None:
         self.shortest: float = min(map(len, forms), default=inf)
         """Length of the shortest form; shorter params need no search."""
-        self._long = tuple((form, secret) for form, secret in forms.items() if _RUN.search(form))
-        self._others = tuple((form, secret) for form, secret in forms.items() if not _RUN.search(form))
+        found = [(form.encode("utf-8", "surrogatepass"), secret) for form, secret in forms.items()]
+        self._long = tuple(one for one in found if _has_run(one[0]))
+        self._others = tuple(one for one in found if not _has_run(one[0]))
 
     def first_in(self, raw: Raw) -> KnownSecret | None:
         """Return the secret of the first form that is in encoded JSON, whichever way that is escaped."""
-        text = bytes(raw).decode("utf-8", "replace")
-        found = self._in_text(text)
-        if found is None and ("\\u" in text or "\\/" in text):
-            return self._in_text(unescaped(text))
+        data = bytes(raw)
+        found = self._in(data)
+        if found is None and (b"\\u" in data or b"\\/" in data):
+            return self._in(unescaped(data.decode("utf-8", "replace")).encode())
         return found
 
-    def _in_text(self, text: str) -> KnownSecret | None:
+    def _in(self, data: bytes) -> KnownSecret | None:
         for form, secret in self._others:
-            if form in text:
+            if form in data:
                 return secret
-        if self._long and _RUN.search(text):
+        if self._long and _has_run(data):
             for form, secret in self._long:
-                if form in text:
+                if form in data:
                     return secret
         return None
+
+
+def _has_run(data: bytes) -> bool:
+    # Two passes in C; a regular expression takes ten times as long.
+    return _RUN in data.translate(_MARKS)
 
 
 def unescaped(text: str) -> str:
