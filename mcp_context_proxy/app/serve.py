@@ -268,9 +268,7 @@ def web_routes(proxy: Proxy) -> list[BaseRoute]:
     usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
     interactions_api = InteractionsApi(recorder)
     audit_api = AuditApi(proxy.audit, audit_file(proxy.config))
-    approvals_api = ApprovalsApi(
-        proxy.store, proxy.approvals, proxy.refresh.mark_stale, proxy.search.forget_uses
-    )
+    approvals_api = ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale)
     apis = contexts_api, search_api, usage_api, interactions_api, approvals_api, audit_api
     operations = [operation for each in apis for operation in each.operations()]
     metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]

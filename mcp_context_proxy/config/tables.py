@@ -182,16 +182,17 @@ def permission(
 
     Where its class is None, that is not known, and no class counts.
     """
-    own = tools.get(name)
-    if own is not None and own.allow is not None:
-        return own.allow, ("tools", name, "allow")
-    found = [
-        (settings.allow, ("tools", glob, "allow"))
-        for glob, settings in settings_of(tools, name)
-        if settings.allow is not None
-    ]
-    if found:
-        return max(found, key=lambda one: STRICTNESS[one[0]])
+    if tools:  # few servers have any, and each tool of a list comes by here
+        own = tools.get(name)
+        if own is not None and own.allow is not None:
+            return own.allow, ("tools", name, "allow")
+        found = [
+            (settings.allow, ("tools", glob, "allow"))
+            for glob, settings in settings_of(tools, name)
+            if settings.allow is not None
+        ]
+        if found:
+            return max(found, key=lambda one: STRICTNESS[one[0]])
     if tool_class is None:
         return "always", ()
     allow: Allow = getattr(classes, tool_class)
@@ -200,6 +201,8 @@ def permission(
 
 def configured_class(tools: Mapping[str, ToolConfig], name: str) -> tuple[ToolClass | None, Key]:
     """Return the strictest class that a tool is given, and the setting; None if it is given none."""
+    if not tools:
+        return None, ()
     order = list(ToolClass)
     found = [
         (settings.danger, ("tools", key, "danger"))
