@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from mcp_context_proxy.catalog.document_reading import Part
@@ -22,6 +21,7 @@ from mcp_context_proxy.server.search_answers import (
     summary,
 )
 from mcp_context_proxy.server.tool_signatures import Detail, schema_of, tool_signature
+from mcp_context_proxy.system.process import date_of
 
 LISTED: Final = Detail(characters=200, optional=6, depth=2)
 """Amount that a list of tools tells about each."""
@@ -92,7 +92,7 @@ def recall_text(found: Recall) -> str:
     lines = [found.note] if found.note else []
     for one in found.results:
         interaction = one.interaction
-        when = datetime.fromtimestamp(interaction.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        when = date_of(interaction.time).strftime("%Y-%m-%d %H:%M UTC")
         score = "" if one.score is None else f", score {one.score:.2f}"
         # On one line, so that no content can pass for another interaction.
         content = one_line(interaction.content, RECALLED_CHARACTERS)
