@@ -15,7 +15,6 @@ import shlex
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 import anyio
@@ -30,6 +29,7 @@ from mcp_context_proxy.config.settings import LAUNCH
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -167,7 +167,7 @@ def duration(ms: float | None) -> str:
 
 def moment(seconds: float) -> str:
     """Return a time, in seconds since 1970, as the local date and time."""
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return date_of(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _text(cell: Cell) -> Text:

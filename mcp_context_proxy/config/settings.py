@@ -391,7 +391,7 @@ class InteractionsConfig(Table):
     """Share of a score that is left after a day."""
     time_decay: Literal["exponential", "linear"] = "exponential"
     """``linear`` takes ``1 - time_decay_factor`` of the whole each day, until nothing is left."""
-    types: dict[str, InteractionTypeConfig] = Field(default_factory=dict)
+    types: dict[str, InteractionTypeConfig] = Field(default={})
     """Settings by type, such as ``message``."""
 
 
