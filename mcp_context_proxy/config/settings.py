@@ -177,7 +177,7 @@ class ServerConfig(Table):
     def tags_of(self, tool_name: str) -> tuple[str, ...]:
         """Return the tags of a tool: the server's, then its own."""
         own = (tag for _, tool in settings_of(self.tools, tool_name) for tag in tool.tags)
-        return (*self.tags, *own)
+        return (*self.tags, *own) if self.tools else self.tags
 
     def described(self, tool_name: str) -> tuple[str | None, tuple[str, ...]]:
         """Return the configured description and use cases of a tool."""
