@@ -327,7 +327,7 @@ def _rank(
       and more if there are few others. ``top_n`` and ``include_score`` hold for all of them together. Only
       what is less than `HALF_AS_NEAR` comes after them.
     - Where none of the others fits, suspected ones are ranked among them, in at most half of the places.
-    - A question about the world that nothing fits is for the tools that search the web.
+    - A question about the world that nothing certainly fits is for the tools that search the web first.
     - Where there are no others, or the query names a tool or past use speaks for it, it is ranked as usual.
     """
     trusted = allowed
@@ -343,8 +343,12 @@ def _rank(
     scores = QueryScores(query, trusted)
     evidence = scores.evidence(calibration)
     fits = scores.fits(calibration, evidence)
-    if not fits and (searches := scores.searches_of_web()):
-        return _Ranked(searches, (), True, evidence, scores.whole)
+    if not scores.is_certain(evidence) and (searches := scores.searches_of_web()):
+        found, others = scores.ranked(options) if fits else ([], [])
+        taken = {one.item for one in searches}
+        selected = [*searches, *(one for one in found if one.item not in taken)][: max(1, options.most)]
+        others = [one for one in others if one.item not in taken]
+        return _Ranked(selected, others, True, evidence, scores.whole)
     suspected = allowed & ~trusted
     if not suspected.any():
         selected, others = scores.ranked(options)
