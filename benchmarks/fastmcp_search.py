@@ -2,7 +2,7 @@
 
     FASTMCP_PYTHON benchmarks/fastmcp_search.py CORPUS
 
-FASTMCP_PYTHON is an interpreter that has FastMCP 3; the project does not depend on it.
+FASTMCP_PYTHON is an interpreter that has FastMCP 3 or later; the project does not depend on it.
 """
 
 from __future__ import annotations

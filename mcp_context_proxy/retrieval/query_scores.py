@@ -81,8 +81,8 @@ COPY_MARGIN = 0.15
 YOUNGER_SECONDS = 3600.0
 """Time by which a server is younger than another; servers set up in one sitting are of one age."""
 
-DOUBT_OF_WORLD = 0.15
-"""Evidence beyond what is needed below which a question about the world goes to a search of the web first."""
+DOUBT_OF_WORLD = 0.08
+"""Evidence beyond what is needed below which a question about the world may be one for a web search."""
 
 WEB_LOOKED_FOR, WEB_SHOWN = 8, 2
 """Tools among which one is looked for that searches the web, and how many are shown."""
