@@ -77,6 +77,9 @@ FIELD_REASONS = {
     "use_cases": "use cases mention",
 }
 
+DOUBT_OF_WORLD = 0.08
+"""Evidence beyond what is needed below which a question about the world may be one for a web search."""
+
 WEB_LOOKED_FOR, WEB_SHOWN = 8, 2
 """Tools among which one is looked for that searches the web, and how many are shown."""
 
@@ -238,10 +241,17 @@ class QueryScores:
             return True
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else has_a_word
 
+    def is_certain(self, evidence: float | None) -> bool:
+        """Return whether something is meant beyond the doubt that a question about the world leaves."""
+        return (
+            not self.query.asks_of_world
+            or bool(self.exact or self.supports)
+            or evidence is None
+            or evidence >= needed_evidence(self.allowed) + DOUBT_OF_WORLD
+        )
+
     def searches_of_web(self) -> list[Result]:
-        """Return the tools that search the web for anything, best first, for a question about the world."""
-        if not self.query.asks_of_world:
-            return []
+        """Return the tools that search the web for anything, best first."""
         words = self.query.index.lexical.score(_WORDS_OF_WEB_SEARCH).scores[self.items]
         tools = ((place, self.query.index.items[self.items[place]]) for place in best(words, WEB_LOOKED_FOR))
         found = [int(place) for place, tool in tools if isinstance(tool, Tool) and searches_web(tool)]
