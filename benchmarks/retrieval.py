@@ -208,9 +208,9 @@ def page(found: Sequence[Measured]) -> list[str]:
         "The macro row is the mean of the sets.",
         f"The tables are of the model {PACKAGED_MODELS[0]}, which was trained on no tool and no query of",
         "them. The formula was chosen with the published model using these sets. For the trained model, the",
-        "share of words was chosen on livemcp_steps, metatool_multi, metatool_single and requests for servers",
-        "of the part dev, and confirmed on livemcp, mcpproxy_golden, seal_tools and the part test; the numbers",
-        'of "nothing fits" were chosen on all catalogs of its table but mcpproxy_golden.',
+        "share of words was chosen on livemcp_steps, metatool_multi, metatool_single and requests for",
+        "servers of the part dev, and confirmed on livemcp, mcpproxy_golden, seal_tools and the part test;",
+        'the numbers of "nothing fits" were chosen on all catalogs of its table but mcpproxy_golden.',
         "",
         *(
             line
