@@ -2,8 +2,8 @@
 
     python benchmarks/ablations.py FOLDER [--sets NAME ...] [--every N] [--store FILE] [--output FILE]
 
-FOLDER is the one that benchmarks/retrieval.py reads; the requests for servers that the model was not trained on
-are one more set. A part is taken out by replacing what it rests on; the rest is the product as it is.
+FOLDER is the one that benchmarks/retrieval.py reads; the requests for servers that the model was not trained
+on are one more set. A part is taken out by replacing what it rests on; the rest is the product as it is.
 """
 
 from __future__ import annotations
