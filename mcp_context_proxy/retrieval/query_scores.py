@@ -77,6 +77,10 @@ FIELD_REASONS = {
     "use_cases": "use cases mention",
 }
 
+DOUBT_OF_DOCUMENTS = 0.06
+"""Evidence that a document needs beyond a tool: the general requests and other tools that it is compared with
+are unlike documents, so that a rule would seem to be meant by anything."""
+
 DOUBT_OF_WORLD = 0.08
 """Evidence beyond what is needed below which a question about the world may be one for a web search."""
 
@@ -236,7 +240,10 @@ class QueryScores:
         if self.whole is None:
             return has_a_word
         if isinstance(calibration, Background):
-            return has_a_word if evidence is None else evidence >= needed_evidence(self.allowed)
+            if evidence is None:
+                return has_a_word
+            is_tool = isinstance(self.query.index.items[int(self.items[self.fused.argmax()])], Tool)
+            return evidence >= needed_evidence(self.allowed) + (0 if is_tool else DOUBT_OF_DOCUMENTS)
         if calibration == "anything" or self.whole >= calibration:
             return True
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else has_a_word
