@@ -133,7 +133,8 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
     # With -P no module comes from the working folder, which may be a repository that the host has opened.
     command = [sys.executable, "-P", "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - does not fail
-    return Meeting(path, [*command, LISTEN_OPTION], launch or home, environment)
+    folder = launch or (home if home.is_dir() else Path("/"))
+    return Meeting(path, [*command, LISTEN_OPTION], folder, environment)
 
 
 def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path:
