@@ -1,4 +1,4 @@
-"""The recipes are what the installation writes, and the site is built from the pages without a broken link."""
+"""The recipes are what the installation writes, and the site is built from the pages with no broken link."""
 
 from __future__ import annotations
 

@@ -103,8 +103,13 @@ class Page:
         return answer["result"].get("value")
 
     def until(self, expression: str) -> Any:
-        """Wait until an expression is true, and return it."""
-        return self.value(_UNTIL % (WAIT_MS, expression))
+        """Wait until an expression is true, and return it; the page may go elsewhere meanwhile."""
+        try:
+            return self.value(_UNTIL % (WAIT_MS, expression))
+        except AssertionError as error:
+            if "navigated" not in str(error):
+                raise
+            return self.value(_UNTIL % (WAIT_MS, expression))
 
     def come_back(self) -> None:
         """Look at the page again after another tab, which makes the page ask for new data at once."""

@@ -208,7 +208,8 @@ async def test_no_page_runs_links_or_hides_what_strangers_say(
     def look() -> None:
         with browser(tmp_path) as page:
             for path, title in (
-                ("/ui", "Request contexts"),
+                ("/ui/requests", "Request contexts"),
+                ("/ui/tools", "Tools"),
                 ("/ui/usage", "Usage"),
                 ("/ui/approvals", "Approvals"),
             ):

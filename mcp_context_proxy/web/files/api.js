@@ -80,3 +80,17 @@ export function keepFresh(refresh) {
   look();
   return look;
 }
+
+/** Have the proxy do something. */
+export function act(path) {
+  return ask(path, { method: "POST" });
+}
+
+/** Say why something was not done; it stays until something else is done. */
+export function failed(error) {
+  const told = document.createElement("p");
+  told.className = "notice";
+  told.textContent = `Not done: ${error.message}`;
+  byId("done").replaceChildren(told);
+  tell("");
+}
