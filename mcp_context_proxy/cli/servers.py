@@ -20,21 +20,17 @@ from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.cli.options import configured, echo_json, json_option, run
 from mcp_context_proxy.cli.terminal import (
     Terminal,
-    address,
     counted,
     duration,
-    failure,
     failures,
     findings,
-    last_output,
     marked,
     open_started_proxy,
     results,
-    strays,
-    working_folder,
 )
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.facts import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.items import Kind, ToolClass
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line

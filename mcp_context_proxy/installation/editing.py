@@ -256,7 +256,7 @@ def _edit_toml(
     rows = _ROW.findall(text)
     # A row of a text over several rows may look like a header, but no table begins there.
     lines = toml_lines(text)
-    found = [(number, _toml_header(row)) for number, row in enumerate(rows)]
+    found = [(number, toml_header(row)) for number, row in enumerate(rows)]
     headers = [(number, path) for number, path in found if path and lines.get(path) == number + 1]
     next_headers = [number for number, _ in [*headers, (len(rows), ())][1:]]
     leaving: set[int] = set()
@@ -276,7 +276,7 @@ def _edit_toml(
     return result
 
 
-def _toml_header(row: str) -> Place:
+def toml_header(row: str) -> Place:
     """Return the path in the header of a table; empty for any other row."""
     path: Place = ()
     if row.lstrip().startswith("[") and not row.lstrip().startswith("[["):

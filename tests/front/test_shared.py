@@ -124,7 +124,7 @@ async def test_hosts_whose_servers_get_other_variables_never_meet(
 async def test_any_variable_that_servers_inherit_keeps_hosts_apart(
     machine: Machine, server: Server, variable: str
 ) -> None:
-    from mcp_context_proxy.bridge import meeting
+    from mcp_context_proxy.bridge.meeting import meeting
 
     arguments = ["--config", str(machine.config), "serve", "--shared"]
     environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x"}

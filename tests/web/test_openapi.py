@@ -28,13 +28,14 @@ def test_every_answer_matches_the_openapi_document(
 ) -> None:
     """Valid, invalid and hostile requests, alone and one after the other."""
     url = f"{proxy.base}/api/v1/openapi.json"
-    options = ["--phases", phases, "--max-examples", str(cases), *OPTIONS]
+    # It would end the proxy in the middle; the tests of the shared proxy have it.
+    options = ["--phases", phases, "--max-examples", str(cases), "--exclude-path", "/stop", *OPTIONS]
     token = ["--header", f"Authorization: {AUTHORIZED['authorization']}"]
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", url, *token, *options]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "Tested: 20" in run.stdout
+    assert "Tested: 34" in run.stdout
 
 
 def test_the_documentation_lists_every_operation(proxy: HttpProxy) -> None:
@@ -43,5 +44,5 @@ def test_the_documentation_lists_every_operation(proxy: HttpProxy) -> None:
     listed = re.findall(r"^\| `([A-Z]+ /\S+)` \|", page, re.MULTILINE)
 
     operations = [f"{method.upper()} {path}" for path, methods in described.items() for method in methods]
-    assert len(listed) == 20
+    assert len(listed) == 35
     assert sorted(listed) == sorted(operations)

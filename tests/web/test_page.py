@@ -9,7 +9,7 @@ import pytest
 from support.browser import Page, browser, program
 from support.proxies import HttpProxy
 from support.raw_client import PATIENCE
-from support.shop import HOSTILE, PRIORITY, TOKEN
+from support.shop import HOSTILE, TOKEN
 
 pytestmark = [
     pytest.mark.anyio,

@@ -218,9 +218,7 @@ def test_an_address_of_a_request_still_leads_to_it(page: Page, proxy: HttpProxy)
     page.errors.clear()
 
 
-def test_the_pages_are_readable_and_fit_in_light_and_dark_from_a_phone_to_a_desktop(
-    page: Page, proxy: HttpProxy
-) -> None:
+def test_the_pages_are_readable_and_fit_from_a_phone_to_a_desktop(page: Page, proxy: HttpProxy) -> None:
     """WCAG 2.2, level AA: a contrast of 4.5 to 1; nothing is wider than the window; every field has a name."""
     for path in ("ui", "ui/tools", "ui/connect"):
         visit(page, proxy, path)
@@ -233,9 +231,13 @@ def test_the_pages_are_readable_and_fit_in_light_and_dark_from_a_phone_to_a_desk
             found = page.value(CONTRASTS)
             assert len(found) > 15
             assert [pair for pair in found if pair[1] < 4.5] == [], (path, dark)
-        fields = page.value("[...document.querySelectorAll('main input, select')].map((one) => one.labels.length)")
+        fields = page.value(
+            "[...document.querySelectorAll('main input, select')].map((one) => one.labels.length)"
+        )
         assert all(fields)
-        named = page.value("[...document.querySelectorAll('button')].filter((one) => !one.hidden).map((one) => one.textContent)")
+        named = page.value(
+            "[...document.querySelectorAll('button')].filter((one) => !one.hidden).map((one) => one.textContent)"
+        )
         assert all(named)
 
 
