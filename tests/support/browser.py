@@ -146,9 +146,9 @@ class Page:
             mobile=False,
         )
 
-    def picture(self, file: Path) -> None:
-        """Take a picture of all of the page."""
-        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def picture(self, file: Path, whole: bool = True) -> None:
+        """Take a picture of all of the page, or of the window alone."""
+        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(shot["data"]))
 
 
