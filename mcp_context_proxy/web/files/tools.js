@@ -4,6 +4,7 @@ import { act, ask, byId, failed, keepFresh, open, takeToken, tell } from "./api.
 import { button, counted, element, focusAgain, number } from "./view.js";
 
 const TYPING_PAUSE_MS = 150;
+const WAITING_MS = 400;
 const SHOWN = 200;
 
 const state = { answer: null, seen: "", ranked: [], asked: null, shown: SHOWN, opened: new Set() };
@@ -157,26 +158,37 @@ async function turn(one, on) {
 async function rank() {
   state.asked?.abort();
   const query = byId("query").value.trim();
-  state.ranked = [];
-  if (query) {
-    state.asked = new AbortController();
-    const body = JSON.stringify({ query, record: false });
-    try {
-      const answer = await ask("/context", { method: "POST", body, signal: state.asked.signal });
-      // What is part of every session is no match; a note says when nothing fits.
-      state.ranked = answer.items.filter((item) => item.type === "tool" && item.score !== null).sort((a, b) => b.score - a.score);
-      tell("");
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      tell(error.message);
-    }
+  if (!query) {
+    state.ranked = [];
+    render();
+    return;
   }
-  render();
+  const asked = (state.asked = new AbortController());
+  // The best matches of what was typed before stay for a moment, so that the list does not jump.
+  const waiting = setTimeout(() => {
+    state.ranked = [];
+    tell("Searching");
+    render();
+  }, WAITING_MS);
+  try {
+    const body = JSON.stringify({ query, record: false });
+    const answer = await ask("/context", { method: "POST", body, signal: asked.signal });
+    // An item that is part of every session has no score, and is no match.
+    state.ranked = answer.items.filter((item) => item.type === "tool" && item.score !== null).sort((a, b) => b.score - a.score);
+    tell("");
+    render();
+  } catch (error) {
+    if (error.name !== "AbortError") tell(error.message);
+  } finally {
+    clearTimeout(waiting);
+  }
 }
 
 let typing = null;
 byId("query").addEventListener("input", () => {
   clearTimeout(typing);
+  // Tools with these words are shown at once; the ranking follows.
+  render();
   typing = setTimeout(rank, TYPING_PAUSE_MS);
 });
 byId("find").addEventListener("submit", (event) => {
