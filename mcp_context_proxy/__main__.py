@@ -4,12 +4,15 @@ import os
 import sys
 from collections.abc import Sequence
 
+OWN_VARIABLE = "MCP_CONTEXT_PROXY_OWN"
+"""If it is set, ``serve`` has a proxy of its own, as with ``--own``; for containers and service managers."""
+
 
 def main() -> None:
     """Run the command line, or only the bridge to a shared proxy, or the hook of a host."""
     arguments = sys.argv[1:]
-    if joins(arguments) and sys.platform != "win32":
-        from mcp_context_proxy.bridge import session  # noqa: PLC0415 - nothing else that takes time to import
+    if joins(arguments) and sys.platform != "win32" and not os.environ.get(OWN_VARIABLE):
+        from mcp_context_proxy.bridge import session  # noqa: PLC0415 - the same
 
         if session.run(arguments, os.environ):
             return
@@ -19,9 +22,7 @@ def main() -> None:
 
 
 def joins(arguments: Sequence[str]) -> bool:
-    """Return whether a command line is a plain ``serve`` over stdio."""
-    if "--shared" not in arguments:
-        return False
+    """Return whether a command line is a ``serve`` over stdio that may share a proxy."""
     words = iter(arguments)
     for word in words:
         if word in {"--config", "--log-level"}:

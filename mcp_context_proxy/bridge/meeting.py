@@ -80,12 +80,15 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
     """Return where the sessions of a command line meet.
 
     Raises:
+        FileNotFoundError: there is no configuration.
         JoinError: the command line has other options, or the configuration cannot be read.
     """
     given, rest = _configuration(arguments)
     config = configuration_file(given, environ)
     try:
         text = config.read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:
         raise JoinError(str(error)) from None
     launch = Path.cwd() if re.search(r"""["']launch["']""", text) else None
@@ -197,7 +200,7 @@ def running(config: Path, environ: Mapping[str, str]) -> list[Path]:
                 found += [(path.stat().st_mtime, path) for path in paths]
     own: Path | None = None
     if len(found) > 1:
-        with suppress(JoinError):
+        with suppress(JoinError, OSError):
             own = meeting(["--config", str(config)], environ).socket
     ordered = sorted(found, key=lambda pair: (pair[1] != own, -pair[0]))
     return [path for _, path in ordered if connected(path, keep=False) is not None]

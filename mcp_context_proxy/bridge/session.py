@@ -211,6 +211,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     try:
         place = meeting(arguments, environ)
         peer = connect(place)
+    except FileNotFoundError:
+        return False  # nothing is configured, and the command says so
     except (JoinError, OSError) as error:
         sys.stderr.write(f"mcp-context-proxy: no shared proxy: {error}; this session has one of its own\n")
         return False

@@ -14,20 +14,16 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
-import anyio
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from mcp_context_proxy.cli.options import shown
-from mcp_context_proxy.config import Config
-from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.facts import failure
-from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.config import Config
     from mcp_context_proxy.context.background_indexing import OnProgress
+    from mcp_context_proxy.downstream.client import DownstreamClient
 
 
 GAP: Final = 2
@@ -166,28 +162,16 @@ def _text(cell: Cell) -> Text:
     return cell.copy() if plain == cell.plain else Text(plain, style=cell.style)
 
 
-def failures(proxy: Proxy) -> dict[str, str]:
-    """Return the servers that are not ready, each with its cause."""
-    return {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
-
-
 def marked(strays: Iterable[str]) -> Iterator[str]:
     """Mark stray lines, to be shown beside lines from stderr."""
     return (f"stdout: {line}" for line in strays)
-
-
-def findings(proxy: Proxy) -> Iterator[tuple[str, str]]:
-    """Yield each remark on the listed definitions, with its server; the server is '' if there is none."""
-    for finding in proxy.catalog.snapshot.findings:
-        server, colon, message = finding.partition(": ")
-        known = bool(colon) and server in proxy.fleet.clients
-        yield (server, one_line(message)) if known else ("", one_line(finding))
 
 
 @asynccontextmanager
 async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIterator[Proxy]:
     """Open a proxy, wait for its servers, report those that have failed, and index its items."""
     from mcp_context_proxy import app
+    from mcp_context_proxy.web.inventory import failures
 
     async with app.open_proxy(config) as proxy:
         await settle(proxy)
@@ -202,6 +186,8 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
 
 async def settle(proxy: Proxy) -> dict[str, float]:
     """Wait until each server is ready or has failed once; return the seconds it took, by server."""
+    import anyio
+
     began = anyio.current_time()
     waiting = dict.fromkeys(proxy.fleet.clients)
     seconds: dict[str, float] = {}
@@ -264,6 +250,8 @@ async def index(proxy: Proxy) -> None:
 @contextmanager
 def indexing(label: str = "Indexing") -> Iterator[OnProgress]:
     """Show a bar until the work is done; yields a function of the texts done, and of all texts."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
     console = messages()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

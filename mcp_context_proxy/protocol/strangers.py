@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from mcp_context_proxy.config.secrets import NOTICE
+from mcp_context_proxy.errors import NOTICE
 from mcp_context_proxy.protocol.text import clean
 
 SAID_CHARACTERS: Final = 10_000

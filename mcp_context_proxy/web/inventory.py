@@ -305,9 +305,9 @@ class InventoryApi(Api):
 
     async def _switch_tool(self, given: Given, enabled: bool) -> Switched:
         name, snapshot = given.path["tool"], self._proxy.catalog.snapshot
-        off = snapshot.turned_off.get(name)
-        if off is not None:
-            return await self._switch(given, off.server, off.name, enabled)
+        off = [one for one in snapshot.turned_off.values() if name in (one.exposed_name, one.name)]
+        if len(off) == 1 and name not in snapshot.tools:
+            return await self._switch(given, off[0].server, off[0].name, enabled)
         tool = snapshot.tools[exposed_name(self._proxy, name)]
         return await self._switch(given, tool.server, tool.name, enabled)
 

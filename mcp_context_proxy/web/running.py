@@ -273,7 +273,7 @@ def _caller(given: Given) -> Caller:
         raise RequestError(envelope.METHOD_NOT_FOUND, f"{method}: nobody can be asked here")
 
     return Caller(
-        era=Era.MODERN,
+        era=Era.HANDSHAKE,
         session=None,
         capabilities=Raw(b"{}"),
         client_info=envelope.raw({"name": "mcp-context-proxy call", "version": __version__}),

@@ -13,11 +13,12 @@ from msgspec import Meta, Raw, Struct
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope
-from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
+from mcp_context_proxy.downstream.facts import failure
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Tool, ToolClass
@@ -88,6 +89,7 @@ LookResponse: Final = answer_form(
     filters=dict[str, bool | float | str | list[str]],
     rerank=dict[str, bool | float | str] | None,
     known=int,
+    failed=list[dict[str, str]],
     text=str,
 )
 """``text`` is the answer that a model reads."""
@@ -268,6 +270,9 @@ async def look(
         if rerank is None
         else {"used": rerank.used, "reason": rerank.reason, "seconds": round(rerank.seconds, 3)},
         "known": found.known,
+        "failed": [
+            {"server": client.name, "cause": why} for client in fleet.serving() if (why := failure(client))
+        ],
         "text": text,
     }
 

@@ -1,4 +1,4 @@
-"""``serve --shared``: the sessions of several hosts meet in one proxy."""
+"""``serve``: the sessions of several hosts meet in one proxy."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", rea
 
 
 class Machine:
-    """A machine with a folder for sockets, and hosts that start ``serve --shared``."""
+    """A machine with a folder for sockets, and hosts that start ``serve``."""
 
     def __init__(self, folder: Path, workshop: Workshop) -> None:
         self.folder, self.workshop = folder, workshop
@@ -38,7 +38,7 @@ class Machine:
         self, era: str = "handshake", *, answers: Any = None, **env: str
     ) -> AsyncIterator[RawClient]:
         """A host of the machine."""
-        command = real_command("--config", self.config, "serve", "--shared")
+        command = real_command("--config", self.config, "serve", shared=True)
         able = {"elicitation": {}} if answers else None
         environment = {"XDG_RUNTIME_DIR": str(self.folder), **env}
         async with stdio(command, era, env=environment, answers=answers, capabilities=able) as client:
@@ -126,7 +126,7 @@ async def test_any_variable_that_servers_inherit_keeps_hosts_apart(
 ) -> None:
     from mcp_context_proxy.bridge.meeting import meeting
 
-    arguments = ["--config", str(machine.config), "serve", "--shared"]
+    arguments = ["--config", str(machine.config), "serve"]
     environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x"}
     before = meeting(arguments, environ).socket
     assert meeting(arguments, {**environ, "CLAUDE_CODE_SESSION_ID": "1", "SHLVL": "3"}).socket == before
@@ -166,7 +166,7 @@ async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, serv
 async def test_host_that_is_killed_ends_only_its_own_session(machine: Machine, server: Server) -> None:
     async with machine.host() as staying:
         await staying.until_listed("work__hang")
-        command = real_command("--config", machine.config, "serve", "--shared")
+        command = real_command("--config", machine.config, "serve", shared=True)
         with subprocess.Popen(  # noqa: ASYNC220 - it is killed at once
             command,
             stdin=subprocess.PIPE,
@@ -202,7 +202,7 @@ async def test_proxy_ends_some_time_after_the_last_host_and_leaves_nothing(
 def test_proxy_that_cannot_start_says_why(machine: Machine) -> None:
     machine.config.write_text("[http]\nport = 'x'\n", encoding="utf-8")
     done = subprocess.run(
-        real_command("--config", machine.config, "serve", "--shared"),
+        real_command("--config", machine.config, "serve", shared=True),
         input=b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n',
         capture_output=True,
         env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
@@ -217,7 +217,7 @@ def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Serv
     (machine.folder / "mcp-context-proxy").mkdir()
     (machine.folder / "mcp-context-proxy").chmod(0o777)
     done = subprocess.run(
-        real_command("--config", machine.config, "serve", "--shared"),
+        real_command("--config", machine.config, "serve", shared=True),
         input=b"",
         capture_output=True,
         env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},

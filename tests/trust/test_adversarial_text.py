@@ -21,7 +21,7 @@ from mcp_context_proxy.catalog.names import matches
 from mcp_context_proxy.cli.terminal import redacted
 from mcp_context_proxy.config import Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context.search_filters import SearchFilters
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
