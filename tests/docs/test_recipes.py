@@ -1,4 +1,4 @@
-"""The recipes are what the installation writes, and the site is built from the pages with no broken link."""
+"""The recipes are what the installation writes, and every link of the built site leads somewhere."""
 
 from __future__ import annotations
 
