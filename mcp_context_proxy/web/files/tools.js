@@ -7,7 +7,7 @@ const TYPING_PAUSE_MS = 150;
 const WAITING_MS = 400;
 const SHOWN = 200;
 
-const state = { answer: null, seen: "", ranked: [], asked: null, shown: SHOWN, opened: new Set() };
+const state = { answer: null, seen: "", ranked: [], title: "", asked: null, shown: SHOWN, opened: new Set() };
 
 takeToken();
 byId("server").dataset.wanted = new URLSearchParams(location.hash.slice(1)).get("server") ?? "";
@@ -55,7 +55,7 @@ function render() {
   const shown = rest.slice(0, state.shown);
   const more = rest.length - shown.length;
   byId("tools").replaceChildren(
-    ...group(query ? "Best matches" : null, best),
+    ...group(state.title, best),
     ...(query ? group("Also with these words", shown) : byServer(shown)),
     ...(more > 0 ? [button(`Show ${number(more)} more`, `Show ${number(more)} more tools`, showAll)] : []),
     ...group("Turned off", turnedOff),
@@ -77,8 +77,8 @@ function byServer(tools) {
 
 function group(title, tools) {
   if (!tools.length) return [];
-  const list = element("ul", { class: "rows" }, ...tools.map(row));
-  return title === null ? [list] : [element("h2", {}, title, " ", element("span", { class: "count" }, number(tools.length))), list];
+  const count = element("span", { class: "count" }, number(tools.length));
+  return [element("h2", {}, title, " ", count), element("ul", { class: "rows" }, ...tools.map(row))];
 }
 
 function row(one) {
@@ -174,8 +174,11 @@ async function rank() {
     const body = JSON.stringify({ query, record: false });
     const answer = await ask("/context", { method: "POST", body, signal: asked.signal });
     // An item that is part of every session has no score, and is no match.
-    state.ranked = answer.items.filter((item) => item.type === "tool" && item.score !== null).sort((a, b) => b.score - a.score);
-    tell("");
+    const found = answer.items.filter((item) => item.type === "tool" && item.score !== null);
+    const near = answer.near_misses.filter((item) => item.type === "tool");
+    state.title = found.length ? "Best matches" : "Nothing fits well. The nearest";
+    state.ranked = (found.length ? found : near).sort((a, b) => b.score - a.score);
+    tell(answer.note ?? "");
     render();
   } catch (error) {
     if (error.name !== "AbortError") tell(error.message);
