@@ -14,7 +14,9 @@ from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.shop import HOSTILE, TOKEN, environment
 
+from mcp_context_proxy.config import load
 from mcp_context_proxy.installation.places import PLACES
+from mcp_context_proxy.trust.tokens import TokenFile, tokens_path
 
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
 
@@ -27,17 +29,28 @@ PATHS = ("ui", "ui/tools", "ui/requests", "ui/usage", "ui/audit", "ui/approvals"
 
 
 @pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workshop = Workshop(tmp_path_factory.mktemp("servers"))
     mails = [tool("send_mail", "Send a mail to somebody"), tool("find_mail", "Find an old mail")]
     workshop.server("post", tools=[*mails, tool("wipe_mail", HOSTILE)], settings={"deny": ["wipe_*"]})
     workshop.server("desk", tools=[tool("tidy", HOSTILE), tool("a_long_name_of_a_tool_" * 2, "Does a lot")])
     workshop.server("asleep", tools=[tool("nap")], settings={"enabled": False})
     workshop.server("gone", settings={"command": "no-such-program"})
-    config = workshop.config(expose={"list_all_below": 0})
+    store = {"path": str(workshop.folder / "store.sqlite3")}
+    return workshop.config(store=store, expose={"list_all_below": 0})
+
+
+@pytest.fixture(scope="module")
+def token_of_anna(config: Path) -> str:
+    """The token of somebody who is no administrator."""
+    return TokenFile(tokens_path(load(config, environ={}))).add("anna")
+
+
+@pytest.fixture(scope="module")
+def proxy(config: Path, token_of_anna: str) -> Iterator[HttpProxy]:
+    del token_of_anna
     with http_proxy(config, auth=True, env=environment()) as running:
         yield running
-    workshop.close()
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +229,24 @@ def test_an_address_of_a_request_still_leads_to_it(page: Page, proxy: HttpProxy)
 
     assert page.value("location.hash") == "#request=abc"
     page.errors.clear()
+
+
+def test_those_who_are_no_administrators_are_told_where_their_own_requests_are(
+    page: Page, proxy: HttpProxy, token_of_anna: str
+) -> None:
+    page.value("sessionStorage.clear()")
+    page.open("about:blank")
+    page.open(f"{proxy.base}/ui#token={token_of_anna}")
+    told = page.until("(() => { const at = document.getElementById('status'); return at.textContent; })()")
+    hidden = page.value("document.getElementById('main').hidden")
+    page.open("about:blank")
+    page.open(f"{proxy.base}/ui/requests#token={token_of_anna}")
+    page.until("!document.getElementById('main').hidden")
+    page.errors.clear()
+
+    assert "needs an administrator's token" in told
+    assert "the page Requests" in told
+    assert hidden
 
 
 def test_the_pages_are_readable_and_fit_from_a_phone_to_a_desktop(page: Page, proxy: HttpProxy) -> None:
