@@ -282,6 +282,7 @@ def operations(proxy: Proxy) -> list[Operation]:
     from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
     from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.inventory import InventoryApi  # noqa: PLC0415
+    from mcp_context_proxy.web.prompts import PromptsApi  # noqa: PLC0415
     from mcp_context_proxy.web.running import RunningApi  # noqa: PLC0415
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage import UsageApi  # noqa: PLC0415
@@ -292,6 +293,7 @@ def operations(proxy: Proxy) -> list[Operation]:
         RunningApi(proxy),
         InventoryApi(proxy),
         ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log),
+        PromptsApi(proxy, log),
         SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
         UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),
         InteractionsApi(recorder),

@@ -105,7 +105,8 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
         raise JoinError(f"the path of the socket is too long: {path}")
     command = [sys.executable, "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - does not fail
-    return Meeting(path, [*command, LISTEN_OPTION], launch or home, environment)
+    folder = launch or (home if home.is_dir() else Path("/"))
+    return Meeting(path, [*command, LISTEN_OPTION], folder, environment)
 
 
 def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path:

@@ -241,6 +241,69 @@ def search_text(
     return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
 
 
+PROMPT_TOKENS: Final = 400
+"""Budget of the text for a host's prompt hook."""
+
+PROMPT_CHARACTERS: Final = 9_500
+"""Length of that text: hosts put one of over 10,000 characters into a file."""
+
+PROMPT_TOOLS: Final = 5
+"""Tools that it tells with their signatures."""
+
+NAMES_SHARE: Final = 0.4
+"""Share of the budget for the names of further tools: a model that has a name can look its signature up."""
+
+_PROMPT_HEAD: Final = "Found by the search of the MCP server context-proxy for this request:"
+_PROMPT_CALL: Final = "Its tools are called through call_tool{marked}, with name and arguments."
+_PROMPT_MARKED: Final = f", or {CALL_READ_ONLY} if marked {READ_MARK}"
+
+
+def prompt_text(
+    tools: Sequence[Result],
+    documents: Sequence[Result],
+    snapshot: Snapshot,
+    count: Callable[[str], int],
+    tokens: int = PROMPT_TOKENS,
+) -> str:
+    """Return the facts that a model gets beside a prompt; empty if nothing fits. Blocks.
+
+    It states and never orders: hosts take a text that orders for an injection. The best tools have their
+    signatures, and further ones their names as long as there is room.
+
+    Args:
+        tools: Tools that fit, best first.
+        documents: Rules and references that apply.
+        snapshot: The catalog.
+        count: Counts the tokens of a text.
+        tokens: Budget of the text.
+    """
+    if not tools and not documents:
+        return ""
+    items = [one.item for one in tools]
+    marked = any(isinstance(one, Tool) and one.tool_class is ToolClass.READ for one in items)
+    tail = [_PROMPT_CALL.format(marked=_PROMPT_MARKED if marked else "")] if tools else []
+    text = ""
+    for signed in range(min(PROMPT_TOOLS, len(tools)), -1, -1):
+        named = _more(_within([_name(one) for one in tools[signed:]], count, int(tokens * NAMES_SHARE)))
+        shown = [*tools[:signed], *documents]
+        told = _Fitting(shown, snapshot, count).fit([_PROMPT_HEAD, *named, *tail], tokens)
+        text = "\n\n".join([_PROMPT_HEAD, *told, *named, *tail])
+        if count(text) <= tokens:
+            break
+    return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]} ..."
+
+
+def _within(names: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:
+    """Return the first names that cost no more than some tokens together."""
+    taken: list[str] = []
+    for name in names:
+        tokens -= count(f"{name}, ")
+        if tokens < 0:
+            break
+        taken.append(name)
+    return taken
+
+
 def _titled(documents: Sequence[str]) -> Sequence[str]:
     titled = documents and documents[0] != FOR_SESSION
     return ["Rules and references:", *documents] if titled else documents

@@ -181,6 +181,7 @@ def test_the_prompt_hook_never_costs_a_prompt(tmp_path: Path, status: int | None
 
     assert done.returncode == 0
     assert done.stdout == ("" if status is None else "hook run claude-code\n")
+    assert "hook" in COMMANDS
 
 
 def test_the_skill_names_tools_and_commands_that_there_are() -> None:
