@@ -16,15 +16,14 @@ from pathlib import Path
 from statistics import fmean, median
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.model import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.run import TOOLS
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.results import SearchOptions
-from mcp_context_proxy.server.search_answers import PROMPT_TOOLS, prompt_text
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.web.prompts import FURTHER
+from mcp_context_proxy.web.prompts import FURTHER, PROMPT_TOOLS, prompt_text
 
 SETS = ("livemcp_steps", "livemcp", "metatool_single")
 MOST_QUERIES = 400

@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 PAGES_PATH = "/ui"
 """Path of the pages and their files."""
 
+ROOT_PATH = "/"
+"""Path that leads to the first page."""
+
 BACKLOG = 2048
 """Connections that wait to be accepted: behind a crowd that comes at once nobody has to try again."""
 
@@ -111,7 +114,8 @@ def guarded(
     pages = [
         route.path
         for route in routes
-        if isinstance(route, Route) and (route.path == PAGES_PATH or route.path.startswith(PAGES_PATH + "/"))
+        if isinstance(route, Route)
+        and (route.path in (ROOT_PATH, PAGES_PATH) or route.path.startswith(PAGES_PATH + "/"))
     ]
     return Starlette(
         routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],

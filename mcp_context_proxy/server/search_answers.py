@@ -258,7 +258,7 @@ def search_text(
         return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
-        names = _names([_name(one, name_of) for one in found.near_misses[:NEAREST]])
+        names = _names([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
         head.append(f"No tool fits well. Nearest: {names}.")
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")
@@ -272,75 +272,14 @@ def search_text(
     if whole or is_one:
         tail = [call] if call else []
         told = [_whole(result, name_of) for result in (results if whole else named)]
-        told += [] if whole else _more([_name(result, name_of) for result in results if not result.exact])
+        told += (
+            [] if whole else further([item_name(result, name_of) for result in results if not result.exact])
+        )
     else:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
-        told = _Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
+        told = Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
     return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
-
-
-PROMPT_TOKENS: Final = 400
-"""Budget of the text for a host's prompt hook."""
-
-PROMPT_CHARACTERS: Final = 9_500
-"""Length of that text: hosts put one of over 10,000 characters into a file."""
-
-PROMPT_TOOLS: Final = 5
-"""Tools that it tells with their signatures."""
-
-NAMES_SHARE: Final = 0.4
-"""Share of the budget for the names of further tools: a model that has a name can look its signature up."""
-
-_PROMPT_HEAD: Final = "Found by the search of the MCP server context-proxy for this request:"
-_PROMPT_CALL: Final = "Its tools are called through call_tool{marked}, with name and arguments."
-_PROMPT_MARKED: Final = f", or {CALL_READ_ONLY} if marked {READ_MARK}"
-
-
-def prompt_text(
-    tools: Sequence[Result],
-    documents: Sequence[Result],
-    snapshot: Snapshot,
-    count: Callable[[str], int],
-    tokens: int = PROMPT_TOKENS,
-) -> str:
-    """Return the facts that a model gets beside a prompt; empty if nothing fits. Blocks.
-
-    It states and never orders: hosts take a text that orders for an injection. The best tools have their
-    signatures, and further ones their names as long as there is room.
-
-    Args:
-        tools: Tools that fit, best first.
-        documents: Rules and references that apply.
-        snapshot: The catalog.
-        count: Counts the tokens of a text.
-        tokens: Budget of the text.
-    """
-    if not tools and not documents:
-        return ""
-    items = [one.item for one in tools]
-    marked = any(isinstance(one, Tool) and one.tool_class is ToolClass.READ for one in items)
-    tail = [_PROMPT_CALL.format(marked=_PROMPT_MARKED if marked else "")] if tools else []
-    text = ""
-    for signed in range(min(PROMPT_TOOLS, len(tools)), -1, -1):
-        named = _more(_within([_name(one) for one in tools[signed:]], count, int(tokens * NAMES_SHARE)))
-        shown = [*tools[:signed], *documents]
-        told = _Fitting(shown, snapshot, count).fit([_PROMPT_HEAD, *named, *tail], tokens)
-        text = "\n\n".join([_PROMPT_HEAD, *told, *named, *tail])
-        if count(text) <= tokens:
-            break
-    return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]} ..."
-
-
-def _within(names: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:
-    """Return the first names that cost no more than some tokens together."""
-    taken: list[str] = []
-    for name in names:
-        tokens -= count(f"{name}, ")
-        if tokens < 0:
-            break
-        taken.append(name)
-    return taken
 
 
 def _titled(documents: Sequence[str]) -> Sequence[str]:
@@ -384,7 +323,7 @@ def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
     if found.excluded:
         return f"{found.filter_note}\n{HOW_TO_GO_ON}"
     why = found.filter_note or f"None of {known} fits well."
-    names = "\n".join(f"- {_name(result, name_of)}" for result in found.near_misses[:most])
+    names = "\n".join(f"- {item_name(result, name_of)}" for result in found.near_misses[:most])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
 
 
@@ -399,7 +338,7 @@ def how_to_call(items: Iterable[Tool | Document]) -> str:
     return (HOW_TO_CALL_MARKED if ToolClass.READ in classes else HOW_TO_CALL) if classes else ""
 
 
-class _Fitting:
+class Fitting:
     """Texts of found items, each in the detail that there is room for."""
 
     def __init__(
@@ -429,8 +368,8 @@ class _Fitting:
                 self._levels[place] = level if level < last or place < SIGNED else NAME_ALONE
         texts = [self._text(place)[0] for place, level in enumerate(self._levels) if level < NAME_ALONE]
         levels = zip(self._results, self._levels, strict=True)
-        alone = [_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
-        return [*texts, *_more(alone)]
+        alone = [item_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
+        return [*texts, *further(alone)]
 
     def _size(self) -> int:
         """Return the tokens of the whole answer, by the tokenizer or by characters, whichever are more."""
@@ -444,7 +383,7 @@ class _Fitting:
         if key not in self._made:
             result, level = self._results[place], self._levels[place]
             is_alone = level == NAME_ALONE
-            text = f"{_name(result, self._name_of)}, " if is_alone else self._told(place, DETAILS[level])
+            text = f"{item_name(result, self._name_of)}, " if is_alone else self._told(place, DETAILS[level])
             self._made[key] = text, self._count(text)
         return self._made[key]
 
@@ -475,7 +414,7 @@ def current_name(item: ContextItem, snapshot: Snapshot, name_of: NameOf) -> str:
     return item.name if tool is None else shown_name(tool, name_of)
 
 
-def _name(result: Result, name_of: NameOf) -> str:
+def item_name(result: Result, name_of: NameOf) -> str:
     """Return the name by which an item is called or read."""
     item = result.item
     return item.uri if isinstance(item, Document) else shown_name(item, name_of)
@@ -491,7 +430,8 @@ def _names(names: Sequence[str], most: int = NOTED) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def _more(names: Sequence[str]) -> list[str]:
+def further(names: Sequence[str]) -> list[str]:
+    """Return a line that names further items; nothing if there are none."""
     return [f"{len(names)} more: {', '.join(names)}"] if names else []
 
 

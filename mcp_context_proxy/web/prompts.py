@@ -6,22 +6,41 @@ history and what is learned from the calls that follow know the words of the use
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
+from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolClass
+from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.caller import ConnectedHost
-from mcp_context_proxy.server.search_answers import PROMPT_TOKENS, PROMPT_TOOLS, prompt_text
+from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
+from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import Api, Given, Name, Operation, Words
 from mcp_context_proxy.web.inventory import Served
+
+PROMPT_TOKENS: Final = 400
+"""Budget of the text for a host's prompt hook."""
+
+PROMPT_CHARACTERS: Final = 9_500
+"""Length of that text: hosts put one of over 10,000 characters into a file."""
+
+PROMPT_TOOLS: Final = 5
+"""Tools that it tells with their signatures."""
+
+NAMES_SHARE: Final = 0.4
+"""Share of the budget for the names of further tools: a model that has a name can look its signature up."""
+
+_PROMPT_HEAD: Final = "Found by the search of the MCP server context-proxy for this request:"
+_PROMPT_CALL: Final = "Its tools are called through call_tool{marked}, with name and arguments."
+_PROMPT_MARKED: Final = f", or {CALL_READ_ONLY} if marked {READ_MARK}"
 
 FURTHER: Final = 15
 """Tools that are named beside those with signatures."""
@@ -130,3 +149,51 @@ def host_of(wanted: PromptWanted, hosts: Callable[[], list[ConnectedHost]]) -> C
     if len(same) > 1:
         same = [host for host in same if host.folder == wanted.folder]
     return same[0] if len(same) == 1 else None
+
+
+def prompt_text(
+    tools: Sequence[Result],
+    documents: Sequence[Result],
+    snapshot: Snapshot,
+    count: Callable[[str], int],
+    tokens: int = PROMPT_TOKENS,
+) -> str:
+    """Return the facts that a model gets beside a prompt; empty if nothing fits. Blocks.
+
+    It states and never orders: hosts take a text that orders for an injection. The best tools have their
+    signatures, and further ones their names as long as there is room.
+
+    Args:
+        tools: Tools that fit, best first.
+        documents: Rules and references that apply.
+        snapshot: The catalog.
+        count: Counts the tokens of a text.
+        tokens: Budget of the text.
+    """
+    if not tools and not documents:
+        return ""
+    items = [one.item for one in tools]
+    marked = any(isinstance(one, Tool) and one.tool_class is ToolClass.READ for one in items)
+    tail = [_PROMPT_CALL.format(marked=_PROMPT_MARKED if marked else "")] if tools else []
+    text = ""
+    for signed in range(min(PROMPT_TOOLS, len(tools)), -1, -1):
+        named = further(
+            _within([item_name(one, EXPOSED) for one in tools[signed:]], count, int(tokens * NAMES_SHARE))
+        )
+        shown = [*tools[:signed], *documents]
+        told = Fitting(shown, snapshot, count, EXPOSED).fit([_PROMPT_HEAD, *named, *tail], tokens)
+        text = "\n\n".join([_PROMPT_HEAD, *told, *named, *tail])
+        if count(text) <= tokens:
+            break
+    return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]} ..."
+
+
+def _within(names: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:
+    """Return the first names that cost no more than some tokens together."""
+    taken: list[str] = []
+    for name in names:
+        tokens -= count(f"{name}, ")
+        if tokens < 0:
+            break
+        taken.append(name)
+    return taken
