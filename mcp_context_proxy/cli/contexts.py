@@ -25,7 +25,7 @@ from mcp_context_proxy.cli.options import (
     run,
     shown,
 )
-from mcp_context_proxy.cli.running import Source, asking
+from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, open_started_proxy, results
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
@@ -52,7 +52,7 @@ LISTED_MOST: Final = 500
 @click.argument("query")
 @click.option("--max-tokens", type=WholeNumber(1), help="Budget for all of it.  [default: as configured]")
 @json_option
-def context_command(source: Source, query: str, max_tokens: int | None, as_json: bool) -> None:
+def context_command(source: AnswerSource, query: str, max_tokens: int | None, as_json: bool) -> None:
     """Print the rules, references and tools for QUERY.
 
     With - for QUERY it is read from the standard input: as text, or as the JSON object with a `prompt` that
@@ -96,7 +96,7 @@ async def _build(config: Config, wanted: Mapping[str, Any]) -> dict[str, Any]:
 )
 @json_option
 def requests_command(
-    source: Source, request_id: str | None, session: str | None, limit: int, as_json: bool
+    source: AnswerSource, request_id: str | None, session: str | None, limit: int, as_json: bool
 ) -> None:
     """List the latest requests, or show what was chosen for the one with ID, how and why."""
     console = results()
@@ -116,7 +116,7 @@ def requests_command(
         _show_one(console, context)
 
 
-def _latest(source: Source, limit: int, session: str | None) -> list[dict[str, Any]]:
+def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[str, Any]]:
     if source.running is not None:
         most = min(limit, LISTED_MOST)
         found: list[dict[str, Any]] = source.running.get("/requests", {"limit": most, "session": session})[
@@ -132,7 +132,7 @@ def _latest(source: Source, limit: int, session: str | None) -> list[dict[str, A
         return [as_data(one) for one in anyio.run(records.latest, limit, session)]
 
 
-def _one(source: Source, request_id: str) -> dict[str, Any] | None:
+def _one(source: AnswerSource, request_id: str) -> dict[str, Any] | None:
     if source.running is not None:
         with suppress(click.UsageError):  # it is not known
             found: dict[str, Any] = source.running.get(f"/requests/{quote(request_id, safe='')}")
@@ -220,7 +220,7 @@ def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]
 )
 @json_option
 def explain_command(
-    source: Source, query: str, name: str, server: str | None, kind: str, as_json: bool
+    source: AnswerSource, query: str, name: str, server: str | None, kind: str, as_json: bool
 ) -> None:
     """Explain why TOOL is chosen for QUERY or not: its rank, each part of its score, its mode, the budget."""
     wanted = {"query": query, "kind": kind, "name": name, "server": server}

@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-class Source:
+class AnswerSource:
     """The source of the answer to a command: the proxy that runs, or one that the command starts."""
 
     def __init__(self, ctx: click.Context, config_path: Path | None, fresh: bool) -> None:
@@ -138,26 +138,26 @@ class Source:
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, as its first argument, the `Source` of its answer."""
+    """Give a command, as its first argument, the `AnswerSource` of its answer."""
 
     @config_option
     @click.option("--fresh", is_flag=True, help="Start the servers, also where a proxy runs already.")
     @click.pass_context
     @functools.wraps(command)
     def source_and_run(ctx: click.Context, /, config_path: Path | None, fresh: bool, **options: Any) -> None:
-        command(Source(ctx, config_path, fresh), **options)
+        command(AnswerSource(ctx, config_path, fresh), **options)
 
     return source_and_run
 
 
 def _running(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, as its first argument, the `Source` of its answer, which is never a new proxy."""
+    """Give a command, as its first argument, the `AnswerSource` of its answer, which is never a new proxy."""
 
     @config_option
     @click.pass_context
     @functools.wraps(command)
     def source_and_run(ctx: click.Context, /, config_path: Path | None, **options: Any) -> None:
-        command(Source(ctx, config_path, False), **options)
+        command(AnswerSource(ctx, config_path, False), **options)
 
     return source_and_run
 
@@ -165,7 +165,7 @@ def _running(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("status")
 @_running
 @json_option
-def status_command(source: Source, as_json: bool) -> None:
+def status_command(source: AnswerSource, as_json: bool) -> None:
     """Show the proxies that run for the configuration: their hosts, memory, and the state of each server."""
     found = [proxy.get("/status") for proxy in source.every()]
     if as_json:
@@ -248,7 +248,7 @@ def _span(seconds: float) -> str:
     "--lines", type=WholeNumber(1, FOLLOWED), default=50, show_default=True, help="Number of latest lines."
 )
 @json_option
-def logs_command(source: Source, name: str | None, follow: bool, lines: int, as_json: bool) -> None:
+def logs_command(source: AnswerSource, name: str | None, follow: bool, lines: int, as_json: bool) -> None:
     """Show what SERVER has written to stderr, or the messages of the proxy itself; without secrets.
 
     Logs are kept beside the store, also when no proxy runs. With --json and --follow, each line is an object.
@@ -285,7 +285,7 @@ def _with_new(found: Lines, read: Callable[[int, float], Lines], follow: bool) -
         found = read(FOLLOWED, after)
 
 
-def _log_reader(source: Source, name: str | None) -> Callable[[int, float], Lines]:
+def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float], Lines]:
     """Return a function of a number of lines and of the time after which they were logged."""
     running_proxy = source.running
     if running_proxy is not None:
@@ -311,7 +311,7 @@ def _log_reader(source: Source, name: str | None) -> Callable[[int, float], Line
 @click.argument("arguments", metavar="[JSON]", default="{}")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
 @json_option
-def call_command(source: Source, tool: str, arguments: str, server: str | None, as_json: bool) -> None:
+def call_command(source: AnswerSource, tool: str, arguments: str, server: str | None, as_json: bool) -> None:
     """Call TOOL with the arguments in a JSON object, as a host would, and print its result.
 
     Exits with 1 if the result is an error.
@@ -347,7 +347,7 @@ def _texts(result: Mapping[str, Any]) -> Iterable[str]:
 @_running
 @click.argument("name", metavar="SERVER")
 @json_option
-def restart_command(source: Source, name: str, as_json: bool) -> None:
+def restart_command(source: AnswerSource, name: str, as_json: bool) -> None:
     """Stop SERVER, after its pending calls, and start it again, in each proxy that runs."""
     source.expect_running()
     done = [proxy.post(f"/servers/{quote(name, safe='')}/restart") for proxy in source.every()]
@@ -360,7 +360,7 @@ def restart_command(source: Source, name: str, as_json: bool) -> None:
 @click.command("stop")
 @_running
 @json_option
-def stop_command(source: Source, as_json: bool) -> None:
+def stop_command(source: AnswerSource, as_json: bool) -> None:
     """Stop the proxies that hosts share, after the requests under way. A host that is open starts another."""
     stopped = [proxy.post("/stop") for proxy in source.every()]
     if as_json:
@@ -375,7 +375,7 @@ def stop_command(source: Source, as_json: bool) -> None:
 @_running
 @click.argument("name", metavar="SERVER|TOOL")
 @json_option
-def enable_command(source: Source, name: str, as_json: bool) -> None:
+def enable_command(source: AnswerSource, name: str, as_json: bool) -> None:
     """Turn a server or a tool on, in the configuration file. A running proxy follows at once."""
     _switch(source, name, True, as_json)
 
@@ -384,7 +384,7 @@ def enable_command(source: Source, name: str, as_json: bool) -> None:
 @_running
 @click.argument("name", metavar="SERVER|TOOL")
 @json_option
-def disable_command(source: Source, name: str, as_json: bool) -> None:
+def disable_command(source: AnswerSource, name: str, as_json: bool) -> None:
     """Turn a server or a tool off, in the configuration file. A running proxy follows at once.
 
     The file as it was is kept beside it.
@@ -392,7 +392,7 @@ def disable_command(source: Source, name: str, as_json: bool) -> None:
     _switch(source, name, False, as_json)
 
 
-def _switch(source: Source, name: str, enabled: bool, as_json: bool) -> None:
+def _switch(source: AnswerSource, name: str, enabled: bool, as_json: bool) -> None:
     proxy, order = source.running, "enable" if enabled else "disable"
     if proxy is not None:
         servers = {server["name"] for server in proxy.get("/servers")["servers"]}
@@ -413,7 +413,7 @@ def _switch(source: Source, name: str, enabled: bool, as_json: bool) -> None:
         messages().note(f"But {switched['note']}.")
 
 
-def _switch_alone(source: Source, name: str, enabled: bool) -> dict[str, Any]:
+def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, Any]:
     """Switch in the file, where no proxy knows the tools: a tool is named with its server."""
     from dataclasses import asdict
 

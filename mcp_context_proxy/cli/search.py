@@ -19,7 +19,7 @@ from mcp_context_proxy.cli.options import (
     run,
     shown,
 )
-from mcp_context_proxy.cli.running import Source, asking
+from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, open_started_proxy, results
 from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.errors import UnknownFilterError
@@ -99,7 +99,7 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
 @json_option
 @click.option("--explain", is_flag=True, help="Show scores, their parts and the reasons.")
 def search_command(
-    source: Source,
+    source: AnswerSource,
     /,
     query: str,
     top: int | None,

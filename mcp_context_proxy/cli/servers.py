@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.cli.options import configured, echo_json, json_option, run
-from mcp_context_proxy.cli.running import Source, asking
+from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import (
     Terminal,
     counted,
@@ -49,7 +49,7 @@ HEADINGS: Final = (
 @click.command("servers")
 @asking
 @json_option
-def servers_command(source: Source, as_json: bool) -> None:
+def servers_command(source: AnswerSource, as_json: bool) -> None:
     """Show the configured servers and their state; where no proxy runs, they are started once."""
     proxy = source.running
     found = run(_collect_servers, source.config) if proxy is None else proxy.get("/servers")["servers"]
@@ -103,7 +103,7 @@ CLASS_STYLES: Final = {ToolClass.READ: "dim", ToolClass.WRITE: "", ToolClass.DES
 @asking
 @json_option
 @click.option("--related", metavar="NAME", help="List only the items that are similar to this tool.")
-def tools_command(source: Source, as_json: bool, related: str | None) -> None:
+def tools_command(source: AnswerSource, as_json: bool, related: str | None) -> None:
     """List all tools behind the proxy, under the names that hosts see. Token counts are estimates."""
     data = _tools(source) if related is None else _similar(source, related)
     if as_json:
@@ -120,7 +120,7 @@ def tools_command(source: Source, as_json: bool, related: str | None) -> None:
         _show_tools(results(), data)
 
 
-def _similar(source: Source, name: str) -> dict[str, Any]:
+def _similar(source: AnswerSource, name: str) -> dict[str, Any]:
     if source.running is not None:
         found: dict[str, Any] = source.running.get(f"/tools/{quote(name, safe='')}/related")
         return found
@@ -135,7 +135,7 @@ async def _related(config: Config, name: str) -> list[dict[str, Any]]:
         ]
 
 
-def _tools(source: Source) -> dict[str, Any]:
+def _tools(source: AnswerSource) -> dict[str, Any]:
     if source.running is not None:
         found: dict[str, Any] = source.running.get("/tools")
         return found

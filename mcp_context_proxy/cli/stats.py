@@ -19,7 +19,7 @@ from mcp_context_proxy.cli.options import (
     open_configured_store,
     shown,
 )
-from mcp_context_proxy.cli.running import Source, asking
+from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
@@ -44,7 +44,7 @@ FAILING: Final = 0.1
 @click.option("--period", default="30d", show_default=True, help="Hours or days, such as 24h or 7d.")
 @click.option("--limit", type=WholeNumber(1), default=20, show_default=True, help="Tools to list.")
 @json_option
-def stats_command(source: Source, period: str, limit: int, as_json: bool) -> None:
+def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) -> None:
     """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""
     from mcp_context_proxy.statistics.figures import seconds_of
     from mcp_context_proxy.statistics.report import Reports
