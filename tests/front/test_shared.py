@@ -135,6 +135,35 @@ async def test_any_variable_that_servers_inherit_keeps_hosts_apart(
     assert meeting(arguments, {**environ, variable: "other"}).socket != before
 
 
+async def test_variable_of_one_host_that_no_server_is_given_reaches_no_server_of_all(
+    machine: Machine, workshop: Workshop
+) -> None:
+    workshop.server("work", tools=[tool("echo")], settings={"inherit": ["DESK_*"]})
+    machine.write()
+    async with machine.host(DESK_NAME="ada", OTHER_TOKEN="of-this-host"):
+        (pid,) = machine.proxies()
+        environ = await anyio.Path(f"/proc/{pid}/environ").read_bytes()
+        names = {line.partition(b"=")[0] for line in environ.split(b"\0")}
+        assert b"DESK_NAME" in names
+        assert b"OTHER_TOKEN" not in names
+
+
+def test_folder_of_one_host_keeps_it_apart_where_servers_start_in_it(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mcp_context_proxy.bridge.meeting import meeting
+
+    machine.config.write_text("[servers.a]\ncommand = 'a'\ncwd = 'launch'\n", encoding="utf-8")
+    environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": str(tmp_path)}
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        found.append(meeting(["--config", str(machine.config)], environ))
+    assert found[0].socket != found[1].socket
+    assert [one.folder.name for one in found] == ["one", "two"]
+
+
 async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server: Server) -> None:
     async with anyio.create_task_group() as group:
         done = []
@@ -144,9 +173,9 @@ async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server
                 await client.until_listed("work__echo")
                 done.append(len(machine.proxies()))
 
-        for _ in range(8):
+        for _ in range(20):
             group.start_soon(connect)
-    assert done == [1] * 8
+    assert done == [1] * 20
 
 
 async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, server: Server) -> None:
