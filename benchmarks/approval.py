@@ -5,13 +5,18 @@
 A catalog is built from the list of one server as at the start of a proxy: at the first start of all, when
 every definition is recorded, and at a later one, when the record is read. Each is compared with a catalog
 without approval, in turns; the median of the rounds counts. A refresh in which nothing has changed is
-measured, too. Times are those of the processor, which a busy machine changes less.
+measured, too.
+
+A catalog takes a hundred times as long as what approval adds, so that is also measured by itself, in turns
+with the one digest of each definition that the catalog needs without approval: both parts of the fingerprint,
+and the decisions about a list that the store knows. Times are those of the processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import statistics
 import tempfile
@@ -28,50 +33,74 @@ from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.listing import ServerListing
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.trust.approval import Approvals
+from mcp_context_proxy.trust.approval import Approvals, Origin
+from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, canonical
 
 
 def main() -> None:
     """Print the medians in milliseconds."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("tools", nargs="?", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=61)
     options = parser.parse_args()
-    listed = tuple(definitions(options.tools))
-    plain, later, again, first = [], [], [], []
+    listed = tuple(json.dumps(entry).encode() for entry in tools(0, options.tools))
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], object]) -> None:
+        gc.collect()
+        began = time.process_time()
+        work()
+        times.setdefault(name, []).append((time.process_time() - began) * 1000)
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.sqlite3"
+        origin = Origin("server", "notice", "connection")
         with open_store(path) as store:
             built(listed, Approvals(store.approvals)).refresh()
+            Approvals(store.approvals).rulings(origin, Approvable.TOOL, candidates(listed))
         for number in range(options.rounds):
-            plain.append(timed(built(listed, None).refresh))
+            timed("without approval", built(listed, None).refresh)
             with open_store(path) as store:
                 # As at a start, which has read the remembered listings by then.
                 store.listings.get("server")
                 catalog = built(listed, Approvals(store.approvals))
-                later.append(timed(catalog.refresh))
-                again.append(timed(catalog.refresh))
+                timed("a later start", catalog.refresh)
+                timed("nothing changed", catalog.refresh)
+                timed("one digest of each", lambda: [one_digest(definition) for definition in listed])
+                timed("fingerprints", lambda: fingerprints(listed))
+                judged, approvals = candidates(listed), Approvals(store.approvals)
+                timed("decisions", lambda: approvals.rulings(origin, Approvable.TOOL, judged))  # noqa: B023
             with open_store(Path(folder) / f"{number}.sqlite3") as store:
-                first.append(timed(built(listed, Approvals(store.approvals)).refresh))
+                timed("the first start of all", built(listed, Approvals(store.approvals)).refresh)
     print(f"{len(listed):,} tools, {sum(map(len, listed)):,} bytes; ms, median (fastest) of {options.rounds}")
-    for name, found in (
-        ("without approval", plain),
-        ("a later start", later),
-        ("the first start of all", first),
-        ("nothing changed", again),
-    ):
+    for name, found in times.items():
         print(f"{name:24} {statistics.median(found):8.2f} ({min(found):.2f})")
-    added = [after - before for before, after in zip(plain, later, strict=True)]
-    print(f"added at a later start   {statistics.median(added):8.2f} ({min(later) - min(plain):.2f})")
+    parts = [times[name] for name in ("fingerprints", "decisions", "one digest of each")]
+    added = [more + decided - digest for more, decided, digest in zip(*parts, strict=True)]
+    fastest = min(parts[0]) + min(parts[1]) - min(parts[2])
+    print(f"{'added to the first list':24} {statistics.median(added):8.2f} ({fastest:.2f})")
 
 
-def definitions(count: int) -> list[bytes]:
-    """Return encoded definitions of realistic size."""
-    return [json.dumps(entry).encode() for entry in tools(0, count)]
+def candidates(listed: tuple[bytes, ...]) -> dict[str, Candidate]:
+    """Return the definitions as they are judged."""
+    return {
+        name: Candidate.of(Approvable.TOOL, name, definition, definition)
+        for name, definition in zip(map(str, range(len(listed))), listed, strict=True)
+    }
+
+
+def fingerprints(listed: tuple[bytes, ...]) -> list[str]:
+    """Return the digests that tools have, by way of all that is approved."""
+    return [one.fingerprint.of("server") for one in candidates(listed).values()]
+
+
+def one_digest(definition: bytes) -> str:
+    """Return the digest that a tool had before there was approval."""
+    return hashlib.sha256(b"server\0" + canonical(definition)).hexdigest()
 
 
 def built(listed: tuple[bytes, ...], approvals: Approvals | None) -> Catalog:
-    # A copy, so that nothing is known of it.
+    """Return a catalog whose one server lists definitions that nobody has looked at."""
     client = SimpleNamespace(
         name="server",
         config=ServerConfig(name="server", command="server"),
@@ -88,13 +117,6 @@ def built(listed: tuple[bytes, ...], approvals: Approvals | None) -> Catalog:
         configured=lambda: frozenset({"server"}),
         approvals=approvals,
     )
-
-
-def timed(work: Callable[[], object]) -> float:
-    gc.collect()
-    began = time.process_time()
-    work()
-    return (time.process_time() - began) * 1000
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""Search of tools by several methods side by side: quality with intervals, and size of an answer.
+"""Search of tools by several methods side by side: quality with intervals, size of an answer, latency.
 
     python benchmarks/leaderboard.py FOLDER [--sets NAME ...] [--peer NAME TOOL COMMAND] [--output FILE]
 
-FOLDER has one folder per set, as benchmarks/retrieval.py reads them. A peer is any server with a tool that
-searches tools, such as another proxy or FastMCP with its BM25 search: COMMAND starts it over stdio, and the
-first text argument of TOOL gets the query. It has to serve the catalog of the one set that is named with it.
-Its answer is read for the names of tools, in the order in which they occur.
+FOLDER has one folder per set, as benchmarks/retrieval.py reads them. Two sets come with the project: requests
+for servers that the model was not trained on (``encoder/data``), and ``requests.jsonl`` over the 33 recorded
+lists of tools, where any tool of the right server counts.
+
+A peer is any server with a tool that searches tools, such as another proxy: COMMAND starts it over stdio,
+with ``{corpus}`` for a file of the set's tools (a JSON array of tools, each with its server), and the first
+text argument of TOOL gets the query. Its answer is read for the names of tools, in the order in which they
+occur.
+For FastMCP with its BM25 search:
+
+    --peer FastMCP search_tools "FASTMCP_PYTHON benchmarks/fastmcp_search.py {corpus}"
 """
 
 from __future__ import annotations
@@ -15,16 +22,24 @@ import json
 import re
 import shlex
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from baselines import PlainBM25, Ranked, SeedDesign
+from catalogs import LISTS, lists_in, snapshot
+from nothing_fits import pairs
 from raw_clients import StdioClient
 from retrieval import PublicSet, Remembering, Rows, folders, read_set, signed, spoken, table
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel, load_model
+from mcp_context_proxy.embedding.folder import BASE_MODEL
+from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import TOOLS, Answer, estimate, macro_estimate, measured, tools_of
 from mcp_context_proxy.items import Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval import FITTING, Engine, SearchOptions
@@ -38,6 +53,8 @@ SHOWN = 5
 BYTES_A_TOKEN = 4
 MEASURES = ("recall@1", "recall@5", "ndcg@10")
 OURS = "this proxy"
+REQUESTS = Path(__file__).with_name("requests.jsonl")
+HELD_OUT, RECORDED = "held-out servers", "33 lists"
 
 Search = Callable[[str], tuple[Ranked, int]]
 """Returns the best tools for a query, and how many of them the answer shows."""
@@ -50,6 +67,8 @@ class Line:
     rows: Rows
     tokens: float
     """Mean size of the definitions in an answer."""
+    milliseconds: float
+    """Median duration of a search; the vectors of its texts are known."""
 
 
 class RegexSearch:
@@ -75,8 +94,15 @@ class RegexSearch:
 class Peer:
     """A server over stdio with a tool that searches tools."""
 
-    def __init__(self, tool: str, command: str, snapshot: Snapshot) -> None:
-        self._client, self._tool = StdioClient(shlex.split(command)), tool
+    def __init__(self, tool: str, command: str, snapshot: Snapshot, folder: Path) -> None:
+        corpus = folder / "corpus.json"
+        named = [
+            {**json.loads(one.definition), "name": one.exposed_name, "server": one.server}
+            for one in tools_in(snapshot)
+        ]
+        corpus.write_text(json.dumps(named), encoding="utf-8")
+        self._client = StdioClient([part.format(corpus=corpus) for part in shlex.split(command)])
+        self._tool = tool
         self._client.open()
         listed = {one["name"]: one for one in self._client.request("tools/list")["tools"]}
         properties = listed[tool]["inputSchema"].get("properties", {})
@@ -84,6 +110,10 @@ class Peer:
         self._keys = names_of(snapshot)
         names = sorted(self._keys, key=len, reverse=True)
         self._names = re.compile("(?<![\\w-])(?:" + "|".join(map(re.escape, names)) + ")(?![\\w-])")
+
+    def close(self) -> None:
+        """End the server."""
+        self._client.close()
 
     def rank(self, query: str, depth: int) -> Ranked:
         """The tools that the answer names, the first first."""
@@ -115,9 +145,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     arguments = parser.parse_args()
     sets = [read_set(path) for path in folders(arguments.folder, arguments.sets)]
+    sets += [one for one in own_sets() if not arguments.sets or one.name in arguments.sets]
     with open_store(arguments.store or "memory") as store:
-        catalog = CachedEmbedder(LazyModel(), store.vectors)
-        found = {one.name: measure(one, catalog, arguments.peer, arguments.every) for one in sets}
+        models = {
+            PACKAGED_MODELS[0]: CachedEmbedder(LazyModel(), store.vectors),
+            PACKAGED_MODELS[1]: CachedEmbedder(LazyModel(published), store.vectors),
+        }
+        found = {one.name: measure(one, models, arguments.peer, arguments.every) for one in sets}
     text = "\n".join(page(sets, found, arguments.every)) + "\n"
     if arguments.output is None:
         sys.stdout.write(text)
@@ -125,36 +159,86 @@ def main() -> None:
         arguments.output.write_text(text, encoding="utf-8")
 
 
+def published() -> OnnxModel:
+    """The model that the packaged one was trained from."""
+    return load_model(BASE_MODEL, EmbeddingConfig(model=PACKAGED_MODELS[1]))
+
+
+def own_sets() -> list[PublicSet]:
+    """The sets that come with the project."""
+    tools = pairs.read_tools()
+    requests, _ = pairs.read_requests(tools)
+    held_out = {key for key, tool in tools.items() if tool.split != "train"}
+    asked = [
+        EvalQuery(
+            one.text,
+            tuple(frozenset({key}) for key in one.right) if one.needs_all else (frozenset(one.right),),
+        )
+        for one in requests
+        if held_out.issuperset(one.right)
+    ]
+    lists = lists_in(LISTS)
+    recorded = snapshot(sum(map(len, lists.values())), lists)
+    recorded = replace(recorded, tools={tool.exposed_name: tool for tool in tools_in(recorded)})
+    of_server = {source.key: frozenset(tool.key for tool in source.items) for source in recorded.sources}
+    lines = [json.loads(line) for line in REQUESTS.read_text("utf-8").splitlines()]
+    queries = [
+        EvalQuery(line["request"], (of_server[f"{line['list']}-c0"],))
+        for line in lines
+        if line["list"] in lists
+    ]
+    return [PublicSet(HELD_OUT, pairs.catalog(held_out), asked), PublicSet(RECORDED, recorded, queries)]
+
+
 def measure(
-    one: PublicSet, catalog: CachedEmbedder, peers: Sequence[Sequence[str]], every: int
+    one: PublicSet, models: Mapping[str, CachedEmbedder], peers: Sequence[Sequence[str]], every: int
 ) -> dict[str, Line]:
     """Every method on one set."""
     print(one.name, file=sys.stderr)
     snapshot, queries = one.snapshot, one.queries[::every]
-    remembering = Remembering(catalog)
-    engine = Engine(catalog, catalog, calibration=packaged_background())
-    engine.index(snapshot)
+    engines = {}
+    for name, catalog in models.items():
+        engines[name] = Engine(catalog, Remembering(catalog), calibration=packaged_background(name))
+        engines[name].index(snapshot)
+    trained, base = (engines[name] for name in PACKAGED_MODELS)
+    dense, shown = SearchOptions(method="dense", depth=DEPTH), replace(FITTING, depth=DEPTH)
+    seed = SeedDesign(snapshot, models[PACKAGED_MODELS[1]], Remembering(models[PACKAGED_MODELS[1]]))
     methods: dict[str, Search] = {
         "plain BM25": fixed(PlainBM25(snapshot).rank),
         "regex": fixed(RegexSearch(snapshot).rank),
         "BM25F": by(Engine(None), snapshot, SearchOptions(method="lexical", depth=DEPTH)),
-        "base model alone": by(engine, snapshot, SearchOptions(method="dense", depth=DEPTH)),
-        "seed design": fixed(SeedDesign(snapshot, catalog, remembering).rank),
-        "RRF": by(engine, snapshot, SearchOptions(method="rrf", depth=DEPTH)),
-        OURS: by(engine, snapshot, replace(FITTING, depth=DEPTH)),
+        "seed design": fixed(seed.rank),
+        "published model alone": by(base, snapshot, dense),
+        "trained model alone": by(trained, snapshot, dense),
+        "RRF": by(trained, snapshot, SearchOptions(method="rrf", depth=DEPTH)),
+        f"{OURS}, published model": by(base, snapshot, shown),
+        OURS: by(trained, snapshot, shown),
     }
-    methods |= {name: fixed(Peer(tool, command, snapshot).rank) for name, tool, command in peers}
     size = {tool.key: len(tool.definition) / BYTES_A_TOKEN for tool in tools_in(snapshot)}
-    lines = {}
-    for name, search in methods.items():
-        answers, tokens = [], []
-        for query in queries:
-            ranked, shown = search(query.text)
-            tokens.append(sum(size[server, tool] for server, tool, _ in ranked[:shown]))
-            answers.append(Answer(query.text, ranked, shown, fits=True))
-        rows = measured(queries, answers, tools_of(snapshot), DEPTH)
-        lines[name] = Line(rows, float(np.mean(tokens)))
+    score = partial(line_of, queries=queries, snapshot=snapshot, size=size)
+    lines = {name: score(search) for name, search in methods.items()}
+    for name, tool, command in peers:
+        with tempfile.TemporaryDirectory() as folder:
+            peer = Peer(tool, command, snapshot, Path(folder))
+            lines[name] = score(fixed(peer.rank))
+            peer.close()
     return lines
+
+
+def line_of(
+    search: Search, queries: Sequence[EvalQuery], snapshot: Snapshot, size: Mapping[ToolKey, float]
+) -> Line:
+    """Measure one method; each query is asked once before, so that its vectors are known."""
+    answers, tokens, seconds = [], [], []
+    for query in queries:
+        search(query.text)
+        began = time.perf_counter()
+        ranked, shown = search(query.text)
+        seconds.append(time.perf_counter() - began)
+        tokens.append(sum(size[server, tool] for server, tool, _ in ranked[:shown]))
+        answers.append(Answer(query.text, ranked, shown, fits=True))
+    rows = measured(queries, answers, tools_of(snapshot), DEPTH)
+    return Line(rows, float(np.mean(tokens)), 1000 * float(np.median(seconds)))
 
 
 def fixed(rank: Callable[[str, int], Ranked]) -> Search:
@@ -180,6 +264,8 @@ def page(sets: Sequence[PublicSet], found: Mapping[str, Mapping[str, Line]], eve
         "Written by `python benchmarks/leaderboard.py FOLDER`, with 95 % bootstrap intervals in brackets"
         + (f", each {every}th query of a set." if every > 1 else "."),
         "The formula was chosen while looking at the public sets of benchmarks/retrieval.md.",
+        f"A method without a rule of its own shows {SHOWN} tools.",
+        "Milliseconds are medians, without embedding the query.",
         "",
     ]
     for measure_name in MEASURES:
@@ -193,8 +279,17 @@ def page(sets: Sequence[PublicSet], found: Mapping[str, Mapping[str, Line]], eve
         ]
         head = ["method", *(f"{one.name} ({len(one.snapshot.tools)})" for one in sets), "macro"]
         lines += [f"## {measure_name}", "", *table(head, rows)]
-    costs = [[name, f"{np.mean([found[one.name][name].tokens for one in sets]):.0f}"] for name in names]
-    head = ["method", f"tokens of an answer (definitions, {BYTES_A_TOKEN} bytes each)"]
+    costs = [
+        [name]
+        + [f"{np.mean([found[one.name][name].tokens for one in sets]):.0f}"]
+        + [f"{found[one.name][name].milliseconds:.1f}" for one in sets]
+        for name in names
+    ]
+    head = [
+        "method",
+        f"tokens of an answer (definitions, {BYTES_A_TOKEN} bytes each)",
+        *(f"ms, {one.name}" for one in sets),
+    ]
     lines += ["## Cost", "", *table(head, costs)]
     gains = [
         [name, *(signed(macro_estimate([gain(found[one.name], name, m) for one in sets])) for m in MEASURES)]

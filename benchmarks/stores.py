@@ -15,9 +15,11 @@ from figures import Figure
 from raw_clients import FailureError, StdioClient, call_params
 from subjects import Workbench, answers, tool_name
 
+from mcp_context_proxy.trust.audit_file import AuditFile
+
 SHARING_SECONDS, SETTLED_SECONDS = 60.0, 2.0
-KILLS, KILLED_WITHIN = 500, 1.0
-"""Seconds from when it has servers: two of its writings."""
+KILLS, KILLED_WITHIN = 500, 2.0
+"""Seconds from when it has servers: several of its writings."""
 FLIPS = 200
 SEARCH_EVERY = 10
 """Calls to one search, which writes to other tables."""
@@ -52,22 +54,29 @@ def kills(bench: Workbench, rounds: int) -> list[Figure]:
     config = bench.config(TOOLS, servers=1, store=path)
     chance = random.Random(1)
     _opened(bench, config, tool_name("proxy")).close()
-    ages, unsound = [], 0
+    ages, unnoted, unsound = [], [], 0
     for _ in range(KILLS):
         try:
-            ages.append(_killed(bench, config, path, chance.uniform(0, KILLED_WITHIN)))
+            age, of_audit = _killed(bench, config, path, chance.uniform(0, KILLED_WITHIN))
         except sqlite3.DatabaseError:
             unsound += 1
+        else:
+            ages.append(age)
+            unnoted.append(of_audit)
     return [
         Figure(f"{KILLS} kills: stores that fail `integrity_check`", [unsound], "", 0),
         Figure(f"{KILLS} kills: age of the oldest call that is lost", [max(ages)], "s", 1.0),
         Figure(f"{KILLS} kills: the same, median", ages, "s"),
+        Figure(f"{KILLS} kills: age of the oldest call that the audit lost", [max(unnoted)], "s", 1.0),
+        Figure(f"{KILLS} kills: the same, median", unnoted, "s"),
     ]
 
 
-def _killed(bench: Workbench, config: Path, path: Path, after: float) -> float:
-    """Kill a proxy that makes calls; how old the oldest one is that is lost."""
+def _killed(bench: Workbench, config: Path, path: Path, after: float) -> tuple[float, float]:
+    """Kill a proxy that makes calls; how old the oldest is that statistics lost, and that the audit did."""
     tool, before, answered = tool_name("proxy"), _counted(path), list[float]()
+    for old in path.parent.glob("audit*.jsonl"):
+        old.unlink()
     client = bench.proxy(config)
     client.open()
     client.until(lambda client: any(found["name"] == tool for found in client.request("tools/list")["tools"]))
@@ -87,8 +96,12 @@ def _killed(bench: Workbench, config: Path, path: Path, after: float) -> float:
                 client.call("search_available_tools", query=f"what number {number} needs")
     killing.join()
     client.process.wait()
-    lost = len(answered) - (_counted(path) - before)
-    return killed[0] - answered[-lost] if lost > 0 else 0.0
+    noted = sum(entry["kind"] == "call" for entry in AuditFile(path.parent, 10_000_000, 3).entries())
+    lost, unnoted = len(answered) - (_counted(path) - before), len(answered) - noted
+    return (
+        killed[0] - answered[-lost] if lost > 0 else 0.0,
+        killed[0] - answered[-unnoted] if unnoted > 0 else 0.0,
+    )
 
 
 def damage(bench: Workbench, rounds: int) -> list[Figure]:

@@ -5,7 +5,8 @@
 Each package is installed in its latest versions, oldest first, without its install scripts. Each version is
 started twice and lists its tools, prompts and templates. The lists go through the approval as they would from
 one start of the proxy to the next: twice under each version. Reported for each mode: definitions that were
-held although every update is honest. Lists are kept in the folder, so that a second run needs no network.
+held although every update is honest, and in `notice` those that were taken with the hints that were approved
+before, because they promise less harm now. Lists are kept in the folder: a second run needs no network.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, get_args
 from mcp_context_proxy.catalog.definitions import fit, markers_of
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.settings import ApprovalMode
+from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.trust.approval import Approvals, Origin
@@ -38,21 +40,31 @@ NPM = {
     "@modelcontextprotocol/server-everything": [],
     "@upstash/context7-mcp": [],
     "@notionhq/notion-mcp-server": [],
+    "@playwright/mcp": [],
     "chrome-devtools-mcp": [],
+    "exa-mcp-server": [],
     "firecrawl-mcp": [],
     "tavily-mcp": [],
 }
 """Packages of npm, with the arguments of their programs."""
 
 PYPI = {
-    "mcp-server-time": "mcp_server_time",
-    "mcp-server-fetch": "mcp_server_fetch",
-    "mcp-server-git": "mcp_server_git",
-    "excel-mcp-server": "excel_mcp",
+    "mcp-server-time": ["mcp-server-time"],
+    "mcp-server-fetch": ["mcp-server-fetch"],
+    "mcp-server-git": ["mcp-server-git"],
+    "mcp-server-sqlite": ["mcp-server-sqlite", "--db-path", "empty.db"],
+    "duckduckgo-mcp-server": ["duckduckgo-mcp-server"],
+    "mcp-server-calculator": ["mcp-server-calculator"],
+    "wikipedia-mcp": ["wikipedia-mcp"],
 }
-"""Packages of PyPI, with their modules."""
+"""Packages of PyPI, with their programs and the arguments of these."""
 
-KEYS = {"FIRECRAWL_API_KEY": "fc-none", "TAVILY_API_KEY": "tvly-none", "NOTION_TOKEN": "ntn-none"}
+KEYS = {
+    "FIRECRAWL_API_KEY": "fc-none",
+    "TAVILY_API_KEY": "tvly-none",
+    "NOTION_TOKEN": "ntn-none",
+    "EXA_API_KEY": "none",
+}
 """Variables without which some do not start; nothing is called."""
 
 SECONDS = 120.0
@@ -81,26 +93,40 @@ def main() -> None:
         rows.append(
             (package, history, {mode: replayed(package, history, mode) for mode in get_args(ApprovalMode)})
         )
-    print("| server | versions | definitions | changed or new | held in `notice` | in `changed` | in `all` |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    columns = ["server", "versions", "definitions", "changed or new", "held in `notice`", "old hints kept"]
+    print(f"| {' | '.join([*columns, 'held in `changed`', 'in `all`'])} |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for package, history, held in rows:
         last = sum(map(len, history[-1][1][0].values()))
-        counted = [len(history), last, differing(history), *held.values()]
+        others = [held["changed"][0], held["all"][0]]
+        counted = [len(history), last, differing(history), *held["notice"], *others]
         print(f"| {package} | {' | '.join(map(str, counted))} |")
 
 
 def recorded(folder: Path, package: str, count: int) -> list[tuple[str, list[Lists]]]:
-    """Return the lists of two starts of each version, from the folder or from the programs themselves."""
+    """Return the lists of two starts of each version, from the folder or from the programs themselves.
+
+    Versions that do not start here, with the other packages of today, are told and left out.
+    """
     file = folder / f"{package.replace('/', '_')}.json"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        found = []
-        for version in published(package)[-count:]:
-            with tempfile.TemporaryDirectory() as place:
-                command, more = installed(Path(place), package, version)
-                found.append((version, [listed(command, more, Path(place)) for _ in range(2)]))
-        file.write_text(json.dumps(found), encoding="utf-8")
+        found: list[tuple[str, list[Lists]]] = []
+        for version in published(package)[::-1][: 2 * count]:
+            if len(found) < count:
+                try:
+                    found.append((version, two_starts(package, version)))
+                except (OSError, subprocess.SubprocessError, ValueError) as error:
+                    print(f"{package} {version}: left out: {error}", file=sys.stderr)
+        file.write_text(json.dumps(found[::-1]), encoding="utf-8")
     return [(version, lists) for version, lists in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def two_starts(package: str, version: str) -> list[Lists]:
+    """Install a version, and return its lists of two starts."""
+    with tempfile.TemporaryDirectory() as place:
+        command, more = installed(Path(place), package, version)
+        return [listed(command, more, Path(place)) for _ in range(2)]
 
 
 def published(package: str) -> list[str]:
@@ -132,9 +158,14 @@ def installed(place: Path, package: str, version: str) -> tuple[list[str], dict[
         programs = json.loads((root / "package.json").read_text(encoding="utf-8"))["bin"]
         program = programs if isinstance(programs, str) else next(iter(programs.values()))
         return ["node", str(root / program), *NPM[package]], {}
-    run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(place), f"{package}=={version}"])
-    more = ["stdio"] if package == "excel-mcp-server" else []
-    return [sys.executable, "-m", PYPI[package], *more], {"PYTHONPATH": str(place)}
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(place)]
+    try:
+        # Versions from before the second SDK did not bound it.
+        run([*pip, f"{package}=={version}", "mcp<2"])
+    except subprocess.CalledProcessError:
+        run([*pip, f"{package}=={version}"])
+    program, *arguments = PYPI[package]
+    return [str(place / "bin" / program), *arguments], {"PYTHONPATH": str(place)}
 
 
 def run(command: list[str]) -> str:
@@ -190,9 +221,9 @@ def ask(process: subprocess.Popen[str], number: int, method: str, params: dict[s
     raise ValueError(f"it ended before it answered {method}")
 
 
-def replayed(package: str, history: list[tuple[str, list[Lists]]], mode: ApprovalMode) -> int:
-    """Return the number of definitions that were held after the first version was approved."""
-    held = 0
+def replayed(package: str, history: list[tuple[str, list[Lists]]], mode: ApprovalMode) -> tuple[int, int]:
+    """Return how many definitions were held after the first version, and how many kept their old hints."""
+    held = restrained = 0
     with open_store("memory") as store:
         for number, (version, starts) in enumerate(history):
             for lists in starts:
@@ -202,10 +233,11 @@ def replayed(package: str, history: list[tuple[str, list[Lists]]], mode: Approva
                     found = candidates(Approvable(kind), entries)
                     rulings = approvals.rulings(origin, Approvable(kind), found)
                     held += sum(not ruling.taken for ruling in rulings.values()) if number else 0
+                    restrained += sum(ruling.state is State.RESTRAINED for ruling in rulings.values())
                 # A person approves at once, so that each change is counted once.
                 if waiting := pending(store.approvals.record(package).rows):
                     decide(store, package, (), State.APPROVED, by="benchmark", expected=hash_of(waiting))
-    return held
+    return held, restrained
 
 
 def candidates(kind: Approvable, entries: list[Any]) -> dict[str, Candidate]:
@@ -214,7 +246,9 @@ def candidates(kind: Approvable, entries: list[Any]) -> dict[str, Candidate]:
         definition = json.dumps(entry).encode()
         name = entry[LISTS[kind][2]]
         markers = markers_of(envelope.members(definition))
-        hints = Hints(markers.tool_class, markers.interactive) if kind is Approvable.TOOL else NO_HINTS
+        hints = NO_HINTS
+        if kind is Approvable.TOOL:
+            hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
         found[name] = Candidate.of(kind, name, definition, fit(definition, Limits())[0], hints)
     return found
 

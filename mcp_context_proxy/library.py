@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint, tool_definition
+from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint, tool_definition
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
@@ -106,6 +106,7 @@ def tool(
         definition=definition,
         fingerprint=fingerprint(server, definition),
         include=IncludeMode(include),
+        tool_class=class_of(name, definition),
     )
 
 

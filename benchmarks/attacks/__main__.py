@@ -23,7 +23,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from attacked import ATTACKS, PATIENCE, Attack, Attacked
 
-for _chapter in ("names", "definitions", "work", "questions", "words", "programs", "logins", "http_front"):
+for _chapter in (
+    "names",
+    "definitions",
+    "pulls",
+    "work",
+    "questions",
+    "words",
+    "programs",
+    "logins",
+    "http_front",
+):
     importlib.import_module(_chapter)
 
 

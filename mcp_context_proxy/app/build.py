@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
@@ -35,7 +36,7 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
-from mcp_context_proxy.trust.approval import Approvals
+from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, audit_file
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.kept_logs import KeptLogs
@@ -80,6 +81,12 @@ def build(config: Config, store: Store) -> Proxy:
 
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)
+
+    def begin_anew(events: Sequence[ApprovalEvent]) -> None:
+        if approved := frozenset(tool for event in events if (tool := event.approved_tool) is not None):
+            search.forget_uses(approved)
+
+    approvals.observers.append(begin_anew)
     sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
     handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
     records = RequestRecords(config.limits, kept)

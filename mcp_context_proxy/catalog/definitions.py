@@ -41,7 +41,7 @@ from mcp_context_proxy.protocol.strangers import (
 )
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.trust import fingerprints
-from mcp_context_proxy.trust.danger import is_stricter
+from mcp_context_proxy.trust.danger import danger_of, is_stricter
 from mcp_context_proxy.trust.fingerprints import Hints, canonical
 
 SCHEMAS = ("inputSchema", "outputSchema")
@@ -223,6 +223,11 @@ def markers_of(definition: Members) -> Markers:
     interactive = bytes(meta.get(USER_INTERACTION, b"false")) not in (b"false", b"null")
     size = envelope.number(meta.get(RESULT_SIZE)) or 0
     return Markers(hinted, interactive, int(min(max(size, 0), RESULT_CHARACTERS)))
+
+
+def class_of(name: str, definition: bytes) -> ToolClass:
+    """Return the danger class that a tool's name and hints give, where no configuration says anything."""
+    return danger_of(name, markers_of(envelope.members(definition)).hinted, None, "").tool_class
 
 
 def restrained(tool: Tool, hints: Hints) -> Tool:

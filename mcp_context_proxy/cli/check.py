@@ -45,9 +45,6 @@ VARIABLES_NAMED: Final = 8
 NAMED: Final = 5
 """Tools turned off that a line names."""
 
-COPIED_SHARE: Final = 0.8
-"""Share of the words of two descriptions that both have, from which on one says the same as the other."""
-
 TAKEN_DAYS: Final = 7
 """Days for which a change that was taken without a person is repeated."""
 
@@ -285,7 +282,7 @@ async def _check_proxy(
         for name, message in remarks(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += await in_thread(_taken_lately, proxy)
-        verdicts += _copies(proxy)
+        verdicts += await _copies(proxy)
         verdicts += _suspected(proxy)
         for one in host_check.names(proxy) if host is None else host_check.effects(proxy, host):
             subject = one.about if host is None else f"{host.title}: {one.about}"
@@ -338,26 +335,25 @@ def _taken_lately(proxy: Proxy) -> list[Verdict]:
     return verdicts
 
 
-def _copies(proxy: Proxy) -> Iterator[Verdict]:
-    """Yield each tool that has the name and nearly the description of an older server's tool."""
+async def _copies(proxy: Proxy) -> list[Verdict]:
+    """Return a line for each server whose tools say the same as those of a server that was there before."""
+    from mcp_context_proxy.retrieval.copies import copies, younger_servers
+
     snapshot = proxy.catalog.snapshot
-    by_name: dict[str, list[Tool]] = {}
-    for tool in snapshot.tools.values():
-        by_name.setdefault(tool.name, []).append(tool)
-    for tools in by_name.values():
-        tools.sort(key=lambda tool: snapshot.first_seen.get(tool.server, 0.0))
-        oldest, others = tools[0], tools[1:]
-        words = set(oldest.description.lower().split())
-        for tool in others[:NAMED]:
-            if tool.definition == oldest.definition:
-                continue  # two accounts of one service; an answer tells them as one, and names both
-            common = words & (own := set(tool.description.lower().split()))
-            if len(common) >= COPIED_SHARE * max(len(words | own), 1):
-                name = one_line(tool.exposed_name, NAME_CHARACTERS)
-                first = one_line(oldest.exposed_name, NAME_CHARACTERS)
-                message = f"{name} says the same as {first} of {oldest.server}, which was there before"
-                remedy = "if only one of them is wanted, turn the other off with deny"
-                yield Verdict(Level.WARNING, tool.server, message, remedy=remedy)
+    if not younger_servers(snapshot):
+        return []
+    await proxy.searcher.index(snapshot)
+    by_servers: dict[tuple[str, str], list[str]] = {}
+    for copy in await in_thread(lambda: [*copies(proxy.search.engine.index_of(snapshot))]):
+        name, original = (one_line(one.exposed_name, NAME_CHARACTERS) for one in (copy.tool, copy.original))
+        by_servers.setdefault((copy.tool.server, copy.original.server), []).append(f"{name} as {original}")
+    remedy = "searches put them after those; if only one server is wanted, turn the other off"
+    verdicts = []
+    for (server, older), pairs in by_servers.items():
+        more = f" and {len(pairs) - NAMED:,} more" if len(pairs) > NAMED else ""
+        message = f"says nearly the same as {older}, which was there before: {', '.join(pairs[:NAMED])}{more}"
+        verdicts.append(Verdict(Level.WARNING, server, message, remedy=remedy))
+    return verdicts
 
 
 def _dangers(server: str, tools: Iterable[Tool]) -> Iterator[Verdict]:

@@ -11,13 +11,13 @@ import io
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from mcp_context_proxy.cli.options import shown
+from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -151,7 +151,7 @@ def duration(ms: float | None) -> str:
 
 def moment(seconds: float) -> str:
     """Return a time, in seconds since 1970, as the local date and time."""
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return date_of(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _text(cell: Cell) -> Text:

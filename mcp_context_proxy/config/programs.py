@@ -155,7 +155,7 @@ _PACKAGE_BYTES: Final = 1024 * 1024
 """Size up to which the description of a package is read: strangers write it."""
 _MODULES: Final = "/node_modules/"
 
-_SCRIPT_BYTES: Final = 16 * 1024 * 1024
+SCRIPT_BYTES: Final = 16 * 1024 * 1024
 """Size up to which a program that belongs to no installed package is read; a larger one has no version."""
 _DISTRIBUTIONS: Final = 5_000
 """Installed packages of Python that are looked at."""
@@ -263,8 +263,8 @@ def _of_script(path: Path) -> str:
     if described and installed:
         return described
     with real.open("rb") as stream:
-        content = stream.read(_SCRIPT_BYTES + 1)
-    if len(content) > _SCRIPT_BYTES:
+        content = stream.read(SCRIPT_BYTES + 1)
+    if len(content) > SCRIPT_BYTES:
         return ""
     # A program under development changes without a version.
     return f"{described or real.name} {hashlib.sha256(content).hexdigest()[:12]}"

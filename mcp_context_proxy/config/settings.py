@@ -177,7 +177,7 @@ class ServerConfig(Table):
     def tags_of(self, tool_name: str) -> tuple[str, ...]:
         """Return the tags of a tool: the server's, then its own."""
         own = (tag for _, tool in settings_of(self.tools, tool_name) for tag in tool.tags)
-        return (*self.tags, *own)
+        return (*self.tags, *own) if self.tools else self.tags
 
     def described(self, tool_name: str) -> tuple[str | None, tuple[str, ...]]:
         """Return the configured description and use cases of a tool."""
@@ -391,7 +391,7 @@ class InteractionsConfig(Table):
     """Share of a score that is left after a day."""
     time_decay: Literal["exponential", "linear"] = "exponential"
     """``linear`` takes ``1 - time_decay_factor`` of the whole each day, until nothing is left."""
-    types: dict[str, InteractionTypeConfig] = Field(default_factory=dict)
+    types: dict[str, InteractionTypeConfig] = Field(default={})
     """Settings by type, such as ``message``."""
 
 

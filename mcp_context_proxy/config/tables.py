@@ -7,7 +7,7 @@ strictest ``allow`` counts, and of most other keys the first in the file. Of ``d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -165,8 +165,13 @@ def _replaced(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {name: given for name, given in data.items() if name != CONFIRM} | {key: value}
 
 
-def settings_of(tools: Mapping[str, ToolConfig], name: str) -> Iterator[tuple[str, ToolConfig]]:
-    """Yield the settings of a tool with their keys: those under its name, then those of globs."""
+def settings_of(tools: Mapping[str, ToolConfig], name: str) -> Iterable[tuple[str, ToolConfig]]:
+    """Return the settings of a tool with their keys: those under its name, then those of globs."""
+    # Few servers have any, and each tool of a long list comes by here several times.
+    return _settings_of(tools, name) if tools else ()
+
+
+def _settings_of(tools: Mapping[str, ToolConfig], name: str) -> Iterator[tuple[str, ToolConfig]]:
     own = tools.get(name)
     if own is not None:
         yield name, own
@@ -182,16 +187,17 @@ def permission(
 
     Where its class is None, that is not known, and no class counts.
     """
-    own = tools.get(name)
-    if own is not None and own.allow is not None:
-        return own.allow, ("tools", name, "allow")
-    found = [
-        (settings.allow, ("tools", glob, "allow"))
-        for glob, settings in settings_of(tools, name)
-        if settings.allow is not None
-    ]
-    if found:
-        return max(found, key=lambda one: STRICTNESS[one[0]])
+    if tools:
+        own = tools.get(name)
+        if own is not None and own.allow is not None:
+            return own.allow, ("tools", name, "allow")
+        found = [
+            (settings.allow, ("tools", glob, "allow"))
+            for glob, settings in settings_of(tools, name)
+            if settings.allow is not None
+        ]
+        if found:
+            return max(found, key=lambda one: STRICTNESS[one[0]])
     if tool_class is None:
         return "always", ()
     allow: Allow = getattr(classes, tool_class)
@@ -200,6 +206,8 @@ def permission(
 
 def configured_class(tools: Mapping[str, ToolConfig], name: str) -> tuple[ToolClass | None, Key]:
     """Return the strictest class that a tool is given, and the setting; None if it is given none."""
+    if not tools:
+        return None, ()
     order = list(ToolClass)
     found = [
         (settings.danger, ("tools", key, "danger"))

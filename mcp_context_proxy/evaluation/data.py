@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Raw
 
-from mcp_context_proxy.catalog.definitions import exposed_name, fingerprint
+from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
@@ -101,6 +101,7 @@ def _tool(line: CorpusLine) -> Tool:
         definition=definition,
         fingerprint=fingerprint(line.server, definition),
         use_cases=line.use_cases,
+        tool_class=class_of(line.name, definition),
     )
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey
 from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
 from mcp_context_proxy.store import DAY, StatisticsStore, ToolSessions, ToolSessionStore
+from mcp_context_proxy.system.process import date_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def chosen(used: Sequence[ToolSessions], tokens: Mapping[ToolKey, int], budget: 
         cost = tokens.get(one.key)
         if one.sessions >= SEVERAL and cost is not None and cost <= left:
             left -= cost
-            last = datetime.fromtimestamp(one.last, UTC).date().isoformat()
+            last = date_of(one.last).date().isoformat()
             days = f"{WINDOW_DAYS:.0f} days"
             found[one.key] = f"used in {one.sessions} sessions of the last {days}, last on {last}"
     return found

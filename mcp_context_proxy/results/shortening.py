@@ -18,7 +18,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Final
 
@@ -96,13 +96,28 @@ _blocks = msgspec.json.Decoder(list[Raw]).decode
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
+REMEMBERED_BYTES: Final = 500
+"""Size of an introduction whose host is remembered; those of known hosts have some 60 bytes."""
+
+
 def host_of(client_info: Raw | None) -> HostProfile | None:
     """Return the host that a client says it is; None if it is not known."""
+    if client_info is None:
+        return None
+    introduction = bytes(client_info)
+    return (_known_host if len(introduction) <= REMEMBERED_BYTES else _host_in)(introduction)
+
+
+def _host_in(introduction: bytes) -> HostProfile | None:
     try:
-        members = envelope.members(client_info) if client_info is not None else {}
+        name = envelope.text(envelope.members(introduction).get("name"))
     except msgspec.DecodeError:
         return None
-    return host_named(envelope.text(members.get("name")) or "")
+    return host_named(name or "")
+
+
+_known_host: Final = lru_cache(maxsize=64)(_host_in)
+"""Remembers hosts, since each result over `SMALL_BYTES` asks for that of its client."""
 
 
 def bytes_kept_by(host: HostProfile | None) -> int | None:

@@ -332,7 +332,6 @@ def _rank(
       and more if there are few others. ``top_n`` and ``include_score`` hold for all of them together. Only
       what is less than `HALF_AS_NEAR` comes after them.
     - Where none of the others fits, suspected ones are ranked among them, in at most half of the places.
-    - A question about the world that nothing fits is for the tools that search the web.
     - Where there are no others, or the query names a tool or past use speaks for it, it is ranked as usual.
     """
     trusted = allowed
@@ -348,12 +347,10 @@ def _rank(
     scores = QueryScores(query, trusted)
     evidence = scores.evidence(calibration)
     fits = scores.fits(calibration, evidence)
-    if not fits and (searches := scores.searches_of_web()):
-        return _Ranked(searches, (), True, evidence, scores.whole)
     suspected = allowed & ~trusted
     if not suspected.any():
         selected, others = scores.ranked(options)
-        return _Ranked(selected, others, fits, evidence, scores.whole)
+        return _with_web_search(_Ranked(selected, others, fits, evidence, scores.whole), scores, options)
     suspects = QueryScores(query, suspected)
     cosines = [one.whole for one in (scores, suspects) if one.whole is not None]
     results, others = scores.ranked(replace(options, at_least=max(options.at_least, PLACES_BEFORE_SUSPECTS)))
@@ -382,7 +379,24 @@ def _rank(
     left = [one for one in demoted if one not in selected]
     others = [*(one for one in results if one not in selected), *others, *left, *more]
     others = others[: max(0, options.depth - len(selected))]
-    return _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
+    ranked = _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
+    return _with_web_search(ranked, scores, options)
+
+
+def _with_web_search(ranked: _Ranked, scores: QueryScores, options: SearchOptions) -> _Ranked:
+    """Return the tools that search the web for a question about the world that nothing fits.
+
+    Where it is in doubt whether anything fits, the best of them is added, unless the number is set.
+    """
+    if scores.is_certain(ranked.evidence) or not (searches := scores.searches_of_web()):
+        return ranked
+    if not ranked.fits:
+        return replace(ranked, selected=searches[: options.most], others=(), fits=True)
+    known = {one.item for one in ranked.selected}
+    if options.share_of_best is None or searches[0].item in known:
+        return ranked
+    others = [one for one in ranked.others if one.item is not searches[0].item]
+    return replace(ranked, selected=[*ranked.selected, searches[0]], others=others)
 
 
 def _first_by_number(

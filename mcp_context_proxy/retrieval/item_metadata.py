@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mcp_context_proxy.items import JSON, Item, Tool
+from mcp_context_proxy.items import JSON, Item, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.actions import VERBS
 from mcp_context_proxy.retrieval.text import (
@@ -210,12 +210,10 @@ _LANGUAGES: Final = (
 LANGUAGES: Final = frozenset(_LANGUAGES.split())
 """Programming languages in names that become tags; without those that are English words or letters."""
 
-_HINT_TAGS: Final = {
-    "readOnlyHint": "read-only",
-    "destructiveHint": "destructive",
-    "idempotentHint": "idempotent",
-    "openWorldHint": "open-world",
-}
+_CLASS_TAGS: Final = {ToolClass.READ: "read-only", ToolClass.DESTRUCTIVE: "destructive"}
+"""Tags for danger classes; most tools write."""
+
+_HINT_TAGS: Final = {"idempotentHint": "idempotent", "openWorldHint": "open-world"}
 """Tags for annotations that a server gives explicitly; defaults give no tag."""
 
 _NO_TAGS: Final = STOP_WORDS | {"mcp", "server"}
@@ -233,8 +231,10 @@ class ItemMetadata:
     derived_tags: tuple[str, ...]
     """Derived ones that are not configured too."""
     read_only: bool
+    """True for tools of the danger class ``read``."""
     destructive: bool
-    """True where a call may undo or overwrite something; False where the item is read-only."""
+    """True where a call may undo or overwrite something: by its danger class, or because a tool that writes
+    does not say that it only adds."""
     open_world: bool
     """True where it reaches beyond its server, for example to the web."""
 
@@ -268,20 +268,24 @@ def folded(word: str) -> str:
 
 
 def metadata_of(item: Item) -> ItemMetadata:
-    """Return the metadata of an item; the protocol's defaults hold for hints that are missing."""
+    """Return the metadata of an item.
+
+    Hints that make a tool look more harmless than its danger class do not count, and the protocol's defaults
+    hold for those that are missing.
+    """
     tags = tuple(dict.fromkeys(map(folded, item.tags)))
     if not isinstance(item, Tool):
         # A document is read and never called, and nothing of the world comes in through it.
         return ItemMetadata(item.kind.value, tags, (), True, False, False)
     hints = _hints(item.definition)
-    read_only = hints.get("readOnlyHint") is True
+    may_destroy = item.tool_class is ToolClass.WRITE and hints.get("destructiveHint") is not False
     derived = (tag for tag in dict.fromkeys(_derived_tags(item, hints)) if tag not in tags)
     return ItemMetadata(
         category=folded(item.category or item.server),
         tags=tags,
         derived_tags=tuple(derived),
-        read_only=read_only,
-        destructive=not read_only and hints.get("destructiveHint") is not False,
+        read_only=item.tool_class is ToolClass.READ,
+        destructive=item.tool_class is ToolClass.DESTRUCTIVE or may_destroy,
         open_world=hints.get("openWorldHint") is not False,
     )
 
@@ -322,6 +326,6 @@ def _derived_tags(tool: Tool, hints: Mapping[str, Any]) -> Iterator[str]:
     name_words = identifier_words(tool.name[:NAME_LIMIT]).split()
     yield from [VERBS[word] for word in name_words if word in VERBS][:1]
     yield from (word for word in name_words if word in LANGUAGES)
-    for hint, tag in _HINT_TAGS.items():
-        if hints.get(hint) is True and not (tag == "destructive" and hints.get("readOnlyHint") is True):
-            yield tag
+    if (of_class := _CLASS_TAGS.get(tool.tool_class)) is not None:
+        yield of_class
+    yield from (tag for hint, tag in _HINT_TAGS.items() if hints.get(hint) is True)

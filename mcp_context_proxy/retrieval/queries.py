@@ -113,6 +113,9 @@ _PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
 _AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create"}
 """Verbs that are names of something else as nouns, with how they are understood where they open an order."""
 
+_MEETINGS: Final = frozenset({"meeting", "call", "appointment", "slot", "session", "interview", "lunch"})
+"""What is booked in a calendar and not in a shop: "book a meeting" is to schedule one."""
+
 _FIRST_VERBS: Final[Mapping[str, str]] = {"remember": "save to memory", "memorize": "save to memory"}
 """Verbs for which tools have other words; they count where they stand first: "do you remember" asks."""
 
@@ -472,8 +475,10 @@ def _openings(query: str, needs: Sequence[_Span]) -> Iterator[int]:
 
 def _as_verb(word: str, query: str, is_first: bool) -> str | None:
     """Return what a word asks for as a verb, where the words after it say that it is one."""
-    following = query.split(maxsplit=2)[1:2]
-    as_verb = _AS_VERBS.get(word) if following and following[0].lower() in _AFTER_VERBS else None
+    following = [one.strip(_EDGES + ".").lower() for one in query.split(maxsplit=5)[1:5]]
+    as_verb = _AS_VERBS.get(word) if following and following[0] in _AFTER_VERBS else None
+    if as_verb == "book" and not _MEETINGS.isdisjoint(following):
+        as_verb = "schedule"
     return as_verb or (_FIRST_VERBS.get(word) if is_first else None)
 
 

@@ -16,6 +16,15 @@ from numpy.typing import NDArray
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.bm25 import K1
+from mcp_context_proxy.retrieval.copies import (
+    COPIES_LOOKED_FOR,
+    COPY_COSINE,
+    COPY_MARGIN,
+    YOUNGER_SECONDS,
+    ages_of,
+    first_vectors,
+    younger,
+)
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
@@ -68,18 +77,8 @@ FIELD_REASONS = {
     "use_cases": "use cases mention",
 }
 
-COPIES_LOOKED_FOR = 40
-"""Best places in which copies of older servers' tools are looked for; an answer has at most as many."""
-
-COPY_COSINE = 0.88
-"""Cosine from which two descriptions say the same: 0.9 without the name of the server, which is part of the
-text that is compared."""
-
-COPY_MARGIN = 0.15
-"""Advantage in score that does not put a copy before the tool of an older server: some words more."""
-
-YOUNGER_SECONDS = 3600.0
-"""Time by which a server is younger than another; servers set up in one sitting are of one age."""
+DOUBT_OF_WORLD = 0.08
+"""Evidence beyond what is needed below which a question about the world may be one for a web search."""
 
 WEB_LOOKED_FOR, WEB_SHOWN = 8, 2
 """Tools among which one is looked for that searches the web, and how many are shown."""
@@ -242,10 +241,17 @@ class QueryScores:
             return True
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else has_a_word
 
+    def is_certain(self, evidence: float | None) -> bool:
+        """Return whether something is meant beyond the doubt that a question about the world leaves."""
+        return (
+            not self.query.asks_of_world
+            or bool(self.exact or self.supports)
+            or evidence is None
+            or evidence >= needed_evidence(self.allowed) + DOUBT_OF_WORLD
+        )
+
     def searches_of_web(self) -> list[Result]:
-        """Return the tools that search the web for anything, best first, for a question about the world."""
-        if not self.query.asks_of_world:
-            return []
+        """Return the tools that search the web for anything, best first."""
         words = self.query.index.lexical.score(_WORDS_OF_WEB_SEARCH).scores[self.items]
         tools = ((place, self.query.index.items[self.items[place]]) for place in best(words, WEB_LOOKED_FOR))
         found = [int(place) for place, tool in tools if isinstance(tool, Tool) and searches_web(tool)]
@@ -280,17 +286,15 @@ class QueryScores:
         A server that is added later must not take the calls of another one's tools by describing the same
         with a few more words. Names that the query states, and past use, count as they are.
         """
-        seen, head = self.query.index.snapshot.first_seen, ordered[:COPIES_LOOKED_FOR]
+        head = ordered[:COPIES_LOOKED_FOR]
         items = [self.query.index.items[int(item)] for item in self.items[head]]
-        # Documents are no copies: the user has chosen them.
-        ages = np.array([seen.get(one.server, 0.0) if isinstance(one, Tool) else np.nan for one in items])
-        if not seen or np.isnan(ages).all() or np.nanmax(ages) - np.nanmin(ages) < YOUNGER_SECONDS:
+        ages = ages_of(items, self.query.index)
+        if not younger(ages):
             return ordered
         names = np.array([one.name for one in items])
         alike = names[:, None] == names[None, :]
         if self.dense is not None:
-            firsts = self.dense.rows[self.dense.starts[head]]
-            vectors = np.array(self.dense.vectors.views(firsts), np.float32)
+            vectors = first_vectors(self.dense, head)
             alike |= vectors @ vectors.T >= COPY_COSINE
         scores = self.fused[head]
         passing = alike & (ages[:, None] - ages[None, :] >= YOUNGER_SECONDS)

@@ -102,7 +102,7 @@ TOOLS_UNIT = 127
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Background:
-    """The figures that the catalog is compared with to tell whether it has anything that is meant."""
+    """Vectors that tell, beside those of the catalog, whether it has anything that is meant."""
 
     requests: NDArray[np.float32]
     """Vectors of general requests, one a row."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from mcp_context_proxy.catalog.document_reading import DocumentPart
@@ -33,6 +32,7 @@ from mcp_context_proxy.server.search_answers import (
     summary,
     tool_signature,
 )
+from mcp_context_proxy.system.process import date_of
 
 LISTED: Final = Detail(characters=200, optional=6, depth=2)
 """Amount that a list of tools tells about each."""
@@ -103,7 +103,7 @@ def recall_text(found: Recall) -> str:
     lines = [found.note] if found.note else []
     for one in found.results:
         interaction = one.interaction
-        when = datetime.fromtimestamp(interaction.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        when = date_of(interaction.time).strftime("%Y-%m-%d %H:%M UTC")
         times = "" if one.times == 1 else f", {one.times:,} times"
         # On one line, so that no content can pass for another interaction.
         content = one_line(interaction.content, RECALLED_CHARACTERS)

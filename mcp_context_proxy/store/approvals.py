@@ -15,8 +15,7 @@ import msgspec
 from mcp_context_proxy.store.sqlite import Tables
 
 DEFINITIONS_PER_NAME: Final = 8
-"""Definitions of one name that are kept beside the latest approved and rejected ones: enough to go
-back and forth."""
+"""Definitions of one name that are kept, to go back to, beside the latest approved and rejected ones."""
 
 VERSIONS_PER_SERVER: Final = 200
 """Versions of one server that are kept for each kind of definition, the latest."""
@@ -114,6 +113,11 @@ class ApprovalStore(Tables):
     def revision(self) -> int:
         """Return a number that grows whenever a process has decided something."""
         return self._database.number("SELECT COALESCE(MAX(revision), 0) FROM approvals")
+
+    def decided_since(self, revision: int) -> list[ApprovalRow]:
+        """Return the rows that were decided after a revision and are sound, the oldest first."""
+        found = self._database.rows(f"{_SELECT} WHERE revision > ?", (revision,))
+        return list(_record(found, ()).rows)
 
     def servers(self) -> list[str]:
         """Return the names of all servers with definitions, in order."""

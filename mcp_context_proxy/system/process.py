@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -479,3 +480,11 @@ class TimeOfDay:
 
 time_of_day: Final = TimeOfDay()
 """The clock of this process."""
+
+LAST_DATE: Final = 4_102_444_800.0
+"""The year 2100, in seconds since 1970: no time that anybody recorded is later."""
+
+
+def date_of(seconds: float) -> datetime:
+    """Return the date of a time in seconds since 1970; the nearest possible one for a damaged number."""
+    return datetime.fromtimestamp(min(max(0.0, seconds), LAST_DATE), UTC)

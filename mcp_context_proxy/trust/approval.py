@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -79,6 +79,16 @@ class ApprovalEvent:
     """Hexadecimal digest of the definition."""
     version: str
     time: float
+    key: tuple[str, str]
+    """Server and own name, uncut."""
+    elsewhere: bool = False
+    """True if another process has decided, which has also recorded it."""
+
+    @property
+    def approved_tool(self) -> tuple[str, str] | None:
+        """Server and own name of a tool that a person has approved; None for any other decision."""
+        by_person = self.state == State.APPROVED and self.decided not in get_args(ApprovalMode)
+        return self.key if by_person and self.kind == Approvable.TOOL else None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -95,7 +105,7 @@ class ApprovalEvent:
         }
 
 
-Observer = Callable[[ApprovalEvent], None]
+Observer = Callable[[Sequence[ApprovalEvent]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +197,10 @@ class Approvals:
         self._store, self._clock = store, clock
         self.mode = mode
         self.observers: list[Observer] = []
-        """Called with each decision, in any thread; they must not block or raise."""
+        """Called with decisions, with each one once, whoever made it; in a thread, and they must not raise.
+
+        Decisions of other processes come with the next `refresh`.
+        """
         self.findings: dict[str, str] = {}
         """Messages for a person about the record of a server, by server."""
         self.first_seen: Mapping[str, float] = {}
@@ -195,9 +208,14 @@ class Approvals:
         self._deciding = threading.Lock()
         self._records: dict[str, Record] = {}
         self._judged: dict[Name, _Judged] = {}
-        self._owners: dict[str, set[str]] = {}
+        self._tools: dict[str, Collection[str]] = {}
+        """Own names of the tools of each server."""
+        self._distinctive: dict[str, frozenset[str]] = {}
+        """Those that are distinctive; found out when a definition is compared with them."""
         self._buckets: dict[str, Bucket] = defaultdict(lambda: Bucket(RECORDED_PER_SECOND, RECORDED))
         self._revision: int | None = None
+        self._told: set[tuple[bytes, str, float]] = set()
+        """Decisions of this process since the last `refresh`: key, state and time."""
 
     def rulings(
         self, origin: Origin, kind: Approvable, candidates: Mapping[str, Candidate]
@@ -212,7 +230,8 @@ class Approvals:
                 return known.rulings
             rulings = self._decided(origin, kind, candidates) if candidates else {}
             if kind is Approvable.TOOL:
-                self._note_owners(origin.server, candidates)
+                self._tools[origin.server] = candidates.keys()
+                self._distinctive.pop(origin.server, None)
             self._tell_withheld(origin.server, kind, {} if known is None else known.rulings, rulings)
             self._judged[origin.server, kind] = _Judged(candidates, origin, rulings)
             return rulings
@@ -229,16 +248,34 @@ class Approvals:
                     if record.waiting:
                         self._store.decide(server, _replaying(record.waiting))
                 revision = self._store.revision()
+                before = self._revision
+                rows = [] if before in (None, revision) else self._store.decided_since(before or 0)
             except StoreError:
                 return False
-            changed = self._revision not in (None, revision)
-            waiting = any(record.waiting for record in self._records.values())
+            changed = before not in (None, revision)
+            changed |= any(record.waiting for record in self._records.values())
             self._revision = revision
-            if changed or waiting:
+            if changed:
                 self._records.clear()
                 # The rulings stay, to tell afterwards what is withheld now and was not before.
                 self._judged = {key: replace(known, candidates=None) for key, known in self._judged.items()}
-            return changed or waiting
+            told, self._told = self._told, set()
+        self._observe([event_for(row, elsewhere=True) for row in rows if _identity(row) not in told])
+        return changed
+
+    def take(self, decide: Callable[[], list[ApprovalRow]]) -> list[ApprovalRow]:
+        """Have a person's decision written, and tell the observers; return its rows.
+
+        Raises:
+            ApprovalError: ``decide`` refuses.
+            StoreError: nothing was written.
+        """
+        with self._deciding:
+            rows = decide()
+            self._told.update(map(_identity, rows))
+        self.refresh()
+        self._observe([event_for(row) for row in rows])
+        return rows
 
     def _decided(
         self, origin: Origin, kind: Approvable, candidates: Mapping[str, Candidate]
@@ -361,13 +398,13 @@ class Approvals:
             return False
         return all(self._buckets[server].take() for _ in range(1 + len(one.definition) // COUNTED_AS_ONE))
 
-    def _note_owners(self, server: str, names: Iterable[str]) -> None:
-        self._owners[server] = {name for name in names if is_distinctive(name)}
-
     def _names_of_others(self, server: str, own: Collection[str]) -> dict[str, str]:
         """Return the distinctive names that exactly one other server has, each with that server."""
-        others = [(name, other) for other, names in self._owners.items() if other != server for name in names]
-        count, known = Counter(name for name, _ in others), self._owners.get(server, set())
+        for other in self._tools.keys() - self._distinctive.keys():
+            self._distinctive[other] = frozenset(filter(is_distinctive, self._tools[other]))
+        owners = self._distinctive.items()
+        others = [(name, other) for other, names in owners if other != server for name in names]
+        count, known = Counter(name for name, _ in others), self._distinctive.get(server, frozenset())
         return {
             name: other
             for name, other in others
@@ -393,14 +430,12 @@ class Approvals:
                 origin.server,
                 told[Event.FIRST],
             )
-        for row in judgement.rows:
-            self.observe(row)
+        self._told.update(map(_identity, judgement.rows))
+        self._observe([event_for(row) for row in judgement.rows])
 
-    def observe(self, row: ApprovalRow) -> None:
-        """Pass a decision to the observers."""
-        event = event_for(row)
-        for observer in self.observers:
-            observer(event)
+    def _observe(self, events: Sequence[ApprovalEvent]) -> None:
+        for observer in self.observers if events else ():
+            observer(events)
 
     def _tell_withheld(
         self, server: str, kind: Approvable, before: Mapping[str, Ruling], now: Mapping[str, Ruling]
@@ -414,8 +449,12 @@ class Approvals:
             logger.warning("%s", withheld(server, kind, [now[name].why for name in fresh]))
 
 
-def event_for(row: ApprovalRow) -> ApprovalEvent:
-    """Return a row as an event for observers."""
+def _identity(row: ApprovalRow) -> tuple[bytes, str, float]:
+    return row.key, row.state, row.time
+
+
+def event_for(row: ApprovalRow, *, elsewhere: bool = False) -> ApprovalEvent:
+    """Return a row as an event for observers; ``elsewhere`` if another process has decided."""
     return ApprovalEvent(
         row.server,
         row.kind,
@@ -426,6 +465,8 @@ def event_for(row: ApprovalRow) -> ApprovalEvent:
         Fingerprint(row.seen, row.rest).key.hex(),
         row.version,
         row.time,
+        (row.server, row.name),
+        elsewhere,
     )
 
 

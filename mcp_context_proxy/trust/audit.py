@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -214,12 +214,16 @@ class AuditLog:
         self._noted.set()
 
     def observer(self) -> Observer:
-        """Return a function that records decisions about definitions; it may be called in any thread."""
+        """Return a function that records decisions about definitions; it may be called in any thread.
+
+        Decisions of another process are in its own entries.
+        """
         loop = asyncio.get_running_loop()
 
-        def decided(event: ApprovalEvent) -> None:
-            if event.event != Event.FIRST:
-                loop.call_soon_threadsafe(partial(self.note, "approval", **event.facts))
+        def decided(events: Sequence[ApprovalEvent]) -> None:
+            for event in events:
+                if event.event != Event.FIRST and not event.elsewhere:
+                    loop.call_soon_threadsafe(partial(self.note, "approval", **event.facts))
 
         return decided
 

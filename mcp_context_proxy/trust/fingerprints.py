@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -40,14 +39,13 @@ SEEN: Final = {
 }
 """Members of a definition that a model reads or a host decides by."""
 
-_ESCAPED_COLONS: Final = (b"\\u003a", b"\\u003A")
+_NO_REST: Final = hashlib.sha256().digest()
 
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
-_decode = msgspec.json.decode
+_decode = msgspec.json.Decoder().decode
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(msgspec.Struct, frozen=True, gc=False):
     """SHA-256 of both parts of a definition."""
 
     seen: bytes
@@ -60,7 +58,7 @@ class Fingerprint:
 
     def of(self, server: str) -> str:
         """Return a digest (hexadecimal) of the definition as that of a server."""
-        return hashlib.sha256(server.encode() + b"\0" + self.seen + self.rest).hexdigest()
+        return hashlib.sha256(b"%b\0%b%b" % (server.encode(), self.seen, self.rest)).hexdigest()
 
 
 def canonical(definition: bytes) -> bytes:
@@ -72,28 +70,31 @@ def canonical(definition: bytes) -> bytes:
 def fingerprint(definition: bytes, kind: Approvable = Approvable.TOOL) -> Fingerprint:
     """Return the fingerprint of an encoded definition."""
     seen, rest = _parts(definition, SEEN[kind])
-    return Fingerprint(hashlib.sha256(seen).digest(), hashlib.sha256(rest).digest())
+    return Fingerprint(hashlib.sha256(seen).digest(), hashlib.sha256(rest).digest() if rest else _NO_REST)
 
 
-def _parts(definition: bytes, seen: Collection[str] | None) -> tuple[bytes, bytes]:
+def _parts(definition: bytes, seen: frozenset[str] | None) -> tuple[bytes, bytes]:
     """Return both parts in canonical form; without a split, and for what is no object, all is seen."""
     try:
         value = _decode(definition)
-        if seen is None or not isinstance(value, dict):
+        if seen is None or not isinstance(value, dict) or value.keys() <= seen:
             parts = _encode_sorted(value), b""
         else:
             rest = {key: value.pop(key) for key in value.keys() - seen}
-            parts = _encode_sorted(value), _encode_sorted(rest) if rest else b""
+            parts = _encode_sorted(value), _encode_sorted(rest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return definition, b""
     # Each member has a colon, and others stand in texts unless they are escaped: fewer, and a member that was
     # named twice is gone.
     whole = parts[0].count(b":") + parts[1].count(b":") == definition.count(b":")
-    return parts if whole and not any(each in definition for each in _ESCAPED_COLONS) else (definition, b"")
+    return parts if whole and not _escapes_colons(definition) else (definition, b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
+def _escapes_colons(definition: bytes) -> bool:
+    return b"\\u003a" in definition or b"\\u003A" in definition
+
+
+class Hints(msgspec.Struct, frozen=True, gc=False):
     """Statements of a definition about its effects, which hosts decide by."""
 
     tool_class: ToolClass = ToolClass.WRITE
@@ -123,8 +124,7 @@ class Hints:
 NO_HINTS: Final = Hints()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A definition that a server lists, to be judged."""
 
     kind: Approvable
@@ -150,10 +150,9 @@ class Candidate:
 
 def list_digest(source: str, candidates: Mapping[str, Candidate]) -> bytes:
     """Return a digest of all definitions of a list, in whatever order, and of where it comes from."""
-    parts = sorted(
-        name.encode("utf-8", "replace") + one.fingerprint.seen + one.fingerprint.rest
-        for name, one in candidates.items()
-    )
+    # Names are part of what is seen.
+    found = (one.fingerprint for one in candidates.values())
+    parts = sorted([one.seen + one.rest for one in found])
     return hashlib.sha256(source.encode("utf-8", "replace") + b"".join(parts)).digest()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import html
 import re
+import string
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ _LINE_ENDS: Final = ("\\\\r", "\\\\n", "\\r", "\\n", "\r", "\n")
 ENCODINGS: Final = 4
 """Encodings around each other that are taken off: JSON in JSON in a link is three."""
 
-_RUN: Final = re.compile(r"[\w+/=%.~-]{20}", re.ASCII)
+_OF_RUNS: Final = frozenset(f"{string.ascii_letters}{string.digits}_+/=%.~-".encode())
+_MARKS: Final = bytes(ord("x") if byte in _OF_RUNS else ord(" ") for byte in range(256))
+_RUN: Final = b"x" * 20
 """A long run of characters without a space, as keys and everything in base64 have; words are shorter."""
 
 Params: TypeAlias = Mapping[str, Raw]
@@ -181,8 +184,8 @@ class Forms:
     def __init__(self, forms: Mapping[str, KnownSecret]) -> None:
         self.shortest: float = min(map(len, forms), default=inf)
         """Length of the shortest form; shorter params need no search."""
-        self._long = tuple((form, secret) for form, secret in forms.items() if _RUN.search(form))
-        self._others = tuple((form, secret) for form, secret in forms.items() if not _RUN.search(form))
+        self._long = tuple((form, secret) for form, secret in forms.items() if _has_run(form))
+        self._others = tuple((form, secret) for form, secret in forms.items() if not _has_run(form))
 
     def first_in(self, written: Raw | str) -> KnownSecret | None:
         """Return the secret of the first form that is in encoded JSON or a name, however it is written."""
@@ -210,11 +213,16 @@ class Forms:
         for form, secret in self._others:
             if form in text:
                 return secret
-        if self._long and _RUN.search(text):
+        if self._long and _has_run(text):
             for form, secret in self._long:
                 if form in text:
                     return secret
         return None
+
+
+def _has_run(text: str) -> bool:
+    # Two passes in C; a regular expression takes ten times as long.
+    return _RUN in text.encode("utf-8", "surrogatepass").translate(_MARKS)
 
 
 def unescaped(text: str) -> str:

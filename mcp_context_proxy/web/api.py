@@ -68,7 +68,9 @@ BODY_PROBLEMS = (
 """Errors of every operation with a body."""
 
 
-NEEDS_TOKEN: Final = "Only an administrator decides that, and none can be told where no token is required."
+NEEDS_TOKEN: Final = (
+    "Only an administrator decides that, and nobody can be told for one where no token is required."
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -186,7 +188,7 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
     async def endpoint(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         assert operation.handler is not None
-        if operation.admin and not is_admin(rights_of(request.scope)):
+        if (operation.admin or operation.decides) and not is_admin(rights_of(request.scope)):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_ADMIN, shown)
         if operation.decides and not may_decide(request.scope):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)

@@ -12,12 +12,10 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store import ApprovalRow, Store
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
-from mcp_context_proxy.trust.fingerprints import Approvable
 from mcp_context_proxy.trust.states import State
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation
 
@@ -83,19 +81,9 @@ class Decided(Struct, frozen=True):
 class ApprovalsApi(Api):
     """Operations on the approval of definitions."""
 
-    def __init__(
-        self,
-        store: Store,
-        approvals: Approvals,
-        on_decided: Callable[[], None],
-        forget: Callable[[frozenset[ToolKey]], None],
-    ) -> None:
-        """Connect the parts.
-
-        ``on_decided`` has the catalog follow, and ``forget``, which may block, has learning begin anew.
-        """
-        self._store, self._approvals = store, approvals
-        self._on_decided, self._forget = on_decided, forget
+    def __init__(self, store: Store, approvals: Approvals, on_decided: Callable[[], None]) -> None:
+        """Connect the parts; ``on_decided`` has the catalog follow."""
+        self._store, self._approvals, self._on_decided = store, approvals, on_decided
 
     @Operation(
         "GET",
@@ -154,13 +142,7 @@ class ApprovalsApi(Api):
         return Decided(len(rows))
 
     def _decided(self, server: str, names: list[str], state: State, **more: Any) -> list[ApprovalRow]:
-        rows = decide(self._store, server, names, state, by=BY, **more)
-        self._approvals.refresh()
-        for row in rows:
-            self._approvals.observe(row)
-        if state is State.APPROVED:
-            self._forget(frozenset((server, row.name) for row in rows if row.kind == Approvable.TOOL))
-        return rows
+        return self._approvals.take(partial(decide, self._store, server, names, state, by=BY, **more))
 
 
 def _shown(server: str, change: Change) -> ChangedDefinition:

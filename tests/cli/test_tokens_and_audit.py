@@ -107,3 +107,18 @@ def test_an_audit_that_is_off_is_said(run: Run, workshop: Workshop) -> None:
 
     assert done.returncode == 1
     assert "nothing is recorded" in done.stderr
+
+
+def test_damaged_and_strange_entries_hide_no_others_and_reach_no_terminal(run: Run, config: Path) -> None:
+    hidden = "\x1b[2J\u202e\u200b"
+    file = audit_file(load(config, environ={}))
+    assert file is not None
+    entry = {"time": time.time(), "kind": "call", "server": f"{hidden}desk\n2026 call", "tool": {hidden: [1]}}
+    strange = [{**entry, "time": 1e300}, {**entry, "time": -1e300}, entry, {**entry, "server": "last"}]
+    file.append([json.dumps(one).encode() for one in strange] + [b"x" * 100_000, b"[" * 100_000])
+    done = run("audit", "--config", config)
+
+    assert done.returncode == 0, done.stderr
+    assert "last" in done.stdout
+    assert not [one for one in "\x1b\u202e\u200b" if one in done.stdout]
+    assert "\n2026 call" not in done.stdout

@@ -99,18 +99,27 @@ def test_the_agent_loops_run_with_a_client_that_answers_like_the_real_one(
 
 
 def test_the_example_of_interactions_runs_and_recalls(text: Page, tmp_path: Path) -> None:
-    *_, example = text.blocks("python")
+    *_, example, _ = text.blocks("python")
     (line,) = printed_by(example, tmp_path)
 
     assert line.startswith("planner We ship on Friday. 0.")
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_example_of_embeddings_runs_and_finds_the_nearest_text(text: Page, tmp_path: Path) -> None:
+    *_, example = text.blocks("python")
+    dimension, cosine, nearest = printed_by(example, tmp_path)
+
+    assert dimension == "384"
+    assert 0 < float(cosine) < 1
+    assert nearest.startswith("[(1, ")
+
+
 def test_every_public_name_can_be_imported_from_the_package(text: Page) -> None:
     for name in library.__all__:
         assert getattr(mcp_context_proxy, name) is getattr(library, name)
     imported = re.findall(r"from mcp_context_proxy import (.*)", text.text)
-    assert len(imported) == 4
+    assert len(imported) == 5
     assert set(", ".join(imported).split(", ")) <= set(library.__all__)
 
 

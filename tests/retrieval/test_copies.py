@@ -10,6 +10,7 @@ import pytest
 from mcp_context_proxy.embedding import LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Source, Tool
+from mcp_context_proxy.retrieval.copies import copies, younger_servers
 from mcp_context_proxy.retrieval.engine import Engine
 
 QUERY = "send an email to people"
@@ -59,3 +60,25 @@ def test_a_query_that_names_the_copy_gets_it(model: Any) -> None:
         found(model, old, new, ages={"mail": 0.0, "other": DAY}, query="mail_sender")[0]
         == "other__mail_sender"
     )
+
+
+def test_copies_are_named_with_the_older_tool_that_they_repeat(model: Any) -> None:
+    tools = (
+        made("mail", "send_mail", HONEST),
+        made("other", "mail_sender", COPY),
+        made("other", "list_files", "List the files of a folder."),
+        made("chat", "post_message", "Post a message to a channel."),
+    )
+    ages = {"mail": 0.0, "other": DAY, "chat": DAY}
+    by_server = {one.server: tuple(each for each in tools if each.server == one.server) for one in tools}
+    sources = tuple(Source(server, own, {}) for server, own in by_server.items())
+    snapshot = Snapshot(1, sources, tools={one.exposed_name: one for one in tools}, first_seen=ages)
+
+    named = [
+        (one.tool.exposed_name, one.original.exposed_name) for one in copies(Engine(model).index(snapshot))
+    ]
+    assert named == [("other__mail_sender", "mail__send_mail")]
+    assert younger_servers(snapshot)
+    together = replace(snapshot, first_seen=dict.fromkeys(ages, 0.0))
+    assert not [*copies(Engine(model).index(together))]
+    assert not younger_servers(together)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from mcp_context_proxy.items import Document, Kind, Tool
+from mcp_context_proxy.catalog.definitions import markers_of
+from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.item_metadata import (
     MAX_VALUES,
     NAME_LIMIT,
@@ -14,11 +16,16 @@ from mcp_context_proxy.retrieval.item_metadata import (
     item_text,
     metadata_of,
 )
+from mcp_context_proxy.trust.danger import danger_of
 
 
 def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) -> Tool:
     definition = json.dumps({"name": name, "inputSchema": {}, "annotations": annotations}).encode()
-    return Tool(server, name, f"{server}__{name}", "", definition, name, **given)
+    hinted = markers_of(envelope.members(definition)).hinted
+    danger = danger_of(name, hinted, None, "")
+    return Tool(
+        server, name, f"{server}__{name}", "", definition, name, tool_class=danger.tool_class, **given
+    )
 
 
 def test_without_annotations_the_protocols_defaults_apply() -> None:
@@ -31,7 +38,7 @@ def test_without_annotations_the_protocols_defaults_apply() -> None:
     ("annotations", "expected"),
     [
         ({"readOnlyHint": True}, (True, False, True)),
-        ({"readOnlyHint": True, "destructiveHint": True}, (True, False, True)),
+        ({"readOnlyHint": True, "destructiveHint": True}, (False, True, True)),
         ({"readOnlyHint": False}, (False, True, True)),
         ({"destructiveHint": False}, (False, False, True)),
         ({"openWorldHint": False}, (False, True, False)),
@@ -50,15 +57,24 @@ def test_hints_are_interpreted_as_the_protocol_defines_them(
     assert (metadata.read_only, metadata.destructive, metadata.open_world) == expected
 
 
+def test_a_hint_does_not_make_a_tool_more_harmless_than_its_danger_class() -> None:
+    deletes = tool("delete_all", annotations={"readOnlyHint": True, "destructiveHint": False})
+    metadata = metadata_of(deletes)
+
+    assert deletes.tool_class is ToolClass.DESTRUCTIVE
+    assert (metadata.read_only, metadata.destructive) == (False, True)
+    assert {"destructive", "read-only"} & metadata.all_tags == {"destructive"}
+
+
 @pytest.mark.parametrize(
     ("server", "name", "derived"),
     [
         ("notes", "create_note", ["notes", "create"]),
-        ("notes", "note_delete_all", ["notes", "delete"]),
+        ("notes", "note_delete_all", ["notes", "delete", "destructive"]),
         ("my-git_server2", "listBranches", ["my-git_server2", "git", "read"]),
         ("runner", "run_python", ["runner", "run", "python"]),
         ("clock", "now", ["clock"]),
-        ("mail", "find_and_delete", ["mail", "search"]),
+        ("mail", "find_and_delete", ["mail", "search", "destructive"]),
     ],
 )
 def test_tags_are_derived_from_server_and_name(server: str, name: str, derived: list[str]) -> None:
@@ -78,8 +94,9 @@ def test_hints_that_a_server_gives_itself_are_tags_and_defaults_are_not() -> Non
         tool("x", annotations={"readOnlyHint": True, "destructiveHint": True})
     ).derived_tags == (
         "srv",
-        "read-only",
+        "destructive",
     )
+    assert metadata_of(tool("x", annotations={"readOnlyHint": True})).derived_tags == ("srv", "read-only")
     assert metadata_of(tool("x")).derived_tags == ("srv",)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.model_folders import write_export
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.retrieval.scoring import calibration_for, packaged_background
 from mcp_context_proxy.store import open_store
 
 CATALOGS = {
@@ -119,6 +122,26 @@ def test_a_name_in_a_query_of_another_language_is_enough_for_the_packaged_model(
     assert ranking.results[0].item.name == expected
     assert ranking.evidence is not None
     assert ranking.evidence < 1
+
+
+def test_a_model_of_several_languages_in_a_folder_finds_tools_by_meaning(tool, snapshot, tmp_path):
+    folder = write_export(tmp_path, alike={"wetter": "weather"})
+    settings = EmbeddingConfig(model=str(folder), query_prefix="query: ", passage_prefix="passage: ")
+    tools = [
+        tool("get_forecast", "weather of the next days"),
+        tool("post", "send mail to somebody"),
+        tool("report", "create issue here"),
+    ]
+    with open_store("memory") as store:
+        model = LazyModel(lambda: load_model(folder, settings))
+        engine = Engine(
+            CachedEmbedder(model, store.vectors), QueryEmbedder(model), calibration=calibration_for(settings)
+        )
+        ranking = engine.search("wie wird das wetter", snapshot(*tools))
+
+    assert ranking.fits
+    assert ranking.results[0].item.name == "get_forecast"
+    assert ranking.results[0].lexical == 0
 
 
 def test_a_query_of_another_language_without_any_name_fits_nothing(tool, snapshot):

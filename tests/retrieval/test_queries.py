@@ -197,6 +197,12 @@ def test_a_value_that_is_all_an_order_is_about_has_the_words_of_its_kind() -> No
     assert read("close #42 in the tracker of the shop").weights[stem("issue")] == VALUE_SHARE
 
 
+def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> None:
+    assert read("book a meeting with Anna").read_as == "schedule a meeting with Anna"
+    assert read("book me a quick call tomorrow").read_as == "schedule me a quick call tomorrow"
+    assert read("book a flight to Rome").read_as is None
+
+
 def test_remember_at_the_beginning_asks_to_save_to_memory_whatever_follows() -> None:
     query = read("remember that I prefer tabs")
 
@@ -340,7 +346,7 @@ def test_a_misspelled_request_finds_what_the_right_one_finds(real: Callable[[str
     [
         ("please file a bug", "please create a bug"),
         ("log a bug in jira", "create a bug in jira"),
-        ("book a meeting with Anna", "book a meeting with Anna"),
+        ("book a meeting with Anna", "schedule a meeting with Anna"),
     ],
 )
 def test_a_noun_that_opens_an_order_as_a_verb_counts_little_as_a_word(query: str, whole: str) -> None:

@@ -48,7 +48,7 @@ class Run:
         self.store, self.clients = store, dict[str, Client]()
         self.approvals = Approvals(store.approvals, mode)
         self.events: list[ApprovalEvent] = []
-        self.approvals.observers.append(self.events.append)
+        self.approvals.observers.append(self.events.extend)
         self.catalog = Catalog(
             ExposeConfig(**expose),
             Limits(),

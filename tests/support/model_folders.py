@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ WIDTH = 8
 _INT64, _FLOAT = 7, 1
 
 
-def table() -> np.ndarray:
-    """The vector of each word."""
-    return np.random.default_rng(5).standard_normal((len(WORDS), WIDTH)).astype(np.float32)
+def table(alike: Mapping[str, str] | None = None) -> np.ndarray:
+    """The vector of each word; some words have that of another."""
+    rows = np.random.default_rng(5).standard_normal((len(WORDS), WIDTH)).astype(np.float32)
+    for word, other in (alike or {}).items():
+        rows[WORDS.index(word)] = rows[WORDS.index(other)]
+    return rows
 
 
 def ids_of(text: str) -> list[int]:
@@ -45,6 +49,7 @@ def write_export(
     output: str = "last_hidden_state",
     inputs: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids"),
     files: dict[str, Any] | None = None,
+    alike: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a sentence-transformers folder.
 
@@ -55,9 +60,10 @@ def write_export(
             ``logits`` one number, the mean of that, as a cross-encoder does.
         inputs: Of the graph.
         files: Further JSON files, by name.
+        alike: Words that mean the same as others, as a model of several languages has them.
     """
     (folder / graph).parent.mkdir(parents=True, exist_ok=True)
-    (folder / graph).write_bytes(_model(output, inputs))
+    (folder / graph).write_bytes(_model(output, inputs, table(alike)))
     _tokenizer().save(str(folder / "tokenizer.json"))
     for name, content in (files or {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +90,7 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def _model(output: str, inputs: tuple[str, ...]) -> bytes:
+def _model(output: str, inputs: tuple[str, ...], rows: np.ndarray) -> bytes:
     """An ONNX file, written by hand: onnx itself would be a large dependency for three nodes."""
     nodes = [_node("Gather", ["table", "input_ids"], "last_hidden_state")]
     if output == "sentence_embedding":
@@ -98,7 +104,7 @@ def _model(output: str, inputs: tuple[str, ...]) -> bytes:
         [
             *(_field(1, node) for node in nodes),
             _field(2, b"lookup"),
-            _field(5, _tensor("table", table())),
+            _field(5, _tensor("table", rows)),
             _field(5, _tensor("axes", np.array([1], np.int64))),
             *(_field(11, _value(name, _INT64, ["one", "tokens"])) for name in inputs),
             _field(12, _value(output, _FLOAT, None)),

@@ -432,6 +432,22 @@ def test_observers_get_each_decision_once(store: Store) -> None:
     assert decisions == [("add", Event.FIRST, State.APPROVED), ("add", Event.CHANGED, State.HELD)]
 
 
+def test_observers_get_the_decisions_of_other_processes_once_and_as_theirs(store: Store) -> None:
+    run = Run(store)
+    run.list("calc", ADD)
+    run.list("calc", ADD | {"description": "Adds otherwise."})
+    run.approvals.refresh()
+    before = len(run.events)
+    approve(store, "calc")
+    run.approvals.refresh()
+    run.approvals.refresh()
+
+    told = [(event.name, event.state, event.decided, event.elsewhere) for event in run.events[before:]]
+    assert told == [("add", State.APPROVED, "test", True)]
+    assert run.events[before].approved_tool == ("calc", "add")
+    assert not any(event.elsewhere or event.approved_tool for event in run.events[:before])
+
+
 def test_every_event_has_a_decision_in_every_mode() -> None:
     assert set(DECISIONS) == set(Event)
     assert all(set(decisions) == set(MODES) for decisions in DECISIONS.values())

@@ -109,8 +109,16 @@ async def test_what_had_to_be_approved_begins_anew(config: Path, calc: Server, s
     async with inside(config):
         pass
     assert store.learned.count() == 2
-    approve(store, "calc")
+    async with inside(config) as proxy:
+        assert proxy.search.learned is not None
+        assert sorted(pair.tool for pair in proxy.search.learned.pairs) == [
+            ("calc", "add"),
+            ("calc", "sub"),
+        ]
+        approve(store, "calc")  # as the command does, in another process
+        await until(lambda: "calc__add" in proxy.catalog.snapshot.tools)
 
+        assert [pair.tool for pair in proxy.search.learned.pairs] == [("calc", "sub")]
     assert [pair.tool for pair in store.learned.all()] == [("calc", "sub")]
 
 

@@ -13,8 +13,9 @@ import anyio
 import pytest
 from msgspec import Raw
 from support.ledger import until
-from support.proxies import Host, inside
+from support.proxies import Host, command, inside
 from support.servers import Server, Workshop, tool
+from support.wires import stdio
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config import load
@@ -436,3 +437,29 @@ async def test_an_audit_that_is_off_or_keeps_nothing_writes_no_file(workshop: Wo
     log.note("configuration")
     log.token_refused("192.0.2.1")
     await log.flush()
+
+
+async def test_a_killed_proxy_leaves_whole_entries_without_a_gap_and_the_next_one_goes_on(
+    workshop: Workshop, work: Server
+) -> None:
+    """Loses the last moment only: `benchmarks/reliability.py kills` has how long that is."""
+    state = workshop.folder / "state"
+    config = workshop.config(store={"path": str(state / "s.db")}, expose={"mode": "all"})
+    file = file_in(state)
+    made = 0
+    for _ in range(2):
+        before = len(list(file.entries()))
+        with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):  # it does not exit with 0
+            async with stdio(command(config)) as client:
+                assert client.process is not None
+                await client.until_listed("work__echo")
+                while len(list(file.entries())) == before:
+                    await client.call("work__echo", {"title": str(made)})
+                    made += 1
+                client.process.kill()
+
+    entries = [entry for entry in file.entries() if entry["kind"] == "call"]
+    assert 2 <= len(entries) <= made
+    assert len({entry["session"] for entry in entries}) == 2
+    assert all(entry["outcome"] == "succeeded" for entry in entries)
+    assert [entry["time"] for entry in entries] == sorted(entry["time"] for entry in entries)

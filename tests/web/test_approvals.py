@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx2
 import pytest
@@ -39,8 +38,8 @@ def run(store: Store) -> Run:
 
 
 @asynccontextmanager
-async def opened(run: Run, token: str | None, forgotten: list[Any]) -> AsyncIterator[httpx2.AsyncClient]:
-    api = ApprovalsApi(run.store, run.approvals, run.catalog.refresh, forgotten.append)
+async def opened(run: Run, token: str | None) -> AsyncIterator[httpx2.AsyncClient]:
+    api = ApprovalsApi(run.store, run.approvals, run.catalog.refresh)
     policy = auth.policy("127.0.0.1", 8765, (), token)
     app = http.guarded(routes(api.operations()), policy, dict, Limits())
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -52,8 +51,7 @@ async def opened(run: Run, token: str | None, forgotten: list[Any]) -> AsyncIter
 
 
 async def test_an_admin_sees_the_change_and_approves_exactly_that(run: Run) -> None:
-    forgotten: list[Any] = []
-    async with opened(run, TOKEN, forgotten) as client:
+    async with opened(run, TOKEN) as client:
         (shown,) = (await client.get(PATH)).json()["definitions"]
         assert (shown["server"], shown["name"], shown["waits"]) == ("calc", "add", True)
         assert any("<U+200B>" in line for line in shown["differences"])
@@ -64,12 +62,13 @@ async def test_an_admin_sees_the_change_and_approves_exactly_that(run: Run) -> N
 
     assert done.json() == {"decided": 1}
     assert run.served() == ["calc__add", "calc__sub"]
-    assert forgotten == [{("calc", "add")}]
-    assert run.events[-1].decided == "page"
+    assert [event.decided for event in run.events if event.approved_tool == ("calc", "add")] == ["page"]
+    run.approvals.refresh()
+    assert [event.decided for event in run.events if event.approved_tool == ("calc", "add")] == ["page"]
 
 
 async def test_an_admin_rejects(run: Run) -> None:
-    async with opened(run, TOKEN, []) as client:
+    async with opened(run, TOKEN) as client:
         done = await client.post(f"{PATH}/calc/reject", json={"names": ["sub"]})
 
     assert done.json() == {"decided": 1}
@@ -78,7 +77,7 @@ async def test_an_admin_rejects(run: Run) -> None:
 
 async def test_without_a_token_nobody_sees_or_approves_definitions(run: Run) -> None:
     hash_shown = "0" * 16
-    async with opened(run, None, []) as client:
+    async with opened(run, None) as client:
         for answer in (
             await client.get(PATH),
             await client.post(f"{PATH}/calc/approve", json={"names": ["add"], "hash": hash_shown}),
@@ -87,7 +86,7 @@ async def test_without_a_token_nobody_sees_or_approves_definitions(run: Run) -> 
         ):
             assert answer.status_code == 403
             assert "configuration" not in answer.text
-    async with opened(run, TOKEN, []) as client:
+    async with opened(run, TOKEN) as client:
         refused = await client.get(PATH, headers={"Authorization": "Bearer another-token-of-it"})
         assert refused.status_code == 401
 

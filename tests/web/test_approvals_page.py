@@ -1,0 +1,66 @@
+"""The pages of approvals and of the audit in a real browser: a person decides, and finds the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.browser import Page, browser, program
+from support.proxies import HttpProxy, http_proxy
+from support.servers import Workshop, tool
+from support.shop import HOSTILE, TOKEN, environment
+
+pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
+
+TEXT = "document.querySelector('main').innerText"
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
+    workshop = Workshop(tmp_path_factory.mktemp("approvals"))
+    workshop.server("calc", tools=[tool("add", "Adds"), tool("sneaky", f"Adds\u200b {HOSTILE}")])
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    with http_proxy(config, auth=True, env=environment()) as running:
+        yield running
+    workshop.close()
+
+
+@pytest.fixture
+def page(proxy: HttpProxy, tmp_path: Path) -> Iterator[Page]:
+    with browser(tmp_path) as opened:
+        opened.look()
+        yield opened
+        assert opened.errors == []
+
+
+def test_a_person_approves_on_the_page_what_it_shows_and_the_audit_has_it(
+    page: Page, proxy: HttpProxy
+) -> None:
+    page.open(f"{proxy.base}/ui/approvals#token={TOKEN}")
+    page.until("document.querySelector('.definition')")
+    shown = page.value(TEXT)
+    assert "calc: tool sneaky" in shown
+    assert "<U+200B>" in shown
+    assert "<img src=x" in shown
+    assert page.value("document.querySelectorAll('main img').length") == 0
+    assert page.value("document.title") != "taken"
+
+    page.value("document.querySelector('button[aria-label^=\"Approve tool sneaky\"]').click()")
+    page.until(f"{TEXT}.includes('Nothing waits for approval.')")
+
+    page.open(f"{proxy.base}/ui/audit#token={TOKEN}")
+    page.until(f"{TEXT}.includes('approval') && {TEXT}.includes('sneaky')")
+    assert "page" in page.value(TEXT)
+    assert "taken" not in page.value("document.title")
+    assert page.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_without_the_token_both_pages_ask_for_it_and_show_nothing(page: Page, proxy: HttpProxy) -> None:
+    for path in ("approvals", "audit"):
+        page.open(f"{proxy.base}/ui/{path}")
+        page.value("sessionStorage.clear()")
+        page.command("Page.reload")
+        page.until("document.activeElement?.id === 'token'")
+        assert not page.value("document.querySelector('main').checkVisibility()")
+    page.errors.clear()  # the browser tells of each 401
