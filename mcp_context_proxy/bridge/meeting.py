@@ -18,6 +18,7 @@ import re
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,9 @@ CONFIG_VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
 
 CONNECT_SECONDS: Final = 5.0
 """Timeout of a connection to a proxy that does not accept any."""
+LOCK_SECONDS: Final = 10.0
+"""Time that another session may take to start the proxy."""
+LOCK_PAUSE_SECONDS: Final = 0.01
 LOG_BYTES: Final = 5 * 1024 * 1024
 """Size from which the log of a shared proxy begins anew."""
 SOCKET_PATH_BYTES: Final = 100
@@ -41,12 +45,19 @@ SOCKET_PATH_BYTES: Final = 100
 DIGITS: Final = 12
 """Hexadecimal digits of each of the two parts of a socket's name."""
 
-OURS: Final = ("MCP_CONTEXT_PROXY_*", "OTEL_*", "PYTHON*", "COVERAGE_*", "DBUS_SESSION_BUS_ADDRESS")
+OURS: Final = (
+    *("MCP_CONTEXT_PROXY_*", "OTEL_*", "PYTHON*", "COVERAGE_*", "LD_*", "DYLD_*"),
+    "DBUS_SESSION_BUS_ADDRESS",
+)
 """Variables that the proxy itself reads, such as those for traces, and for the keyring of the system."""
 OF_ONE_WINDOW: Final = ("TERM", "XDG_ACTIVATION_TOKEN", "XDG_SEAT", "XDG_SESSION_*", "XDG_VTNR")
 """Variables that differ between any two windows, and tell no server anything. A shared proxy has none but
 for those that the configuration names."""
 
+_ALL_VARIABLES: Final = re.compile(r"""\$\{cmd:|\binherit\b["']?\s*[=:]\s*\[[^\]]*["']\*["']""")
+"""Settings with which servers can get any variable."""
+_COMMENT: Final = re.compile(r"^\s*#.*", re.MULTILINE)
+_OF_A_SHELL: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 _VARIABLE: Final = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -103,7 +114,8 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
     path = runtime_folder(environ) / f"{_configuration_part(config)}-{_digest(said)}.sock"
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
         raise JoinError(f"the path of the socket is too long: {path}")
-    command = [sys.executable, "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
+    # With -P no module comes from the working folder, which may be a repository that the host has opened.
+    command = [sys.executable, "-P", "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - does not fail
     folder = launch or (home if home.is_dir() else Path("/"))
     return Meeting(path, [*command, LISTEN_OPTION], folder, environment)
@@ -151,8 +163,10 @@ def _variables(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str
     # Every text of the configuration counts as a pattern for `inherit`: one too many only shares less.
     patterns = {one for one in re.findall(r"""["']([A-Za-z_*][A-Za-z0-9_*]*)["']""", text) if one != "*"}
     named = {*_VARIABLE.findall(text), *patterns}
+    all_of_them = _ALL_VARIABLES.search(_COMMENT.sub("", text)) is not None
     for name, value in sorted(environ.items()):
-        inherited = matches(name, (*INHERITED, *OURS)) and not matches(name, OF_ONE_WINDOW)
+        inherited = all_of_them or matches(name, (*INHERITED, *OURS))
+        inherited = inherited and name not in _OF_A_SHELL and not matches(name, OF_ONE_WINDOW)
         if name in named or inherited or matches(name, patterns):
             yield name, value
 
@@ -241,13 +255,25 @@ def connected(path: Path, *, keep: bool = True) -> socket.socket | None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock under which a proxy is started, and its socket removed."""
+def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the lock under which a proxy is started, and its socket removed.
+
+    Raises:
+        TimeoutError: somebody else has held it for too long, such as a session that is stopped.
+    """
     import fcntl  # noqa: PLC0415 - not on Windows
 
+    until = time.monotonic() + seconds
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{path} is locked by another session") from None
+                time.sleep(LOCK_PAUSE_SECONDS)
         yield
     finally:
         os.close(descriptor)

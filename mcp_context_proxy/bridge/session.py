@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +31,10 @@ SESSION_VARIABLES: Final = ("CLAUDE_CODE_SESSION_ID", "CODEX_SESSION_ID", "GEMIN
 CHUNK: Final = 1 << 16
 WAIT_SECONDS: Final = 0.05
 """Time between two attempts to connect, where a proxy has just gone."""
-TRIES: Final = 3
-"""Proxies in a row that end before they say anything, until the bridge gives up."""
+TRIES: Final = 2
+"""Proxies in a row that end before they say anything, until the bridge gives up at the next one."""
+HELD_BYTES: Final = 32 << 20
+"""Part of a line that is held until it is whole; a longer one, which the proxy refuses, passes in parts."""
 LAST_LINES_SECONDS: Final = 30.0
 """Time for the last answers after the host has closed its end. A proxy that runs takes half a second."""
 LOG_SHOWN: Final = 2_000
@@ -82,7 +85,7 @@ class Bridge:
             self._peer.sendall(self._greeting)
         reading = threading.Thread(target=self._read_proxy, daemon=True)
         reading.start()
-        for line in _lines(0):
+        for line in _lines(0, HELD_BYTES):
             self._to_proxy(line)
         self._ended = True
         with self._turn, suppress(OSError):
@@ -91,7 +94,8 @@ class Bridge:
 
     def _to_proxy(self, line: bytes) -> None:
         with self._turn:
-            self._track(line)
+            if line.endswith(b"\n"):
+                self._track(line)
             # After an error, the other thread sees the end, tells the host, and opens the session anew. A
             # line that is no request is lost with the proxy that it was for.
             with suppress(OSError):
@@ -99,14 +103,14 @@ class Bridge:
 
     def _track(self, line: bytes) -> None:
         """Note the id of a request, and the messages that open a session."""
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             message = json.loads(line)
             if not isinstance(message, dict) or "method" not in message:
                 return
             method, key = message["method"], json.dumps(message.get("id"))
             if method == "initialize":
                 self._opening, self._opened = [line], key
-            elif method == "notifications/initialized":
+            elif method == "notifications/initialized" and len(self._opening) == 1:
                 self._opening.append(line)
             elif method == "notifications/cancelled":
                 params = message.get("params")
@@ -133,7 +137,7 @@ class Bridge:
             if self._ended and (self._answered or not self._under_way):
                 return
             failures += 1
-            if not self._answered or failures > TRIES:
+            if failures > TRIES:
                 self._give_up()
             skip = self._replace()
 
@@ -172,9 +176,13 @@ class Bridge:
         os._exit(1)
 
 
-def _lines(source: int | socket.socket) -> Iterator[bytes]:
-    """Yield the lines of a descriptor or a socket until its end; the last one only if it is whole."""
+def _lines(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
+    """Yield the lines of a descriptor or a socket until its end; the last one only if it is whole.
+
+    A line of more than `held` bytes comes in parts.
+    """
     parts: list[bytes] = []
+    size = 0
     while True:
         try:
             data = os.read(source, CHUNK) if isinstance(source, int) else source.recv(CHUNK)
@@ -185,9 +193,13 @@ def _lines(source: int | socket.socket) -> Iterator[bytes]:
         end = data.rfind(b"\n") + 1
         if not end:
             parts.append(data)
+            size += len(data)
+            if size > held:
+                yield from parts
+                parts, size = [], 0
             continue
         whole = b"".join([*parts, data[:end]])
-        parts = [data[end:]] if end < len(data) else []
+        parts, size = [data[end:]], len(data) - end
         if whole.count(b"\n") == 1:
             yield whole
         else:

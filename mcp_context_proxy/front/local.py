@@ -21,7 +21,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from mcp_context_proxy.bridge.meeting import locked
+from mcp_context_proxy.bridge.meeting import LOG_BYTES, locked
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol import envelope
@@ -42,6 +42,15 @@ logger = logging.getLogger(__name__)
 LAST_RESPONSES_SECONDS: Final = 0.5
 """Time for requests that are under way when a host closes its end; as on standard streams."""
 
+ACCEPT_PAUSE_SECONDS: Final = 0.2
+"""Pause before the next attempt to accept a host, where there was no descriptor for it."""
+
+REMOVE_SECONDS: Final = 1.0
+"""Time to wait for a session that is about to start another proxy, before the socket is left to it."""
+
+LOG_SECONDS: Final = 10.0
+"""Time between two looks at the size of the log."""
+
 MOST_HOSTS: Final = 256
 """Hosts at a time; each takes a descriptor and some memory."""
 
@@ -59,6 +68,7 @@ async def serve(hosts: Hosts, descriptor: int, linger_seconds: float) -> None:
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(hosts.accept, listening)
+            group.start_soon(_bound_log, Path(path).with_suffix(".log"))
             await hosts.none_for(linger_seconds)
             group.cancel_scope.cancel()
     finally:
@@ -68,9 +78,27 @@ async def serve(hosts: Hosts, descriptor: int, linger_seconds: float) -> None:
 
 def _remove(path: str, inode: int) -> None:
     """Remove the socket from its folder, unless another proxy has been started there meanwhile."""
-    with suppress(OSError), locked(Path(path).with_suffix(".lock")):
+    with suppress(OSError), locked(Path(path).with_suffix(".lock"), REMOVE_SECONDS):
         if os.stat(path).st_ino == inode:  # noqa: PTH116
             os.unlink(path)  # noqa: PTH108
+
+
+async def _bound_log(path: Path) -> None:
+    """Begin the log anew whenever it is large, and keep the one before it, until cancelled."""
+    while True:
+        await anyio.sleep(LOG_SECONDS)
+        await in_thread(_rotate, path)
+
+
+def _rotate(path: Path) -> None:
+    with suppress(OSError):
+        written = os.fstat(2)
+        # Only the log that a bridge has opened for us, and not what anybody else gave as standard error.
+        if written.st_size > LOG_BYTES and os.path.samestat(written, path.stat()):
+            path.replace(path.with_suffix(".log.1"))
+            new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            os.dup2(new, 2, inheritable=True)
+            os.close(new)
 
 
 class Hosts:
@@ -96,9 +124,19 @@ class Hosts:
     async def accept(self, listening: socket.socket) -> None:
         """Accept hosts until cancelled."""
         loop = asyncio.get_running_loop()
+        told = False
         async with anyio.create_task_group() as group:
             while True:
-                connection, _ = await loop.sock_accept(listening)
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError as error:
+                    # Such as no free descriptors: the hosts that are there go on, and the new one waits.
+                    if not told:
+                        logger.warning("no host can be accepted: %s", error.strerror or error)
+                    told = True
+                    await anyio.sleep(ACCEPT_PAUSE_SECONDS)
+                    continue
+                told = False
                 if not _is_ours(connection) or self._connected >= MOST_HOSTS:
                     logger.warning("a connection of another user, or one too many, was refused")
                     connection.close()
