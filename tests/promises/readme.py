@@ -62,8 +62,7 @@ README = (
         ),
     ),
     Promise(
-        "With several hosts, or many sessions of one, `serve --shared` lets them all use one proxy and one "
-        "copy of each server.",
+        "Several hosts, and all sessions of one, use one proxy and one copy of each server.",
         ("front/test_shared.py::test_hosts_of_both_eras_use_one_proxy_and_one_copy_of_each_server",),
     ),
     Promise(
