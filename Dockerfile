@@ -24,6 +24,8 @@ ENV XDG_DATA_HOME=/data
 ENV MCP_CONTEXT_PROXY_CONFIG=/config/config.toml
 # A volume shows the permissions and owners of the host; whoever mounts it decides what runs here anyway.
 ENV MCP_CONTEXT_PROXY_TRUST_CONFIG=1
+# A container is one proxy already; a session over its stdio needs no second process.
+ENV MCP_CONTEXT_PROXY_OWN=1
 
 USER 10001:10001
 WORKDIR /data

@@ -110,7 +110,7 @@ def listed_to_a_host() -> dict[str, float]:
         home = Path(folder)
         config = home / "config.toml"
         config.write_text(configuration(home) + '[expose]\nmode = "all"\n', encoding="utf-8")
-        program = [sys.executable, "-m", "mcp_context_proxy", "serve", "--config", str(config)]
+        program = [sys.executable, "-m", "mcp_context_proxy", "serve", "--own", "--config", str(config)]
         client = StdioClient(["env", "-u", "XDG_CACHE_HOME", "-u", "XDG_DATA_HOME", f"HOME={home}", *program])
         client.open()
         while len(listed) < len(SERVERS) and (seconds := time.perf_counter() - client.spawned) < SECONDS:

@@ -49,7 +49,7 @@ class Workbench:
 
     def proxy(self, config: Path, era: str = "handshake") -> StdioClient:
         """The proxy over stdio, just started."""
-        return StdioClient(proxy_command(config), era, self.folder / "proxy.log")
+        return StdioClient([*proxy_command(config), "serve", "--own"], era, self.folder / "proxy.log")
 
     def bare(self, era: str = "handshake", tools: int = TOOLS) -> StdioClient:
         """The bare SDK proxy over stdio, just started."""

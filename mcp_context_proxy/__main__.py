@@ -2,18 +2,38 @@
 
 import os
 import sys
+from collections.abc import Sequence
+
+OWN_VARIABLE = "MCP_CONTEXT_PROXY_OWN"
+"""If it is set, ``serve`` has a proxy of its own, as with ``--own``; for containers and service managers."""
 
 
 def main() -> None:
-    """Run the command line, or only the bridge to a shared proxy."""
-    if "--shared" in sys.argv and sys.platform != "win32":
-        from mcp_context_proxy import bridge  # noqa: PLC0415 - nothing else that takes time to import
+    """Run the command line, or only the bridge to a shared proxy, or the hook of a host."""
+    arguments = sys.argv[1:]
+    if arguments[:2] == ["hook", "run"] and sys.platform != "win32":
+        from mcp_context_proxy.bridge import hook  # noqa: PLC0415 - nothing else that takes time to import
 
-        if bridge.run(sys.argv[1:], os.environ):
+        sys.exit(hook.run(arguments[2:], os.environ))
+    if joins(arguments) and sys.platform != "win32" and not os.environ.get(OWN_VARIABLE):
+        from mcp_context_proxy.bridge import session  # noqa: PLC0415 - the same
+
+        if session.run(arguments, os.environ):
             return
     from mcp_context_proxy.cli.main import main as run  # noqa: PLC0415 - hundreds of modules
 
     run()
+
+
+def joins(arguments: Sequence[str]) -> bool:
+    """Return whether a command line is a ``serve`` over stdio that may share a proxy."""
+    words = iter(arguments)
+    for word in words:
+        if word in {"--config", "--log-level"}:
+            next(words, None)
+        elif word not in {"serve", "--shared"} and not word.startswith(("--config=", "--log-level=")):
+            return False
+    return True
 
 
 if __name__ == "__main__":

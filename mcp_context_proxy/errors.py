@@ -14,6 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+NOTICE: Final = 35
+"""A log level that is shown like a warning and not called one, such as for the address that is served."""
+
 
 class ContextProxyError(Exception):
     """Base of every error that this package raises on purpose."""

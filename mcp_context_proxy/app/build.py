@@ -39,6 +39,7 @@ from mcp_context_proxy.store import Store
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, audit_file
 from mcp_context_proxy.trust.guard import KnownSecrets
+from mcp_context_proxy.trust.kept_logs import KeptLogs
 
 
 def build(config: Config, store: Store) -> Proxy:
@@ -234,5 +235,6 @@ def build(config: Config, store: Store) -> Proxy:
         results=results,
         redact=redact,
         audit=audit,
+        logs=KeptLogs(None),
     )
     return proxy

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -33,18 +33,22 @@ from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.results import LargeResults
 from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.kept_logs import KeptLogs
 from mcp_context_proxy.trust.tokens import reaches
 
 if TYPE_CHECKING:
@@ -246,10 +250,29 @@ class Proxy:
     redact: Redactor
     """Removes the secrets of all configurations so far from what people are shown."""
     audit: AuditLog
+    logs: KeptLogs
     reloader: Reloader | None = None
     """Follows the configuration file while a front is served."""
+    hosts: Callable[[], list[ConnectedHost]] = list
+    """Returns the hosts that share the proxy."""
+    started: float = field(default_factory=time_of_day)
+    """Seconds since 1970."""
+    shared: bool = False
+    """True if hosts share it over a socket."""
+    stop: Callable[[], None] | None = None
+    """Stops the proxy, where it is a program of its own."""
     _warm: bool = False
     """Whether each new snapshot is indexed at once."""
+
+    @property
+    def usage(self) -> UsageRecorder | None:
+        """Return the counts of calls; None if nothing is counted."""
+        return self.statistics.usage
+
+    @property
+    def working_set(self) -> WorkingSet:
+        """Return the tools that use has put into the default list."""
+        return self.search.working_set
 
     @property
     def searcher(self) -> Searcher:
@@ -275,6 +298,7 @@ class Proxy:
                 self.search.session_recorder,
                 self.statistics.usage,
                 self.audit,
+                self.logs,
                 None if self.interactions is None else self.interactions.recorder,
             ):
                 if part is not None:

@@ -33,12 +33,15 @@ from mcp_context_proxy.system.process import (
 )
 from mcp_context_proxy.system.threads import in_thread, load_sdk
 from mcp_context_proxy.trust.audit import audit_file
+from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
+    from mcp_context_proxy.front.http import LocalApi
     from mcp_context_proxy.server.sdk import SdkServer
+    from mcp_context_proxy.web.api import Operation
 
 
 Front = Callable[[Proxy, "SdkServer"], Awaitable[None]]
@@ -58,13 +61,19 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
     """Open and run a proxy without a front. With `serves`, most servers start only once a front is there."""
     redact_logs(all_secrets_of(config))
     store = await in_thread(open_store, store_location(config))
+    logs: KeptLogs | None = None
     try:
         proxy = build(config, store)
         if serves:
             proxy.fleet.starts.hold_back()
+            proxy.logs = logs = kept_logs(config)
+            proxy.fleet.keep_line = proxy.logs.note
+            keep_messages(proxy.logs, all_secrets_of(config))
         async with proxy.running():
             yield proxy
     finally:
+        if logs is not None:
+            logging.getLogger().removeHandler(logs)
         with anyio.CancelScope(shield=True):
             await in_thread(store.close)
 
@@ -105,7 +114,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     introduction=proxy.introduction,
                     header_schema=proxy.tool_list.header_schema,
                 )
-                proxy.reloader = reloader
+                proxy.reloader, proxy.stop = reloader, stop.set
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_on_signal, stop, proxy, server, group.cancel_scope)
                     group.start_soon(reloader.run, proxy.apply)
@@ -194,11 +203,18 @@ async def shared_front(proxy: Proxy, server: SdkServer, listening: int) -> None:
     """Serve the hosts of one user over a Unix socket, until none has been connected for a while."""
     from mcp_context_proxy.front import local  # noqa: PLC0415 - POSIX only
 
+    hosts = local.Hosts(proxy.gateway, proxy.config.limits, server, partial(_local_api, proxy))
+    proxy.hosts, proxy.shared = hosts, True
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
-        config = proxy.config
-        await local.serve(proxy.gateway, config.limits, server, listening, config.shared.linger_seconds)
+        await local.serve(hosts, listening, proxy.config.shared.linger_seconds)
         group.cancel_scope.cancel()
+
+
+def _local_api(proxy: Proxy) -> LocalApi:
+    from mcp_context_proxy.front.http import LocalApi  # noqa: PLC0415 - nobody may ever ask
+
+    return LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
 
 
 async def http_front(proxy: Proxy, server: SdkServer) -> None:
@@ -252,25 +268,36 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 def web_routes(proxy: Proxy) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics."""
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
+    from mcp_context_proxy.web.page import routes  # noqa: PLC0415
+
+    counters = None if proxy.usage is None else proxy.usage.counters
+    metrics = [] if counters is None else [prometheus.route(counters)]
+    return [*routes(operations(proxy), partial(shown_json, redact=proxy.redact.json)), *metrics]
+
+
+def operations(proxy: Proxy) -> list[Operation]:
+    """Return the operations of the REST API, which pages, commands and hooks use as well."""
     from mcp_context_proxy.web.approvals import ApprovalsApi  # noqa: PLC0415
     from mcp_context_proxy.web.audit import AuditApi  # noqa: PLC0415
     from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
     from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
-    from mcp_context_proxy.web.page import routes  # noqa: PLC0415
+    from mcp_context_proxy.web.inventory import InventoryApi  # noqa: PLC0415
+    from mcp_context_proxy.web.prompts import PromptsApi  # noqa: PLC0415
+    from mcp_context_proxy.web.running import RunningApi  # noqa: PLC0415
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage import UsageApi  # noqa: PLC0415
 
-    measuring = proxy.statistics
-    parts = proxy.interactions
+    measuring, parts = proxy.statistics, proxy.interactions
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)
-    contexts_api = ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log)
-    search_api = SearchApi(proxy.contexts, proxy.reindex, log)
-    usage_api = UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all)
-    interactions_api = InteractionsApi(recorder)
-    audit_api = AuditApi(proxy.audit, audit_file(proxy.config))
-    approvals_api = ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale)
-    apis = contexts_api, search_api, usage_api, interactions_api, approvals_api, audit_api
-    operations = [operation for each in apis for operation in each.operations()]
-    metrics = [] if measuring.usage is None else [prometheus.route(measuring.usage.counters)]
-    shown = partial(shown_json, redact=proxy.redact.json)
-    return [*routes(operations, shown), *metrics]
+    apis = (
+        RunningApi(proxy),
+        InventoryApi(proxy),
+        ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log),
+        PromptsApi(proxy, log),
+        SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
+        UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),
+        InteractionsApi(recorder),
+        ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale),
+        AuditApi(proxy.audit, audit_file(proxy.config)),
+    )
+    return [operation for each in apis for operation in each.operations()]

@@ -21,26 +21,16 @@ from rich.text import Text
 from mcp_context_proxy.cli import pins, terminal
 from mcp_context_proxy.cli.options import config_option, load_config, open_configured_store, run
 from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
-from mcp_context_proxy.cli.terminal import (
-    Terminal,
-    address,
-    counted,
-    duration,
-    failure,
-    findings,
-    last_output,
-    marked,
-    results,
-    strays,
-    working_folder,
-)
+from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.source import read
+from mcp_context_proxy.downstream.facts import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.items import Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.web.inventory import remarks
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -289,7 +279,7 @@ async def _check_proxy(
                 version = await in_thread(partial(version_that_runs, server, missing, group))
                 if version is not None:
                     versions[name] = (missing, server, version)
-        for name, message in findings(proxy):
+        for name, message in remarks(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += await in_thread(_taken_lately, proxy)
         verdicts += await _copies(proxy)

@@ -106,7 +106,7 @@ async def _play(console: Terminal, folder: Path, log: TextIO) -> None:
     config.write_text(_config(folder), encoding="utf-8")
     with ExitStack() as starting:
         starting.enter_context(messages().status("Starting the proxy and the example servers"))
-        proxy = [sys.executable, "-m", "mcp_context_proxy", "--config", str(config)]
+        proxy = [sys.executable, "-m", "mcp_context_proxy", "--config", str(config), "serve", "--own"]
         async with _connected(proxy, folder, log) as client:
             offered = await _offered(folder)
             starting.close()

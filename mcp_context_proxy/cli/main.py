@@ -19,9 +19,7 @@ import click
 from mcp_context_proxy import __version__
 from mcp_context_proxy.cli.options import config_option, shown
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import LogFormatter
-from mcp_context_proxy.system.process import close_to_others, ignore_sighup
 
 COMMANDS: Final = {
     "install": (
@@ -34,12 +32,20 @@ COMMANDS: Final = {
     "add": ("Set up", "configure", "Add a server to the configuration."),
     "remove": ("Set up", "configure", "Remove a server from the configuration."),
     "init": ("Set up", "configure", "Write a configuration to begin with."),
+    "hook": ("Set up", "hooks", "Give a host's model what fits each prompt, by the host's prompt hook."),
     "serve": ("Daily use", "serve", "Serve hosts over stdio, or over HTTP with --http. The default command."),
     "ui": ("Daily use", "serve", "Print the address of the page that shows requests and usage."),
     "search": ("Daily use", "search", "Search the tools, rules and references behind the proxy."),
     "context": ("Daily use", "contexts", "Print the rules, references and tools for a query."),
     "tools": ("Daily use", "servers", "List all tools behind the proxy, with their cost in tokens."),
     "servers": ("Daily use", "servers", "Show the configured servers and their state."),
+    "status": ("Running proxy", "running", "Show what runs: the process, its hosts, and each server."),
+    "logs": ("Running proxy", "running", "Show what a server, or the proxy itself, has logged."),
+    "call": ("Running proxy", "running", "Call a tool as a host would."),
+    "restart": ("Running proxy", "running", "Restart a server."),
+    "enable": ("Running proxy", "running", "Turn a server or a tool on."),
+    "disable": ("Running proxy", "running", "Turn a server or a tool off."),
+    "stop": ("Running proxy", "running", "Stop the proxy that hosts share."),
     "demo": ("Understand", "demo", "Show the proxy at work in front of example servers."),
     "explain": ("Understand", "contexts", "Explain why a tool is selected for a query, or why not."),
     "requests": ("Understand", "contexts", "Show the items selected for earlier requests, and why."),
@@ -55,10 +61,10 @@ COMMANDS: Final = {
     "approve": ("Maintain", "approval", "Approve changed definitions of a server."),
     "reject": ("Maintain", "approval", "Withhold definitions of a server until they are approved."),
     "index": ("Maintain", "servers", "Index everything ahead of the first search."),
-    "login": ("Maintain", "login", "Log in to a server that requires it (OAuth)."),
-    "logout": ("Maintain", "login", "Forget the login to a server."),
-    "token": ("Maintain", "tokens", "Add, list or revoke tokens of those who connect over HTTP."),
-    "secret": ("Maintain", "secret", "Keep secrets for the configuration in the keyring of the system."),
+    "login": ("Maintain", "credentials", "Log in to a server that requires it (OAuth)."),
+    "logout": ("Maintain", "credentials", "Forget the login to a server."),
+    "token": ("Maintain", "credentials", "Add, list or revoke tokens of those who connect over HTTP."),
+    "secret": ("Maintain", "credentials", "Keep secrets for the configuration in the keyring of the system."),
 }
 """Each command with its section of the help, its module, and its line in the help."""
 
@@ -153,6 +159,8 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
     """One MCP server in front of many: shows the model only the tools that the current request needs."""
     os.environ.setdefault(NUMPY_THREADS, "1")
+    from mcp_context_proxy.system.process import close_to_others, ignore_sighup
+
     # Before any server starts; other commands start servers as well.
     close_to_others()
     serving = ctx.invoked_subcommand in {None, "serve"}
@@ -178,7 +186,8 @@ def configure_logging(level: str) -> None:
     # In detail these log whole messages, with arguments and results.
     for name in ("mcp", "sse_starlette"):
         logging.getLogger(name).setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").addFilter(_LimitedComplaints())
+    if level != SILENT:
+        logging.getLogger("uvicorn.error").addFilter(_LimitedComplaints())
     if level.lower() != "debug":
         logging.getLogger("mcp.server.streamable_http").addFilter(_no_closed_sessions)
         # The libraries' own messages explain nothing to a user.
@@ -203,6 +212,8 @@ class _LimitedComplaints(logging.Filter):
     """Limits the rate of the HTTP server's warnings about bad requests."""
 
     def __init__(self) -> None:
+        from mcp_context_proxy.protocol.framing import Bucket
+
         super().__init__()
         self._bucket = Bucket(COMPLAINTS_PER_SECOND, COMPLAINTS)
 

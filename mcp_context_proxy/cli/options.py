@@ -1,4 +1,8 @@
-"""Shared parts of all commands: ``--config``, JSON output, and running asynchronous code."""
+"""Shared parts of all commands: ``--config``, JSON output, and running asynchronous code.
+
+A command that asks a running proxy takes a tenth of a second. So nothing that takes time to import, such as
+the configuration, is imported here before it is needed.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,18 @@ import functools
 import math
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import anyio
 import click
 
-from mcp_context_proxy.config import Config, load
-from mcp_context_proxy.config.load import complaints
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.protocol.strangers import clean
 
 if TYPE_CHECKING:
+    import anyio
+
+    from mcp_context_proxy.config import Config
     from mcp_context_proxy.store import Store
 
 T = TypeVar("T")
@@ -107,6 +110,12 @@ def open_group(ctx: click.Context, config_path: Path | None, default: click.Comm
         ctx.invoke(default)
 
 
+def named_path(ctx: click.Context, config_path: Path | None) -> Path | None:
+    """Return the configuration that the command line names; None if it names none."""
+    root = ctx.find_root().obj
+    return config_path or (root if isinstance(root, Path) else None)
+
+
 def load_config(
     ctx: click.Context,
     config_path: Path | None,
@@ -118,9 +127,11 @@ def load_config(
 
     With `complain`, mistakes that cost only a part of it are printed on stderr.
     """
-    root = ctx.find_root().obj
-    path = config_path or (root if isinstance(root, Path) else None)
-    config = load(path, overrides=overrides or {})
+    from mcp_context_proxy.config import load
+    from mcp_context_proxy.config.load import complaints
+    from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+
+    config = load(named_path(ctx, config_path), overrides=overrides or {})
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
     for complaint in complaints(config) if complain else ():
         click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
@@ -170,16 +181,13 @@ def echo_json(data: Mapping[str, Any]) -> None:
     click.echo(msgspec.json.format(encoded, indent=2))
 
 
-def terms_data(terms: Iterable[tuple[str, str, float]]) -> list[dict[str, Any]]:
-    """Return the terms of a score for JSON: each with its field, and the number that it has added."""
-    return [{"field": field, "term": term, "added": added} for field, term, added in terms]
-
-
 def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
     """Run an asynchronous function, and raise its own error, not wrapped by task groups.
 
     Ctrl-C or a signal cancels it, waits for its clean-up, and raises `KeyboardInterrupt`.
     """
+    import anyio
+
     results: list[T] = []
 
     async def run_until_signal() -> None:

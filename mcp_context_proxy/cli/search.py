@@ -13,27 +13,21 @@ from rich.text import Text
 from mcp_context_proxy.cli.options import (
     Number,
     WholeNumber,
-    configured,
     echo_json,
     json_option,
     query_argument,
     run,
     shown,
-    terms_data,
 )
-from mcp_context_proxy.cli.terminal import Terminal, counted, failures, messages, open_started_proxy, results
-from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.search_filters import SearchFilters
+from mcp_context_proxy.cli.running import AnswerSource, asking
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, open_started_proxy, results
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.retrieval.item_metadata import described
-from mcp_context_proxy.retrieval.results import Result
-from mcp_context_proxy.server import rendering, search_answers
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.context.selection import SearchAnswer
-
+    from mcp_context_proxy.config import Config
 
 INDENT: Final = 12
 """Column of names, after rank and score."""
@@ -86,7 +80,7 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
 
 
 @click.command("search")
-@configured
+@asking
 @query_argument
 @click.option("--top", type=WholeNumber(1), help="Number of results.  [default: as configured]")
 @click.option(
@@ -105,7 +99,7 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
 @json_option
 @click.option("--explain", is_flag=True, help="Show scores, their parts and the reasons.")
 def search_command(
-    config: Config,
+    source: AnswerSource,
     /,
     query: str,
     top: int | None,
@@ -119,137 +113,89 @@ def search_command(
 
     Shows the answer that a model gets; --explain shows how it came about.
     """
-    filters = filters_of(config, narrowing)
-    try:
-        answer, text, failed = run(_search, config, query, frozenset(map(Kind, kinds)), filters, top, rerank)
-    except UnknownFilterError as error:
-        hint = "--any-tag" if error.value in filters.any_tags else f"--{error.kind}"
-        raise click.BadParameter(str(error), param_hint=hint) from None
-    if as_json:
-        echo_json(_data(answer, failed, explain))
-    elif explain:
-        _show(results(), answer)
+    wanted = {"query": query, "top": top, "kinds": ",".join(kinds), "rerank": rerank, "explain": explain}
+    if source.running is not None:
+        given = {name: value for name, value in narrowing.items() if value is not False}
+        data = source.running.get("/search", {**wanted, **given})
     else:
-        if answer.found.read_as is not None:
-            messages().prose(Text(_read_as(answer.found.read_as), style="dim"), hanging=9)
-        reranking = answer.context.rerank
-        if reranking is not None and not reranking.used:
-            messages().prose(Text(f"Rerank: {one_line(reranking.reason)}", style="dim"), hanging=8)
-        click.echo(shown(text))
+        filters = filters_of(source.config, narrowing)
+        try:
+            data = run(_search, source.config, wanted | narrowing)
+        except UnknownFilterError as error:
+            hint = "--any-tag" if error.value in filters.any_tags else f"--{error.kind}"
+            raise click.BadParameter(str(error), param_hint=hint) from None
+    if as_json:
+        echo_json(_data(data))
+    elif explain:
+        _show(results(), data)
+    else:
+        if data["read_as"] is not None:
+            messages().prose(Text(_read_as(data["read_as"]), style="dim"), hanging=9)
+        reranking = data["rerank"]
+        if reranking is not None and not reranking["used"]:
+            messages().prose(Text(f"Rerank: {one_line(reranking['reason'])}", style="dim"), hanging=8)
+        click.echo(shown(data["text"]))
 
 
-async def _search(
-    config: Config,
-    query: str,
-    kinds: frozenset[Kind],
-    filters: SearchFilters,
-    top: int | None,
-    rerank: bool | None,
-) -> tuple[SearchAnswer, str, dict[str, str]]:
-    """Search, and return the answer, also as a model reads it, and the failed servers with their causes."""
-    from mcp_context_proxy.context.options import DomainOverrides, Overrides
-    from mcp_context_proxy.context.search import Scope
+async def _search(config: Config, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Search in a proxy of this command, and return the answer as the REST API gives it."""
+    import msgspec
+
+    from mcp_context_proxy.web.search import LookWanted, look
 
     async with open_started_proxy(config) as proxy:
-        if filters.needs_figures and proxy.statistics.usage is not None:
-            await proxy.statistics.usage.refresh()
-        number = DomainOverrides(top_n=top)
-        answer = await proxy.contexts.select(
-            query,
-            overrides=Overrides(number, number),
-            origin="search",
-            scope=Scope(kinds or None, filters),
-            remember=False,
-            deliver="answer",
-            rerank=proxy.search.reranker.mode if rerank is None else "always" if rerank else "never",
-        )
-        notes = search_answers.search_notes(answer, proxy.fleet)
-        text = search_answers.search_text(
-            answer, notes, proxy.contexts.count_tokens, tokens=search_answers.answer_tokens(top)
-        )
-        return answer, text, failures(proxy)
+        found = await look(proxy.contexts, proxy.fleet, proxy.usage, msgspec.convert(wanted, LookWanted))
+        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+        return decoded
 
 
-def _data(answer: SearchAnswer, failed: dict[str, str], explain: bool) -> dict[str, Any]:
-    """Return the facts of the data form of ``search_available_tools``, and the failed servers."""
-    context, found = answer.context, answer.found
-    rerank = context.rerank
-    return {
-        "query": context.query,
-        "read_as": found.read_as,
-        "fits": bool(found.results),
-        "results": [_item_data(result, explain) for result in found.results],
-        "near_misses": [_item_data(result, explain) for result in found.near_misses],
-        "method": found.tools.method,
-        "note": " ".join(note for note in (found.tools.note, found.filter_note) if note) or None,
-        "filters": context.filters,
-        "rerank": None
-        if rerank is None
-        else {"used": rerank.used, "reason": rerank.reason, "seconds": round(rerank.seconds, 3)},
-        "known": found.known,
-        "failed": [{"server": name, "cause": cause} for name, cause in failed.items()],
-    }
+def _data(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of an answer without its text, which is for models."""
+    told = " ".join(note for note in (found["note"], found["filter_note"]) if note)
+    left_out = {"text", "filter_note", "over_budget"}
+    return {key: value for key, value in found.items() if key not in left_out} | {"note": told or None}
 
 
 def _read_as(query: str) -> str:
     return f"Read as: {one_line(query)}"
 
 
-def _item_data(result: Result, explain: bool) -> dict[str, Any]:
-    data = dict(rendering.item_data(result, with_schema=True)) | described(result.item)
-    if explain:
-        data |= {
-            "learned": result.learned,
-            "used_before_for": None if result.support is None else result.support.query,
-            "novelty": result.novelty,
-            "cosine": result.cosine,
-            "lexical": result.lexical,
-            "action": result.action,
-            "need": result.need,
-            "serves": result.serves,
-            "terms": terms_data(result.terms),
-            "chunk": result.chunk,
-            "matched": result.matched,
-        }
-    return data
-
-
-def _show(console: Terminal, answer: SearchAnswer) -> None:
-    context, found = answer.context, answer.found
-    asked, rerank = f'"{one_line(context.query)}"', context.rerank
-    if found.read_as is not None:
-        console.prose(Text(_read_as(found.read_as), style="dim"), hanging=9)
-    if found.tools.note:
-        console.prose(Text(f"Note: {found.tools.note}", style="yellow"))
+def _show(console: Terminal, found: Mapping[str, Any]) -> None:
+    asked, rerank = f'"{one_line(found["query"])}"', found["rerank"]
+    if found["read_as"] is not None:
+        console.prose(Text(_read_as(found["read_as"]), style="dim"), hanging=9)
+    if found["note"]:
+        console.prose(Text(f"Note: {found['note']}", style="yellow"))
     if rerank is not None:
-        took = f", in {rerank.seconds:.1f} s" if rerank.seconds else ""
-        console.prose(Text(f"Rerank: {one_line(rerank.reason)}{took}", style="dim"), hanging=8)
-    if found.filter_note:
-        console.prose(Text(found.filter_note, style="yellow"))
-    if context.dropped:
-        console.prose(Text(search_answers.over_budget(context, found.snapshot), style="yellow"))
-    if found.results:
-        how = "words and meaning" if found.tools.method == "hybrid" else "words only"
-        how = f"{how}, {rerank.reason}" if rerank is not None and rerank.used else how
-        console.say(Text(asked, style="bold"), f"  {len(found.results)} of {found.known}, by {how}")
-        documents = found.documents.results if found.documents else ()
-        _show_all(console, "Tools", found.tools.results)
-        _show_all(console, "Rules and references", documents)
-        _show_all(console, "Come with these", found.brought)
-        _show_all(console, "No tool fits well; closest", found.near_misses)
-    elif found.near_misses:
-        console.say(f"Nothing fits {asked} well. Closest of {found.known} (probably not what you need):")
-        _show_all(console, "", found.near_misses)
-    elif not found.filter_note:
-        console.say(f"Nothing was found for {asked} among {counted(found.known, 'item')}.")
+        took = f", in {rerank['seconds']:.1f} s" if rerank["seconds"] else ""
+        console.prose(Text(f"Rerank: {one_line(rerank['reason'])}{took}", style="dim"), hanging=8)
+    if found["filter_note"]:
+        console.prose(Text(found["filter_note"], style="yellow"))
+    if found["over_budget"]:
+        console.prose(Text(found["over_budget"], style="yellow"))
+    items, nearest = found["results"], found["near_misses"]
+    if items:
+        how = "words and meaning" if found["method"] == "hybrid" else "words only"
+        how = f"{how}, {rerank['reason']}" if rerank is not None and rerank["used"] else how
+        console.say(Text(asked, style="bold"), f"  {len(items)} of {found['known']}, by {how}")
+        searched = [one for one in items if not one["brought"]]
+        _show_all(console, "Tools", [one for one in searched if one["type"] == "tool"])
+        _show_all(console, "Rules and references", [one for one in searched if one["type"] != "tool"])
+        _show_all(console, "Come with these", [one for one in items if one["brought"]])
+        _show_all(console, "No tool fits well; closest", nearest)
+    elif nearest:
+        console.say(f"Nothing fits {asked} well. Closest of {found['known']} (probably not what you need):")
+        _show_all(console, "", nearest)
+    elif not found["filter_note"]:
+        console.say(f"Nothing was found for {asked} among {counted(found['known'], 'item')}.")
 
 
-def _show_all(console: Terminal, title: str, ranked: Sequence[Result]) -> None:
+def _show_all(console: Terminal, title: str, ranked: Sequence[Mapping[str, Any]]) -> None:
     if ranked and title:
         console.section(title)
-    for rank, result in enumerate(ranked, 1):
-        show_one(console, rank, rendering.item_data(result, with_schema=False))
-        _explain(console, result)
+    for rank, one in enumerate(ranked, 1):
+        show_one(console, rank, one)
+        _explain(console, one)
 
 
 def show_one(console: Terminal, rank: int | str, data: Mapping[str, Any]) -> None:
@@ -261,23 +207,22 @@ def show_one(console: Terminal, rank: int | str, data: Mapping[str, Any]) -> Non
     console.prose(Text(f"why: {one_line(str(data['why']))}", style="dim"), INDENT, hanging=5)
 
 
-def _explain(console: Terminal, result: Result) -> None:
-    similarity = "-" if result.cosine is None else f"{result.cosine:.3f}"
-    need = f", bonus for a part of the query {result.need:.3f}" if result.need > 0 else ""
-    learned = f", learned {result.learned:.3f}" if result.learned > 0 else ""
-    action = f", action {result.action:+.3f}" if result.action else ""
-    new = f", new {result.novelty:.3f}" if result.novelty > 0 else ""
+def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
+    similarity = "-" if one["cosine"] is None else f"{one['cosine']:.3f}"
+    need = f", bonus for a part of the query {one['need']:.3f}" if one["need"] > 0 else ""
+    learned = f", learned {one['learned']:.3f}" if one["learned"] > 0 else ""
+    action = f", action {one['action']:+.3f}" if one["action"] else ""
+    new = f", new {one['novelty']:.3f}" if one["novelty"] > 0 else ""
     console.say(
-        f"similarity {similarity}, words {result.lexical:.2f}{action}{need}{learned}{new}", indent=INDENT
+        f"similarity {similarity}, words {one['lexical']:.2f}{action}{need}{learned}{new}", indent=INDENT
     )
-    rows = [(f"{added:.2f}", field, term) for field, term, added in result.terms]
+    rows = [(f"{term['added']:.2f}", term["field"], term["term"]) for term in one["terms"]]
     console.columns(rows, indent=INDENT + 2, right=(0,))
-    past = None if result.support is None else result.support.query
     told = (
-        ("serves", result.serves),
-        ("query", result.matched),
-        ("used before for", past),
-        ("text", result.chunk),
+        ("serves", one["serves"]),
+        ("query", one["matched"]),
+        ("used before for", one["used_before_for"]),
+        ("text", one["chunk"]),
     )
     for label, text in told:
         if text:

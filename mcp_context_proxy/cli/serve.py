@@ -33,7 +33,8 @@ PROBE_SECONDS = 2.0
     default=None,
     help="With stdio: a port of this machine for the API and the page. With --http they share its port.",
 )
-@click.option("--shared", is_flag=True, help="Join the proxy that runs for this configuration, or start it.")
+@click.option("--own", is_flag=True, help="With stdio: a proxy for this session alone.")
+@click.option("--shared", is_flag=True, hidden=True, help="Share a proxy with other hosts: the default.")
 @click.option("--listen-on", type=int, default=None, hidden=True)
 @click.pass_context
 def serve_command(
@@ -44,16 +45,23 @@ def serve_command(
     port: int | None,
     no_auth: bool,
     api_port: int | None,
+    own: bool,
     shared: bool,
     listen_on: int | None,
 ) -> None:
-    """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz, and the API and page at /api/v1 and /ui."""
+    """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz, and the API and page at /api/v1 and /ui.
+
+    Over stdio, the sessions of all hosts share the proxy that runs for the configuration; the first one
+    starts it. On Windows each session has its own.
+    """
     from mcp_context_proxy import app
 
     if not http and (host is not None or port is not None or (no_auth and api_port is None)):
         raise click.UsageError("--host and --port need --http; --no-auth needs --http or --api-port")
-    if shared and (http or api_port is not None):
+    if shared and (own or http or api_port is not None):
         raise click.UsageError("--shared is for stdio; set http.api_port in the configuration")
+    if own and http:
+        raise click.UsageError("--own is for stdio; over HTTP, all hosts share one proxy")
     if http and api_port is not None:
         raise click.UsageError("--api-port is for stdio; with --http the API is at the same port")
     overrides = {

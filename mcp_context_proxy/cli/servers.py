@@ -1,4 +1,4 @@
-"""``servers``, ``tools`` and ``index``: start the configured servers, and show or index their items.
+"""``servers``, ``tools`` and ``index``: show the servers and their tools, or index them.
 
 Servers are shown without their secrets.
 """
@@ -6,39 +6,29 @@ Servers are shown without their secrets.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-import anyio.to_thread
 import click
-from msgspec import Raw
 from rich.text import Text
 
-from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.cli.options import configured, echo_json, json_option, run
+from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import (
     Terminal,
-    address,
     counted,
     duration,
-    failure,
-    failures,
-    findings,
-    last_output,
     marked,
     open_started_proxy,
     results,
-    strays,
-    working_folder,
 )
-from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.items import Kind, ToolClass
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.retrieval.item_metadata import described
+from mcp_context_proxy.protocol.strangers import one_line
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.config import Config
 
 STYLES: Final = {
     "ready": "green",
@@ -57,71 +47,29 @@ HEADINGS: Final = (
 
 
 @click.command("servers")
-@configured
+@asking
 @json_option
-def servers_command(config: Config, as_json: bool) -> None:
-    """Start the configured servers once and show their state."""
-    servers = run(_collect_servers, config)
+def servers_command(source: AnswerSource, as_json: bool) -> None:
+    """Show the configured servers and their state; where no proxy runs, they are started once."""
+    proxy = source.running
+    found = run(_collect_servers, source.config) if proxy is None else proxy.get("/servers")["servers"]
     if as_json:
-        echo_json({"servers": servers})
+        echo_json({"servers": found})
     else:
-        _show_servers(results(), servers)
+        _show_servers(results(), found)
 
 
 async def _collect_servers(config: Config) -> list[dict[str, Any]]:
     from mcp_context_proxy import app
+    from mcp_context_proxy.web.inventory import all_servers
 
     async with app.open_proxy(config) as proxy:
         seconds = await terminal.settle(proxy)
-        clients, found = proxy.fleet.clients, list(findings(proxy))
-        turned_off = Counter(tool.server for tool in proxy.catalog.snapshot.turned_off.values())
-        servers = [
-            _facts(
-                clients[name],
-                seconds[name],
-                [message for one, message in found if one == name],
-                turned_off[name],
-            )
-            if name in clients
-            else {"name": name, "state": "disabled", "address": address(server), **_folder(server)}
-            for name, server in config.servers.items()
-        ]
-        off = [
-            {"name": name, "state": "off", "address": "", "cause": str(why), "stderr": (), "stdout": ()}
-            for name, why in config.off.items()
-        ]
-        return [*servers, *off]
-
-
-def _folder(config: ServerConfig) -> dict[str, str]:
-    return {"folder": folder} if (folder := working_folder(config)) else {}
-
-
-def _facts(client: DownstreamClient, seconds: float, found: list[str], off: int) -> dict[str, Any]:
-    introduction, listing = client.introduction, client.listing
-    failed = bool(client.cause) or introduction is None
-    facts: dict[str, Any] = {
-        "name": client.name,
-        "state": "failed" if failed else "asleep" if client.state is ServerState.ASLEEP else "ready",
-        "address": address(client.config),
-        **_folder(client.config),
-        "start_ms": round(seconds * 1000),
-        "findings": found,
-    }
-    if introduction is not None:
-        facts |= {
-            "era": str(introduction.era),
-            "protocol": introduction.version,
-            "server_name": one_line(str(introduction.server_info.get("name", "")), NAME_CHARACTERS),
-            "server_version": one_line(str(introduction.server_info.get("version", "")), NAME_CHARACTERS),
-            "tools": len(listing.tools),
-            "turned_off": off,
-            "resources": len(listing.resources) + len(listing.templates),
-            "prompts": len(listing.prompts),
-        }
-    if failed:
-        facts |= {"cause": failure(client), "stderr": last_output(client), "stdout": strays(client)}
-    return facts
+        found = all_servers(proxy)
+        for facts in found:
+            if facts["name"] in seconds:
+                facts["start_ms"] = round(seconds[facts["name"]] * 1000)
+        return found
 
 
 def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
@@ -139,7 +87,7 @@ def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
         if "cause" in facts:
             console.say()
             console.prose(Text(f"{facts['name']}: {facts['cause']}", style="red"), hanging=2)
-            for line in (*facts["stderr"], *marked(facts["stdout"])):
+            for line in (*facts.get("stderr", ()), *marked(facts.get("stdout", ()))):
                 console.prose(Text(f"| {line}", style="dim"), 2, hanging=2)
         if found := facts.get("findings"):
             console.say()
@@ -152,15 +100,12 @@ CLASS_STYLES: Final = {ToolClass.READ: "dim", ToolClass.WRITE: "", ToolClass.DES
 
 
 @click.command("tools")
-@configured
+@asking
 @json_option
 @click.option("--related", metavar="NAME", help="List only the items that are similar to this tool.")
-def tools_command(config: Config, as_json: bool, related: str | None) -> None:
+def tools_command(source: AnswerSource, as_json: bool, related: str | None) -> None:
     """List all tools behind the proxy, under the names that hosts see. Token counts are estimates."""
-    if related is not None:
-        data: dict[str, Any] = {"name": related, "related": run(_related, config, related)}
-    else:
-        data = run(_collect_tools, config)
+    data = _tools(source) if related is None else _similar(source, related)
     if as_json:
         echo_json(data)
     elif related is not None:
@@ -175,6 +120,13 @@ def tools_command(config: Config, as_json: bool, related: str | None) -> None:
         _show_tools(results(), data)
 
 
+def _similar(source: AnswerSource, name: str) -> dict[str, Any]:
+    if source.running is not None:
+        found: dict[str, Any] = source.running.get(f"/tools/{quote(name, safe='')}/related")
+        return found
+    return {"name": name, "related": run(_related, source.config, name)}
+
+
 async def _related(config: Config, name: str) -> list[dict[str, Any]]:
     async with open_started_proxy(config) as proxy:
         return [
@@ -183,49 +135,19 @@ async def _related(config: Config, name: str) -> list[dict[str, Any]]:
         ]
 
 
+def _tools(source: AnswerSource) -> dict[str, Any]:
+    if source.running is not None:
+        found: dict[str, Any] = source.running.get("/tools")
+        return found
+    return run(_collect_tools, source.config)
+
+
 async def _collect_tools(config: Config) -> dict[str, Any]:
     from mcp_context_proxy.embedding.embeddings import TokenCounter
-
-    counter = TokenCounter()
-
-    def tokens(definition: Raw) -> int:
-        return counter.count(bytes(definition).decode("utf-8", "replace"))
+    from mcp_context_proxy.web.inventory import all_tools
 
     async with open_started_proxy(config, indexed=False) as proxy:
-        snapshot = proxy.catalog.snapshot
-        # By server in the order of the configuration, then by name.
-        order = {name: position for position, name in enumerate(proxy.fleet.clients)}
-        entries = []
-        for tool in sorted(snapshot.tools.values(), key=lambda tool: (order[tool.server], tool.exposed_name)):
-            definition = tool_definition(tool)
-            entries.append(
-                {
-                    "name": tool.exposed_name,
-                    "server": tool.server,
-                    "tool": tool.name,
-                    "include": str(tool.include),
-                    "working_set": proxy.search.working_set.why(tool),
-                    "tokens": tokens(definition),
-                    "description": tool.description,
-                    **described(tool),
-                    "definition": definition,
-                }
-            )
-        default = proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot))
-        return {
-            "tools": entries,
-            "turned_off": [
-                {"name": tool.exposed_name, "server": tool.server, "tool": tool.name, "reason": tool.reason}
-                for tool in sorted(snapshot.turned_off.values(), key=lambda tool: tool.exposed_name)
-            ],
-            "total": {"tools": len(entries), "tokens": sum(entry["tokens"] for entry in entries)},
-            "default_list": {
-                "tools": len(default),
-                "tokens": sum(map(tokens, default)),
-                "whole": proxy.tool_list.lists_all(snapshot),
-            },
-            "failed": [{"server": name, "cause": cause} for name, cause in failures(proxy).items()],
-        }
+        return all_tools(proxy, TokenCounter())
 
 
 def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
@@ -286,7 +208,10 @@ def index_command(config: Config, rebuild: bool, as_json: bool) -> None:
 
 
 async def _index(config: Config, rebuild: bool) -> dict[str, Any]:
+    import anyio.to_thread
+
     from mcp_context_proxy import app
+    from mcp_context_proxy.web.inventory import failures
 
     async with app.open_proxy(config) as proxy:
         await terminal.settle(proxy)

@@ -1,4 +1,7 @@
-"""``stats``: shows the usage of tools and searches that the store has counted; starts no server."""
+"""``stats``: shows the usage of tools and searches that the store has counted; starts no server.
+
+A proxy that runs is asked first, so that it writes the counts of the last moments into the store.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from rich.text import Text
 
 from mcp_context_proxy.cli.options import (
     WholeNumber,
-    configured,
     echo_json,
     json_option,
     open_configured_store,
     shown,
 )
+from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.items import IncludeMode
@@ -37,11 +40,11 @@ FAILING: Final = 0.1
 
 
 @click.command("stats")
-@configured
+@asking
 @click.option("--period", default="30d", show_default=True, help="Hours or days, such as 24h or 7d.")
 @click.option("--limit", type=WholeNumber(1), default=20, show_default=True, help="Tools to list.")
 @json_option
-def stats_command(config: Config, period: str, limit: int, as_json: bool) -> None:
+def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) -> None:
     """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""
     from mcp_context_proxy.statistics.figures import seconds_of
     from mcp_context_proxy.statistics.report import Reports
@@ -50,7 +53,9 @@ def stats_command(config: Config, period: str, limit: int, as_json: bool) -> Non
         seconds = seconds_of(period)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--period") from None
-    now = time.time()
+    if source.running is not None:
+        source.running.get("/metrics/search", {"period": period})
+    config, now = source.config, time.time()
     with open_configured_store(config) as store:
         reports = Reports(store.statistics)
         tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)

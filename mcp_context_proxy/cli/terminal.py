@@ -3,37 +3,27 @@
 Results go to stdout, everything else to stderr. Without a terminal the output is plain text, and a name is
 never cut. Everything is cleaned and redacted as it is printed (`shown`), and is never markup.
 
-The environment and the headers of a server are never shown. In texts about it, values that came from
-variables, credentials in URLs, and arguments with the name of a secret are replaced.
 """
 
 from __future__ import annotations
 
 import io
-import re
-import shlex
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
-import anyio
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from mcp_context_proxy.cli.options import shown
-from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.config.secrets import Redactor, secret_arguments, secrets_of
-from mcp_context_proxy.config.settings import LAUNCH
-from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.lifecycle import ServerState
-from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.config import Config
     from mcp_context_proxy.context.background_indexing import OnProgress
+    from mcp_context_proxy.downstream.client import DownstreamClient
 
 
 GAP: Final = 2
@@ -41,12 +31,6 @@ GAP: Final = 2
 
 USEFUL: Final = 16
 """Cells that a last column needs to say anything; with less room it gets a line of its own."""
-
-HIDDEN: Final = "***"
-"""Replaces a secret."""
-
-STDERR_SHOWN: Final = 5
-"""Lines shown of a failed server's last output."""
 
 STATUS_SECONDS: Final = 1.0
 """Time between two updates of the progress line."""
@@ -178,90 +162,16 @@ def _text(cell: Cell) -> Text:
     return cell.copy() if plain == cell.plain else Text(plain, style=cell.style)
 
 
-_REDACTED: Final = r"\[redacted [^\]]{0,200}+\]"
-"""What stands for a secret; it has a space."""
-_USER_INFO: Final = re.compile(rf"(?:{_REDACTED}|[^/?#\s@])++@")
-_QUERY: Final = re.compile(rf"((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
-
-
-def redacted(config: ServerConfig, text: str) -> str:
-    """Return a text without this server's secrets and without control characters, on one line."""
-    text = Redactor(secrets_of(config))(text)
-    # Each is looked for only where a URL begins: anywhere else it would take the square of the length.
-    first, *urls = text.split("://")
-    return one_line("://".join((first, *map(_without_credentials, urls))))
-
-
-def _without_credentials(url: str) -> str:
-    """Return a URL without scheme, user and query, and any text after it."""
-    if found := _USER_INFO.match(url):
-        url = f"{HIDDEN}@{url[found.end() :]}"
-    if found := _QUERY.match(url):
-        url = f"{found[1]}?{HIDDEN}{url[found.end() :]}"
-    return url
-
-
-def address(config: ServerConfig) -> str:
-    """Return a server's command line or URL, without secrets."""
-    if config.url is not None:
-        return redacted(config, config.url)
-    shown = [*config.args]
-    for position, _, value in secret_arguments(config.args):
-        shown[position] = shown[position].removesuffix(value) + HIDDEN
-    return redacted(config, shlex.join([config.command or "", *shown]).replace(f"'{HIDDEN}'", HIDDEN))
-
-
-def working_folder(config: ServerConfig) -> str:
-    """Return the folder in which a server's program starts, as a person reads it; empty for a URL."""
-    if config.command is None:
-        return ""
-    try:
-        folder = redacted(config, one_line(str(config.folder)))
-    except OSError as error:
-        return f"a folder that cannot be used ({error.strerror})"
-    return f"{folder} (where the host starts the proxy)" if config.cwd == LAUNCH else folder
-
-
-def failure(client: DownstreamClient) -> str:
-    """Return why a server is not ready; empty if it is ready, or was never started."""
-    if client.state in {ServerState.READY, ServerState.ASLEEP}:
-        return ""
-    return redacted(client.config, client.cause)
-
-
-def failures(proxy: Proxy) -> dict[str, str]:
-    """Return the servers that are not ready, each with its cause."""
-    return {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
-
-
-def last_output(client: DownstreamClient) -> tuple[str, ...]:
-    """Return the last lines of a server on stderr; lines that it repeats at each restart once."""
-    lines = dict.fromkeys(redacted(client.config, line) for line in reversed(client.stderr))
-    return tuple(lines)[:STDERR_SHOWN][::-1]
-
-
-def strays(client: DownstreamClient) -> tuple[str, ...]:
-    """Return the first lines of a server on stdout that are no messages."""
-    return tuple(redacted(client.config, line) for line in client.output.strays)
-
-
 def marked(strays: Iterable[str]) -> Iterator[str]:
     """Mark stray lines, to be shown beside lines from stderr."""
     return (f"stdout: {line}" for line in strays)
-
-
-def findings(proxy: Proxy) -> Iterator[tuple[str, str]]:
-    """Yield each remark on the listed definitions, with its server; the server is '' if there is none."""
-    for finding in proxy.catalog.snapshot.findings:
-        server, colon, message = finding.partition(": ")
-        known = bool(colon) and server in proxy.fleet.clients
-        yield (server, one_line(message)) if known else ("", one_line(finding))
 
 
 @asynccontextmanager
 async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIterator[Proxy]:
     """Open a proxy, wait for its servers, report those that have failed, and index its items."""
     from mcp_context_proxy import app
+    from mcp_context_proxy.web.inventory import failures
 
     async with app.open_proxy(config) as proxy:
         await settle(proxy)
@@ -276,6 +186,8 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
 
 async def settle(proxy: Proxy) -> dict[str, float]:
     """Wait until each server is ready or has failed once; return the seconds it took, by server."""
+    import anyio
+
     began = anyio.current_time()
     waiting = dict.fromkeys(proxy.fleet.clients)
     seconds: dict[str, float] = {}
@@ -338,6 +250,8 @@ async def index(proxy: Proxy) -> None:
 @contextmanager
 def indexing(label: str = "Indexing") -> Iterator[OnProgress]:
     """Show a bar until the work is done; yields a function of the texts done, and of all texts."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
     console = messages()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

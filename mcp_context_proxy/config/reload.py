@@ -27,9 +27,9 @@ from pydantic import BaseModel
 
 from mcp_context_proxy.config.limits import Reload
 from mcp_context_proxy.config.load import complaints
-from mcp_context_proxy.config.secrets import NOTICE, SHORTEST, secrets_of
+from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
-from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.errors import NOTICE, ConfigError
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
 LOOK_MS: Final = 1_000
@@ -254,8 +254,16 @@ class Reloader:
             load: Loads the file again; called in a thread.
         """
         self._started, self._current, self._load = started, started, load
-        self._asked = anyio.Event()
+        self._asked, self._ended = anyio.Event(), anyio.Event()
         self.standing = Standing(tuple(complaints(started)))
+
+    async def reload(self, seconds: float) -> None:
+        """Request a reload, and wait for one that began from now on to end, `seconds` at most."""
+        with anyio.move_on_after(seconds):
+            for _ in range(2):  # one may be under way that has read the file before
+                ended = self._ended
+                self.ask()
+                await ended.wait()
 
     def ask(self) -> None:
         """Request a reload, whether or not the file has changed."""
@@ -274,6 +282,9 @@ class Reloader:
                 except Exception:
                     # boundary: one reload failed; the next edit is a new attempt
                     logger.exception("the changed configuration could not be applied")
+                finally:
+                    self._ended.set()
+                    self._ended = anyio.Event()
 
     async def _reload(self, apply: Apply) -> None:
         try:

@@ -40,9 +40,6 @@ _JSON_WEB_TOKEN: Final = re.compile(
 """A token, with what stands before it in the same run of characters as the group. Each run is read once, from
 its beginning: from each ``eyJ`` in it, it would take time in the square of its length."""
 
-NOTICE: Final = 35
-"""A log level that is shown like a warning and not called one, such as for the address that is served."""
-
 Secret = tuple[str, str]
 """A name, which may be shown, and a secret value."""
 

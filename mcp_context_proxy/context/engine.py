@@ -95,6 +95,11 @@ class ContextEngine:
         self.configure(options)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
+    @property
+    def rerank_mode(self) -> RerankMode | None:
+        """Return when another model is asked for the order; None if there is none."""
+        return None if self._reranker is None else self._reranker.mode
+
     def configure(self, options: ContextOptions) -> None:
         """Apply other options of the configuration."""
         self._options, self.expand_results = options, options.expand_results
@@ -221,9 +226,8 @@ class ContextEngine:
         overrides: Overrides = NO_OVERRIDES,
     ) -> Explanation:
         """Explain why an item is in the context of a query or not, without a record."""
-        as_configured = None if self._reranker is None else self._reranker.mode
         answer = await self.select(
-            query, session, overrides, remember=False, rerank=as_configured, deliver="answer"
+            query, session, overrides, remember=False, rerank=self.rerank_mode, deliver="answer"
         )
         context, snapshot = answer.context, answer.found.snapshot
         item = context_session.resolve(snapshot, kind, name, server)

@@ -26,6 +26,7 @@ from mcp_context_proxy.downstream.inbound import (
     PROGRESS,
     RESOURCE_UPDATED,
     Admission,
+    KeepLine,
     OnEvent,
     answer,
     party_of,
@@ -91,6 +92,7 @@ class DownstreamClient(ServerLifecycle):
         store: ListingStore,
         unprobed: Unprobed,
         known: KnownSecrets,
+        keep_line: KeepLine | None = None,
     ) -> None:
         """Prepare a client; nothing is started until `run`.
 
@@ -105,6 +107,7 @@ class DownstreamClient(ServerLifecycle):
             store=store,
             unprobed=unprobed,
             inbound=Inbound(self._take_notification, self._answer, SHARED_CAPABILITIES),
+            keep_line=keep_line,
         )
         self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
         """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""

@@ -13,7 +13,7 @@ from mcp_context_proxy.config.reload import same_connection, with_live_settings
 from mcp_context_proxy.config.settings import SERVER_NAME, ServerOff
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed
-from mcp_context_proxy.downstream.inbound import OnEvent
+from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ServerUnavailableError
@@ -64,6 +64,8 @@ class Fleet:
         """Settings of all other servers, also of those that are switched off, by name."""
         self._limits, self._on_change, self._on_event, self._store = limits, on_change, on_event, store
         self._unprobed = Unprobed(store)
+        self.keep_line: KeepLine | None = None
+        """Takes each line of a server's stderr; set before any server starts."""
         self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = Clients(
             {config.name: self._client(config) for config in configs if config.enabled}
@@ -92,6 +94,7 @@ class Fleet:
             store=self._store,
             unprobed=self._unprobed,
             known=self.known,
+            keep_line=lambda name, line: None if self.keep_line is None else self.keep_line(name, line),
         )
         client.subscriptions.set_log_level(self._log_level)
         return client
@@ -273,6 +276,32 @@ class Fleet:
             self._retire(self.clients[name])
             self.clients = Clients({**self.clients, name: successor})
             self._listing_changed()
+
+    async def restart(self, name: str) -> None:
+        """Stop a server, after its pending calls and no later than those may take, and start it again.
+
+        Calls that come meanwhile wait for it, and its items stay listed as they are known.
+
+        Raises:
+            ServerUnavailableError: it is not in use.
+        """
+        running = self.clients[name]
+        self._retire(self._successors.pop(name, None))
+        following = self._client(running.config)
+        await following.load_listing()
+        if self.clients.get(name) is running:
+            following.subscriptions.take_over(running.subscriptions)
+            self.clients = Clients({**self.clients, name: following})
+            self._group.start_soon(self._follow_stopped, running, following, name=f"restart of {name}")
+            self._listing_changed()
+
+    async def _follow_stopped(self, running: DownstreamClient, following: DownstreamClient) -> None:
+        """Start a server when its predecessor, which may hold a port or a file, is gone."""
+        self._retiring.add(running)
+        await self._drain(running)
+        await running.stopped()
+        if self.clients.get(following.name) is following:
+            self._start(following)
 
     def _retire(self, client: DownstreamClient | None) -> None:
         if client is not None:

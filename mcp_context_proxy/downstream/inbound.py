@@ -79,6 +79,9 @@ STRAY_CHARACTERS = 120
 STRAY_BYTES = 16 * KIB
 """Bytes that are decoded of a line of megabytes: enough for a secret to be recognized whole."""
 
+KeepLine: TypeAlias = Callable[[str, str], None]
+"""Takes the name of a server and a line of its stderr, without secrets."""
+
 Route: TypeAlias = Callable[[str, Members, Sequence[Outgoing], Party | None], None]
 """Takes a notification with the pending requests of its connection, and its owner if it is not shared."""
 
@@ -223,8 +226,10 @@ class Output:
         limits: Limits,
         redact: Callable[[str], str] = str,
         clock: Callable[[], float] = time.monotonic,
+        keep_line: KeepLine | None = None,
     ) -> None:
-        """Start empty; `redact` removes secrets."""
+        """Start empty; `redact` removes secrets, and `keep_line` takes each line that may be logged."""
+        self._keep_line = keep_line
         self._server, self._limits, self._redact, self._clock = server, limits, redact, clock
         self.strays: list[str] = []
         """The first lines on stdout that are no messages, oldest first; a repeated line is kept once."""
@@ -239,20 +244,25 @@ class Output:
         # Twice the bound before anything is moved: each byte is then moved once at most.
         if len(self._kept) > 2 * limit:
             del self._kept[:-limit]
-        if logger.isEnabledFor(logging.DEBUG):
+        if self._keep_line is not None or logger.isEnabledFor(logging.DEBUG):
             self._unlogged += data
             *lines, self._unlogged = self._unlogged.split(b"\n")
             del self._unlogged[:-limit]
             for line in lines:
                 if self._may_log() and (text := self._shown(bytes(line))):
-                    logger.debug("%s: %s", self._server, text)
+                    self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        logger.debug("%s: %s", self._server, text)
+        if self._keep_line is not None:
+            self._keep_line(self._server, text)
 
     def _may_log(self) -> bool:
         """Return whether one more line may be logged in this second; the rest is counted."""
         second = int(self._clock())
         if second != self._second:
             if self._skipped:
-                logger.debug("%s: %d more lines were not logged", self._server, self._skipped)
+                self._tell(f"{self._skipped} more lines were not logged")
             self._second, self._logged, self._skipped = second, 0, 0
         if self._logged >= self._limits.stderr_lines_per_second:
             self._skipped += 1

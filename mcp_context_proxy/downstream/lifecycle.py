@@ -27,7 +27,7 @@ from mcp_context_proxy.config.programs import broken_npx_cache, downloads, packa
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
 from mcp_context_proxy.downstream.connect import Connected, connect, describe, fault_of, innermost
 from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction, Unprobed
-from mcp_context_proxy.downstream.inbound import Output
+from mcp_context_proxy.downstream.inbound import KeepLine, Output
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import ListingCache, Lists
 from mcp_context_proxy.downstream.subscriptions import ClientSubscriptions
@@ -35,6 +35,7 @@ from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailabl
 from mcp_context_proxy.oauth.credentials import CredentialFile
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -79,11 +80,13 @@ class ServerLifecycle:
         store: ListingStore,
         unprobed: Unprobed,
         inbound: Inbound,
+        keep_line: KeepLine | None = None,
     ) -> None:
         """Prepare; nothing is opened until `keep_connected`.
 
         `on_change` is called, without blocking, whenever the listing changed, and `on_state` after each
-        change of the state. The store remembers the listings of lazy servers.
+        change of the state. The store remembers the listings of lazy servers. `keep_line` takes each line of
+        stderr.
         """
         self.config, self.name, self._limits = config, config.name, limits
         self.state = ServerState.WAITING
@@ -99,11 +102,13 @@ class ServerLifecycle:
         """True while the listing is the one that the store remembers."""
         self.restarts = 0
         """Number of times that the server was connected again."""
+        self.retry_at: float | None = None
+        """Time of the next attempt to connect, in seconds since 1970; None while none is due."""
         self.subscriptions = ClientSubscriptions()
         """Log level and resource subscriptions requested by clients."""
         self._redact = Redactor(secrets_of(config))
         """Secrets of a connection, such as a token, are added when it is opened."""
-        self.output = Output(config.name, limits, self._redact)
+        self.output = Output(config.name, limits, self._redact, keep_line=keep_line)
         self._lists = Lists(config.name, limits, self._redact, on_change)
         self._inbound, self._on_state = inbound, on_state
         self._has_answered = False
@@ -209,12 +214,14 @@ class ServerLifecycle:
                 # Without a backoff, callers that waited for the old connection go on waiting for the next.
                 if self._backoff.is_open:
                     logger.info("server %s: failed %d times in a row", self.name, self._backoff.failures)
+                self.retry_at = time_of_day() + backoff_seconds
                 with anyio.move_on_after(backoff_seconds):
                     if self._login_wanted:
                         # A login ends the wait at once.
                         await CredentialFile(self.config).replaced()
                     else:
                         await anyio.sleep_forever()
+                self.retry_at = None
             self.restarts += 1
 
     async def _connect_once(self, starts: StartLimiter, may_sleep: bool) -> float:
@@ -300,6 +307,16 @@ class ServerLifecycle:
         """Time limit of a start: longer if the server may be downloaded first."""
         first = self.config.first_connect_timeout if self._may_download else None
         return self.config.connect_timeout if first is None else first
+
+    @property
+    def failures(self) -> int:
+        """Number of failed attempts in a row."""
+        return self._backoff.failures
+
+    async def stopped(self) -> None:
+        """Wait until the server is stopped for good."""
+        while self.state is not ServerState.STOPPED:
+            await self._state_changed.wait()
 
     @property
     def standing(self) -> str:

@@ -34,8 +34,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import HttpConfig
-from mcp_context_proxy.config.secrets import NOTICE
-from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, rights_of
 from mcp_context_proxy.system import process

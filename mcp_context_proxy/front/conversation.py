@@ -116,6 +116,7 @@ class Conversation:
         self._messages = HostMessages(channel)
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
+        self._client_info: Raw | None = None
         self._group: TaskGroup
 
     async def run(
@@ -143,6 +144,16 @@ class Conversation:
         self._input_ended = True
         self._note_idle()
         await self._idle.wait()
+
+    @property
+    def session(self) -> Session | None:
+        """The session of the host; None before it is negotiated, and in the modern era."""
+        return self._session
+
+    @property
+    def client_info(self) -> Raw | None:
+        """The latest introduction of the host; None if it has not introduced itself."""
+        return self._client_info
 
     @property
     def is_busy(self) -> bool:
@@ -197,6 +208,7 @@ class Conversation:
         params = _members(message.params)
         if method == "initialize" and params is not None:
             self._initialize_id, self._handshake = request_id, params
+            self._client_info = params.get("clientInfo")
         # Set when the front no longer needs the memory of the request.
         released = anyio.Event()
         caller = None
@@ -235,6 +247,7 @@ class Conversation:
                 return None
         if era is Era.HANDSHAKE and session is None:
             return None
+        self._client_info = client_info
         return Caller(
             era=era,
             session=session,

@@ -19,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import Lifespan
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
@@ -33,14 +33,18 @@ from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
 from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.server.caller import principal_of, rights_of
+from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.sdk import SdkServer
 from mcp_context_proxy.system.process import connections_for_hosts
+from mcp_context_proxy.trust.tokens import THE_USER
 
 logger = logging.getLogger(__name__)
 
 PAGES_PATH = "/ui"
 """Path of the pages and their files."""
+
+ROOT_PATH = "/"
+"""Path that leads to the first page."""
 
 BACKLOG = 2048
 """Connections that wait to be accepted: behind a crowd that comes at once nobody has to try again."""
@@ -110,7 +114,8 @@ def guarded(
     pages = [
         route.path
         for route in routes
-        if isinstance(route, Route) and (route.path == PAGES_PATH or route.path.startswith(PAGES_PATH + "/"))
+        if isinstance(route, Route)
+        and (route.path in (ROOT_PATH, PAGES_PATH) or route.path.startswith(PAGES_PATH + "/"))
     ]
     return Starlette(
         routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
@@ -120,6 +125,68 @@ def guarded(
         ],
         lifespan=lifespan,
     )
+
+
+class LocalApi:
+    """The REST API on connections that another front has accepted, from processes of the user alone.
+
+    Such a connection proves by itself whose it is, so no token is asked for.
+    """
+
+    def __init__(self, routes: Sequence[BaseRoute], health: Health, limits: Limits) -> None:
+        """Serve some routes and ``/healthz``."""
+
+        async def healthz(_request: Request) -> Response:
+            return JSONResponse(health(), headers={"Cache-Control": "no-store"})
+
+        app = Starlette(
+            routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
+            middleware=[
+                Middleware(_Proven),
+                Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),
+            ],
+        )
+        self._backlog = WriteBacklog(limits.stalled_seconds)
+        self._config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(limits.http_idle_seconds),
+            http=connection_class(limits, self._backlog),
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            ws="none",
+            lifespan="off",
+        )
+        self._config.load()
+        self._state = uvicorn.server.ServerState()
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Take a connection over; its requests are served in the background."""
+        protocol: Any = self._config.http_protocol_class
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: protocol(config=self._config, server_state=self._state, app_state={}), connection
+        )
+
+    async def run(self) -> None:
+        """Watch the connections until cancelled, and close them then."""
+        try:
+            await self._backlog.watch()
+        finally:
+            for open_connection in list(self._state.connections):
+                if isinstance(open_connection, BoundedConnection):
+                    open_connection.transport.abort()
+
+
+class _Proven:
+    """ASGI middleware for connections whose other side is known to be the user."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, PROVEN_KEY: True, RIGHTS_KEY: THE_USER}, receive, send)
 
 
 def listen(host: str, port: int) -> socket.socket:

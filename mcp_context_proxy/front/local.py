@@ -12,20 +12,30 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import anyio
+import msgspec
+from anyio.abc import TaskGroup
 
-from mcp_context_proxy.bridge import LOG_BYTES, locked
+from mcp_context_proxy.bridge.meeting import LOG_BYTES, locked
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.front.http import LocalApi
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +55,16 @@ REMOVE_SECONDS: Final = 1.0
 """Time to wait for a session that is about to start another proxy, before the socket is left to it."""
 
 
-async def serve(
-    gateway: Gateway, limits: Limits, server: SdkServer, descriptor: int, linger_seconds: float
-) -> None:
+MakeApi: TypeAlias = Callable[[], "LocalApi"]
+"""Makes the REST API; called in a thread, at the first request for it."""
+
+
+async def serve(hosts: Hosts, descriptor: int, linger_seconds: float) -> None:
     """Serve the hosts that connect to a listening socket, until none has been there for `linger_seconds`."""
     listening = socket.socket(fileno=descriptor)
     listening.setblocking(False)
     path = str(listening.getsockname())
     ours = os.stat(path).st_ino  # noqa: PTH116
-    hosts = Hosts(gateway, limits, server)
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(hosts.accept, listening)
@@ -91,12 +102,24 @@ def _rotate(path: Path) -> None:
 
 
 class Hosts:
-    """The hosts that are connected."""
+    """The hosts that are connected, and those who ask the REST API over the same socket.
 
-    def __init__(self, gateway: Gateway, limits: Limits, server: SdkServer) -> None:
+    Their first byte tells them apart: a message of a host is a JSON object, and a request begins with the
+    name of a method.
+    """
+
+    def __init__(self, gateway: Gateway, limits: Limits, server: SdkServer, make_api: MakeApi) -> None:
         self._gateway, self._limits, self._server = gateway, limits, server
+        self._make_api = make_api
+        self._api: LocalApi | None = None
+        self._api_made = anyio.Lock()
         self._connected = 0
         self._changed = anyio.Event()
+        self._open: dict[Conversation, SocketChannel] = {}
+
+    def __call__(self) -> list[ConnectedHost]:
+        """Return the hosts that are connected, those that came first ahead."""
+        return [_host(conversation, channel) for conversation, channel in self._open.items()]
 
     async def accept(self, listening: socket.socket) -> None:
         """Accept hosts until cancelled."""
@@ -119,7 +142,7 @@ class Hosts:
                     connection.close()
                     continue
                 self._note(1)
-                group.start_soon(self._serve, connection)
+                group.start_soon(self._serve, connection, group)
 
     async def none_for(self, seconds: float) -> None:
         """Wait until no host has been connected for some seconds."""
@@ -135,31 +158,88 @@ class Hosts:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket, group: TaskGroup) -> None:
         try:
-            async with anyio.create_task_group() as group:
-                channel = await SocketChannel.open(connection, self._limits.message_bytes)
-                conversation = Conversation(
-                    gateway=self._gateway,
-                    limits=self._limits,
-                    channel=channel,
-                    write_response=channel.send,
-                )
-                try:
-                    await group.start(conversation.run, self._server)
-                    group.start_soon(channel.end_when_stalled, self._limits.stalled_seconds)
-                    await channel.read(conversation)
-                    with anyio.move_on_after(LAST_RESPONSES_SECONDS):
-                        await conversation.finish()
-                        await channel.flush()
-                finally:
-                    channel.close()
-                    group.cancel_scope.cancel()
+            connection.setblocking(False)
+            await anyio.wait_readable(connection)
+            try:
+                first = connection.recv(1, socket.MSG_PEEK)
+            except OSError:
+                first = b""
+            if not first:
+                connection.close()
+            elif first.isalpha():
+                await (await self._opened_api(group)).serve(connection)
+            else:
+                await self._converse(connection)
         except Exception:
-            # boundary: a bug of the proxy ends the session of one host, and its details are for the log
-            logger.exception("the session of a host has failed")
+            # boundary: a bug of the proxy ends one connection, and its details are for the log
+            logger.exception("a connection of the shared proxy has failed")
+            connection.close()
         finally:
             self._note(-1)
+
+    async def _opened_api(self, group: TaskGroup) -> LocalApi:
+        async with self._api_made:
+            if self._api is None:
+                self._api = await in_thread(self._make_api)
+                group.start_soon(self._api.run)
+        return self._api
+
+    async def _converse(self, connection: socket.socket) -> None:
+        async with anyio.create_task_group() as group:
+            channel = await SocketChannel.open(connection, self._limits.message_bytes)
+            conversation = Conversation(
+                gateway=self._gateway,
+                limits=self._limits,
+                channel=channel,
+                write_response=channel.send,
+            )
+            self._open[conversation] = channel
+            try:
+                await group.start(conversation.run, self._server)
+                group.start_soon(channel.end_when_stalled, self._limits.stalled_seconds)
+                await channel.read(conversation)
+                with anyio.move_on_after(LAST_RESPONSES_SECONDS):
+                    await conversation.finish()
+                    await channel.flush()
+            finally:
+                del self._open[conversation]
+                channel.close()
+                group.cancel_scope.cancel()
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """Facts about itself that a bridge tells ahead of its host's lines."""
+
+    pid: int | None = None
+    folder: str | None = None
+    session: str | None = None
+
+
+class _Greeted(msgspec.Struct, frozen=True):
+    bridge: Greeting
+
+
+GREETING_START: Final = b'{"bridge":'
+"""Beginning of the line with them. No message of a host begins so."""
+
+
+def _host(conversation: Conversation, channel: SocketChannel) -> ConnectedHost:
+    told = {}
+    if conversation.client_info is not None:
+        with suppress(msgspec.DecodeError):
+            told = envelope.members(conversation.client_info)
+    greeting = channel.greeting
+    return ConnectedHost(
+        name=one_line(envelope.text(told.get("name")) or "", NAME_CHARACTERS),
+        version=one_line(envelope.text(told.get("version")) or "", NAME_CHARACTERS),
+        since=channel.since,
+        pid=greeting.pid,
+        folder=greeting.folder,
+        host_session=greeting.session,
+        session=conversation.session,
+    )
 
 
 def _is_ours(connection: socket.socket) -> bool:
@@ -178,6 +258,9 @@ class SocketChannel(MessageReader):
         self._writer = PipeWriter()
         self._conversation: Conversation | None = None
         self._socket: asyncio.Transport | None = None
+        self.greeting = Greeting()
+        """The greeting of the bridge."""
+        self.since = time_of_day()
 
     @classmethod
     async def open(cls, connection: socket.socket, message_bytes: int) -> SocketChannel:
@@ -226,6 +309,9 @@ class SocketChannel(MessageReader):
         if isinstance(frame, Oversized):
             why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
             self._conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
+        elif frame.startswith(GREETING_START):
+            with suppress(msgspec.DecodeError):
+                self.greeting = msgspec.json.decode(frame, type=_Greeted).bridge
         else:
             self._conversation.receive(frame)
 

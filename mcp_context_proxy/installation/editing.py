@@ -57,9 +57,7 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
     return found
 
 
-def edited(
-    form: Form, text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
-) -> str:
+def edited(form: Form, text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
     """Return a text without some servers at a place, and with others before those that stay.
 
     In a list of servers, as in YAML files of Continue, the name of an inserted one is added to its entry.
@@ -101,9 +99,7 @@ def _parsed(form: Form, text: str) -> Any:
     return found
 
 
-def _expected(
-    before: Any, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
-) -> Any:
+def _expected(before: Any, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> Any:
     """Return the data that the edited text must have."""
     after = copy.deepcopy(before)
     holder = after
@@ -121,7 +117,9 @@ def _expected(
     elif servers is None or isinstance(servers, dict):
         kept = {name: one for name, one in (servers or {}).items() if str(name) not in remove}
         if servers is not None or insert:
-            holder[place[-1]] = kept | {name: dict(entry) for name, entry in insert.items()}
+            holder[place[-1]] = kept | {
+                name: dict(entry) if isinstance(entry, Mapping) else entry for name, entry in insert.items()
+            }
     else:
         raise EditError(f"{'.'.join(place)} does not hold servers")
     return after
@@ -153,9 +151,7 @@ class _Member:
     end: int
 
 
-def _edit_json(
-    text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
-) -> str:
+def _edit_json(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
     plain = plain_json(text)
     at, rest = _SPACE.match(plain, 0).end(), list(place)  # type: ignore[union-attr]
     while rest:
@@ -250,13 +246,11 @@ def _indent_at(text: str, at: int) -> str:
 # TOML: the rows from the header of a table to its last value leave, with the comment directly above them.
 
 
-def _edit_toml(
-    text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
-) -> str:
+def _edit_toml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
     rows = _ROW.findall(text)
     # A row of a text over several rows may look like a header, but no table begins there.
     lines = toml_lines(text)
-    found = [(number, _toml_header(row)) for number, row in enumerate(rows)]
+    found = [(number, toml_header(row)) for number, row in enumerate(rows)]
     headers = [(number, path) for number, path in found if path and lines.get(path) == number + 1]
     next_headers = [number for number, _ in [*headers, (len(rows), ())][1:]]
     leaving: set[int] = set()
@@ -276,7 +270,7 @@ def _edit_toml(
     return result
 
 
-def _toml_header(row: str) -> Place:
+def toml_header(row: str) -> Place:
     """Return the path in the header of a table; empty for any other row."""
     path: Place = ()
     if row.lstrip().startswith("[") and not row.lstrip().startswith("[["):
@@ -313,9 +307,7 @@ def _toml(value: Any) -> str:
 # YAML: the parser says where each entry stands, and whole lines leave and come.
 
 
-def _edit_yaml(
-    text: str, place: Place, remove: Collection[str], insert: Mapping[str, Mapping[str, Any]]
-) -> str:
+def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
     if text and not text.endswith("\n"):
         text += "\n"
     root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -366,7 +358,7 @@ def _yaml_end(text: str, begin: int, end: int) -> int:
     return end if text[end - 1 : end] == "\n" else text.find("\n", end) + 1
 
 
-def _yaml_lines(insert: Mapping[str, Mapping[str, Any]], indent: str, *, in_list: bool) -> str:
+def _yaml_lines(insert: Mapping[str, Any], indent: str, *, in_list: bool) -> str:
     data: Any = {name: dict(entry) for name, entry in insert.items()}
     if in_list:
         data = [{"name": name, **entry} for name, entry in insert.items()]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, Literal
 
-from mcp_context_proxy.config.secrets import NOTICE
+from mcp_context_proxy.errors import NOTICE
 
 SAID_CHARACTERS: Final = 10_000
 """Characters of an error or a log message that pass: more than anybody reads of one."""

@@ -45,6 +45,24 @@ def principal_of(scope: Mapping[str, Any]) -> str | None:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectedHost:
+    """A host with a connection of its own, as it and its bridge introduced themselves."""
+
+    name: str
+    version: str
+    since: float
+    """Seconds since 1970."""
+    pid: int | None = None
+    """Process that the host has started."""
+    folder: str | None = None
+    """Working folder of that process."""
+    host_session: str | None = None
+    """The host's own id of its session, which its hooks are told as well."""
+    session: Session | None = None
+    """Its session here; None in the modern era."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Caller:
     """The client that made one request: its capabilities, and the ways to notify and ask it meanwhile."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context.search_filters import NO_FILTERS, SearchFilters
+from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening

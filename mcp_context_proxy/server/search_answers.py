@@ -258,7 +258,7 @@ def search_text(
         return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
-        names = _names([_name(one, name_of) for one in found.near_misses[:NEAREST]])
+        names = _names([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
         head.append(f"No tool fits well. Nearest: {names}.")
     best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
     head.append(f"{best} of {known}:")
@@ -272,10 +272,12 @@ def search_text(
     if whole or is_one:
         tail = [call] if call else []
         told = [_whole(result, name_of) for result in (results if whole else named)]
-        told += [] if whole else _more([_name(result, name_of) for result in results if not result.exact])
+        told += (
+            [] if whole else further([item_name(result, name_of) for result in results if not result.exact])
+        )
     else:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
-        told = _Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
+        told = Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
     return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
 
@@ -321,7 +323,7 @@ def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
     if found.excluded:
         return f"{found.filter_note}\n{HOW_TO_GO_ON}"
     why = found.filter_note or f"None of {known} fits well."
-    names = "\n".join(f"- {_name(result, name_of)}" for result in found.near_misses[:most])
+    names = "\n".join(f"- {item_name(result, name_of)}" for result in found.near_misses[:most])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
 
 
@@ -336,7 +338,7 @@ def how_to_call(items: Iterable[Tool | Document]) -> str:
     return (HOW_TO_CALL_MARKED if ToolClass.READ in classes else HOW_TO_CALL) if classes else ""
 
 
-class _Fitting:
+class Fitting:
     """Texts of found items, each in the detail that there is room for."""
 
     def __init__(
@@ -366,8 +368,8 @@ class _Fitting:
                 self._levels[place] = level if level < last or place < SIGNED else NAME_ALONE
         texts = [self._text(place)[0] for place, level in enumerate(self._levels) if level < NAME_ALONE]
         levels = zip(self._results, self._levels, strict=True)
-        alone = [_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
-        return [*texts, *_more(alone)]
+        alone = [item_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
+        return [*texts, *further(alone)]
 
     def _size(self) -> int:
         """Return the tokens of the whole answer, by the tokenizer or by characters, whichever are more."""
@@ -381,7 +383,7 @@ class _Fitting:
         if key not in self._made:
             result, level = self._results[place], self._levels[place]
             is_alone = level == NAME_ALONE
-            text = f"{_name(result, self._name_of)}, " if is_alone else self._told(place, DETAILS[level])
+            text = f"{item_name(result, self._name_of)}, " if is_alone else self._told(place, DETAILS[level])
             self._made[key] = text, self._count(text)
         return self._made[key]
 
@@ -412,7 +414,7 @@ def current_name(item: ContextItem, snapshot: Snapshot, name_of: NameOf) -> str:
     return item.name if tool is None else shown_name(tool, name_of)
 
 
-def _name(result: Result, name_of: NameOf) -> str:
+def item_name(result: Result, name_of: NameOf) -> str:
     """Return the name by which an item is called or read."""
     item = result.item
     return item.uri if isinstance(item, Document) else shown_name(item, name_of)
@@ -428,7 +430,8 @@ def _names(names: Sequence[str], most: int = NOTED) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def _more(names: Sequence[str]) -> list[str]:
+def further(names: Sequence[str]) -> list[str]:
+    """Return a line that names further items; nothing if there are none."""
     return [f"{len(names)} more: {', '.join(names)}"] if names else []
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -241,6 +241,27 @@ def _from_c_library(name: str) -> Any:
 def _resident() -> int:
     """Return the resident memory of the process in bytes."""
     return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_of_groups(groups: Collection[int]) -> dict[int, int]:
+    """Return the resident memory of process groups in bytes; empty where the system does not tell. Blocks."""
+    found: dict[int, int] = {}
+    if sys.platform != "linux":
+        return found
+    page = os.sysconf("SC_PAGE_SIZE")
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name of a program, in parentheses, may have any characters.
+                fields = (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+                if (group := int(fields[2])) in groups:
+                    found[group] = found.get(group, 0) + int(fields[21]) * page
+    return found
+
+
+def resident() -> int | None:
+    """Return the resident memory of this process in bytes; None where the system does not tell."""
+    return _resident() if sys.platform == "linux" else None
 
 
 def make_private_folder(folder: Path) -> None:

@@ -19,9 +19,8 @@ from typing import Final, get_args
 
 import msgspec
 
-from mcp_context_proxy.config.secrets import NOTICE
 from mcp_context_proxy.config.settings import ApprovalMode
-from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.errors import NOTICE, StoreError
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow

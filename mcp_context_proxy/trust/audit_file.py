@@ -39,14 +39,17 @@ _WRITE: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW",
 class AuditFile:
     """The audit file of a state folder, with the older ones beside it."""
 
-    def __init__(self, folder: Path, max_bytes: int, files: int) -> None:
-        """Name the files; nothing is read or written. `files` of up to `max_bytes` each are kept."""
-        self.folder, self._max_bytes, self._files = folder, max_bytes, files
+    def __init__(self, folder: Path, max_bytes: int, files: int, *, name: str = NAME) -> None:
+        """Name the files; nothing is read or written. `files` of up to `max_bytes` each are kept.
+
+        Kept logs are files of the same form with another `name`.
+        """
+        self.folder, self._max_bytes, self._files, self._name = folder, max_bytes, files, name
         self.path = self._numbered(0)
 
     def _numbered(self, number: int) -> Path:
         """Return the path of the current file, or of the one that was it so many rotations ago."""
-        return self.folder / (f"{NAME}.{number}.jsonl" if number else f"{NAME}.jsonl")
+        return self.folder / (f"{self._name}.{number}.jsonl" if number else f"{self._name}.jsonl")
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Append lines, each without its end; return how many of them were written whole.
@@ -112,7 +115,7 @@ class AuditFile:
             return False
 
     def _open_lock(self) -> IO[bytes]:
-        path = self.folder / f"{NAME}.lock"
+        path = self.folder / f"{self._name}.lock"
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR), "r+b")
 
     def fault(self) -> str | None:
@@ -129,7 +132,7 @@ class AuditFile:
         Raises:
             OSError: it cannot be read or made.
         """
-        path = self.folder / f"{NAME}.key"
+        path = self.folder / f"{self._name}.key"
         with contextlib.suppress(FileNotFoundError):
             return self._read_key(path)
         process.make_private_folder(self.folder)

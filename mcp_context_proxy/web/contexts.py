@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.engine import ContextEngine, SessionState
+from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
 from mcp_context_proxy.context.options import Amount, Depth, Overrides
 from mcp_context_proxy.context.records import ContextItem, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
@@ -24,6 +24,7 @@ from mcp_context_proxy.items import Item as CatalogItem
 from mcp_context_proxy.retrieval.item_metadata import danger_data
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.server.rendering import context_text
 from mcp_context_proxy.trust.tokens import is_admin
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
@@ -38,6 +39,7 @@ from mcp_context_proxy.web.api import (
     Words,
     answer_form,
 )
+from mcp_context_proxy.web.search import terms_data
 
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
@@ -87,6 +89,22 @@ class ContextWanted(Struct, frozen=True, forbid_unknown_fields=True):
     """False: only look, and record nothing."""
     describe: bool = False
     """True: items have their description, and their priority or danger class."""
+
+
+class TextWanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """A query that a text for a model is wanted for."""
+
+    query: Words
+    max_tokens: Tokens | None = None
+
+
+class ExplanationWanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """An item, and the query for which it is looked at."""
+
+    query: Words
+    name: Name
+    kind: Kind = Kind.TOOL
+    server: Name | None = None
 
 
 class Describe(Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,6 +176,20 @@ SessionsResponse: Final = answer_form(
     "SessionsAnswer",
     "All sessions, oldest first.",
     sessions=list[SessionResponse],  # type: ignore[valid-type]
+)
+
+ContextText: Final = answer_form(
+    "ContextText",
+    "A request context, and the text of it for a model.",
+    request=RequestResponse,
+    text=str,
+)
+
+ExplanationResponse: Final = answer_form(
+    "ExplanationAnswer",
+    "Reasons for which an item is chosen for a query or not.",
+    Explanation,
+    score=dict[str, Any] | None,
 )
 
 ITEM_LISTS: Final = ("items", "dropped", "near_misses")
@@ -235,6 +267,32 @@ class ContextsApi(Api):
         data = as_data(context)
         return self._described(data, *ITEM_LISTS) if wanted.describe else data
 
+    @Operation(
+        "POST",
+        "/context/text",
+        "The rules, references and tools for a query, as a text for a model.",
+        body=TextWanted,
+        answer=ContextText,
+    )
+    async def _write_context(self, given: Given) -> dict[str, Any]:
+        wanted: TextWanted = given.body
+        return await text_for(self._contexts, wanted, given.principal.name)
+
+    @Operation(
+        "GET",
+        "/explain",
+        "Reasons for which an item is chosen for a query or not, with each part of its score.",
+        query=ExplanationWanted,
+        answer=ExplanationResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _explain(self, given: Given) -> dict[str, Any]:
+        wanted: ExplanationWanted = given.query
+        try:
+            return await explanation(self._contexts, wanted)
+        except UnknownItemError as error:
+            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
+
     @Operation("GET", "/sessions", "All sessions, oldest first.", query=Describe, answer=SessionsResponse)
     async def _list_sessions(self, given: Given) -> dict[str, Any]:
         sessions = [one for one in self._contexts.sessions if _may_see(given, one.principal)]
@@ -304,6 +362,31 @@ class ContextsApi(Api):
             elif isinstance(item, Tool):
                 one.update(danger_data(item))
         return data
+
+
+async def text_for(contexts: ContextEngine, wanted: TextWanted, owner: str | None = None) -> dict[str, Any]:
+    """Return the context for a query, and the text of it for a model."""
+    answer = await contexts.select(
+        wanted.query[:QUERY_CHARACTERS],
+        overrides=Overrides(max_tokens=wanted.max_tokens),
+        owner=owner,
+        deliver="whole",
+    )
+    text = context_text(answer.context, answer.found.snapshot)
+    return {"request": as_data(answer.context), "text": text}
+
+
+async def explanation(contexts: ContextEngine, wanted: ExplanationWanted) -> dict[str, Any]:
+    """Return the reasons for which an item is chosen for a query or not.
+
+    Raises:
+        UnknownItemError: there is no such item.
+    """
+    explained = await contexts.explain(wanted.query, wanted.kind, wanted.name, wanted.server)
+    data = asdict(explained)
+    if explained.score is not None:
+        data["score"]["terms"] = terms_data(explained.score.terms)
+    return data
 
 
 def _may_see(given: Given, owner: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Web pages of request contexts and usage, and the routes of API and pages for every front.
+"""Web pages for a person who looks after the proxy, and the routes of API and pages for every front.
 
 The pages are the same for everyone and served without a token. Their script asks the API for data, with the
 token from the fragment of the address, which no browser sends to a server. A cookie would not do: browsers
@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from string import Template
@@ -27,6 +28,7 @@ from mcp_context_proxy.config import HttpConfig, Limits
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.front.auth import credentials_for
+from mcp_context_proxy.front.http import ROOT_PATH
 from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.web.api import HEADERS, Operation, Shown, document, on_http_error, refused, route
 
@@ -38,10 +40,13 @@ LOOPBACK: Final = "127.0.0.1"
 
 FILES: Final = {
     **dict.fromkeys(
-        ("api.js", "approvals.js", "page.js", "view.js", "usage.js", "usage_view.js", "audit.js"),
+        (
+            *("api.js", "view.js", "servers.js", "tools.js", "page.js", "usage.js", "usage_view.js"),
+            *("audit.js", "approvals.js", "connect.js"),
+        ),
         "text/javascript",
     ),
-    **dict.fromkeys(("style.css", "usage.css"), "text/css"),
+    **dict.fromkeys(("style.css", "usage.css", "manage.css"), "text/css"),
 }
 """Media types of the files that the pages load."""
 
@@ -100,29 +105,34 @@ class Page:
         )
 
 
+_PLAIN: Final = ("style.css",)
+_TABLES: Final = ("style.css", "usage.css")
+_CARDS: Final = ("style.css", "usage.css", "manage.css")
+
 PAGES: Final = (
-    Page(PATH, "Requests", "Request contexts", "context", "requests.html", "page.js", ("style.css",)),
-    Page(f"{PATH}/usage", "Usage", "Usage", "usage", "usage.html", "usage.js", ("style.css", "usage.css")),
-    Page(f"{PATH}/audit", "Audit", "Audit", "audit", "audit.html", "audit.js", ("style.css", "usage.css")),
+    Page(PATH, "Servers", "Servers", "servers", "servers.html", "servers.js", _CARDS),
+    Page(f"{PATH}/tools", "Tools", "Tools", "tools", "tools.html", "tools.js", _CARDS),
+    Page(f"{PATH}/requests", "Requests", "Request contexts", "context", "requests.html", "page.js", _PLAIN),
+    Page(f"{PATH}/usage", "Usage", "Usage", "usage", "usage.html", "usage.js", _TABLES),
+    Page(f"{PATH}/audit", "Audit", "Audit", "audit", "audit.html", "audit.js", _TABLES),
     Page(
-        f"{PATH}/approvals",
-        "Approvals",
-        "Approvals",
-        "approvals",
-        "approvals.html",
-        "approvals.js",
-        ("style.css", "usage.css"),
+        f"{PATH}/approvals", "Approvals", "Approvals", "approvals", "approvals.html", "approvals.js", _TABLES
+    ),
+    Page(
+        f"{PATH}/connect", "Connect a host", "Connect a host", "connect", "connect.html", "connect.js", _CARDS
     ),
 )
 
 
 def page_routes() -> list[Route]:
-    """Return a route for each page and file, and one for the path with a slash at its end."""
+    """Return a route for each page and file, and those that lead to the first page."""
     served = [(page.path, page.html().encode(), "text/html") for page in PAGES]
     served += [(f"{PATH}/{name}", (_FOLDER / name).read_bytes(), kind) for name, kind in FILES.items()]
     return [
         *(Route(path, _serving(content, kind), methods=["GET"]) for path, content, kind in served),
-        Route(f"{PATH}/", _to_page, methods=["GET"]),
+        Route(f"{PATH}/", partial(_to_page, "../ui", HTTPStatus.PERMANENT_REDIRECT), methods=["GET"]),
+        # For now only: browsers remember a permanent move also when another program has the port.
+        Route(ROOT_PATH, partial(_to_page, "ui", HTTPStatus.TEMPORARY_REDIRECT), methods=["GET"]),
     ]
 
 
@@ -133,8 +143,8 @@ def _serving(content: bytes, media_type: str) -> Callable[[Request], Awaitable[R
     return endpoint
 
 
-async def _to_page(_request: Request) -> Response:
-    return RedirectResponse("../ui", 308, PAGE_HEADERS)
+async def _to_page(place: str, status: HTTPStatus, _request: Request) -> Response:
+    return RedirectResponse(place, status, PAGE_HEADERS)
 
 
 def routes(operations: Sequence[Operation], shown: Shown = clean_json) -> list[BaseRoute]:

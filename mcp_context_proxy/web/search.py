@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
-from mcp_context_proxy.context.search import TOOL_ONLY, Scope
-from mcp_context_proxy.context.search_filters import SearchFilters
+from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
+from mcp_context_proxy.downstream.facts import failure
+from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.item_metadata import described
+from mcp_context_proxy.retrieval.results import Result
+from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.after_call import InteractionLog
+from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import (
     Api,
@@ -42,6 +48,51 @@ class SearchWanted(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_on
     """Number of tools; by default as configured."""
     use_llm: bool | None = None
     """Let another model put the best of them in order; by default as configured."""
+
+
+_KIND: Final = "|".join(Kind)
+
+Kinds = Annotated[
+    str,
+    Meta(
+        pattern=f"^(({_KIND})(,({_KIND}))*)?$",
+        description="Only items of these kinds, separated by commas; by default all.",
+    ),
+]
+
+
+class LookWanted(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a look at what a model would find."""
+
+    query: Words
+    kinds: Kinds = ""
+    top: Count | None = None
+    """Number of results; by default as configured."""
+    rerank: bool | None = None
+    """Let another model put the best tools in order, or not; by default as configured."""
+    explain: bool = False
+    """True: with the parts of each score."""
+
+
+LookResponse: Final = answer_form(
+    "LookAnswer",
+    "Items for a query as a model finds them; nothing is recorded.",
+    query=str,
+    read_as=str | None,
+    fits=bool,
+    results=list[dict[str, Any]],
+    near_misses=list[dict[str, Any]],
+    method=str,
+    note=str | None,
+    filter_note=str | None,
+    over_budget=str | None,
+    filters=dict[str, bool | float | str | list[str]],
+    rerank=dict[str, bool | float | str] | None,
+    known=int,
+    failed=list[dict[str, str]],
+    text=str,
+)
+"""``text`` is the answer that a model reads."""
 
 
 class Label(Struct, frozen=True):
@@ -115,11 +166,28 @@ class SearchApi(Api):
     def __init__(
         self,
         contexts: ContextEngine,
+        fleet: Fleet,
+        usage: UsageRecorder | None,
         reindex: Callable[[bool], Awaitable[Indexed]],
         log: InteractionLog | None = None,
     ) -> None:
         """Connect the parts; ``reindex`` takes whether everything is indexed anew."""
-        self._contexts, self._reindexed, self._log = contexts, reindex, log
+        self._contexts, self._fleet, self._usage = contexts, fleet, usage
+        self._reindexed, self._log = reindex, log
+
+    @Operation(
+        "GET",
+        "/search",
+        "Tools, rules and references as a model finds them, and why; nothing is recorded.",
+        query=LookWanted,
+        answer=LookResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _look(self, given: Given) -> dict[str, Any]:
+        try:
+            return await look(self._contexts, self._fleet, self._usage, given.query)
+        except UnknownFilterError as error:
+            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
     @Operation(
         "GET",
@@ -158,6 +226,80 @@ class SearchApi(Api):
     )
     async def _reindex(self, given: Given) -> Indexed:
         return await self._reindexed(given.query.rebuild)
+
+
+async def look(
+    contexts: ContextEngine, fleet: Fleet, usage: UsageRecorder | None, wanted: LookWanted
+) -> dict[str, Any]:
+    """Search as a model does, and return the answer that it reads, with all facts.
+
+    Raises:
+        UnknownFilterError: a server, category or tag of the filters does not exist.
+    """
+    filters = msgspec.convert(wanted, SearchFilters, from_attributes=True)
+    if filters.needs_figures and usage is not None:
+        await usage.refresh()
+    number = DomainOverrides(top_n=wanted.top)
+    answer = await contexts.select(
+        wanted.query[:QUERY_CHARACTERS],
+        overrides=Overrides(number, number),
+        origin="search",
+        scope=Scope(frozenset(map(Kind, filter(None, wanted.kinds.split(",")))) or None, filters),
+        remember=False,
+        deliver="answer",
+        rerank=contexts.rerank_mode if wanted.rerank is None else _RERANK[wanted.rerank],
+    )
+    notes = search_answers.search_notes(answer, fleet)
+    budget = search_answers.answer_tokens(wanted.top)
+    text = await in_thread(
+        partial(search_answers.search_text, answer, notes, contexts.count_tokens, tokens=budget)
+    )
+    context, found, rerank = answer.context, answer.found, answer.context.rerank
+    return {
+        "query": context.query,
+        "read_as": found.read_as,
+        "fits": bool(found.results),
+        "results": [_item_data(one, found, wanted.explain) for one in found.results],
+        "near_misses": [_item_data(one, found, wanted.explain) for one in found.near_misses],
+        "method": found.tools.method,
+        "note": found.tools.note or None,
+        "filter_note": found.filter_note,
+        "over_budget": search_answers.over_budget(context, found.snapshot) if context.dropped else None,
+        "filters": context.filters,
+        "rerank": None
+        if rerank is None
+        else {"used": rerank.used, "reason": rerank.reason, "seconds": round(rerank.seconds, 3)},
+        "known": found.known,
+        "failed": [
+            {"server": client.name, "cause": why} for client in fleet.serving() if (why := failure(client))
+        ],
+        "text": text,
+    }
+
+
+def _item_data(result: Result, found: Found, explain: bool) -> dict[str, Any]:
+    data = dict(rendering.item_data(result, with_schema=True)) | described(result.item)
+    if explain:
+        data |= {
+            "brought": result in found.brought,
+            "learned": result.learned,
+            "used_before_for": None if result.support is None else result.support.query,
+            "novelty": result.novelty,
+            "cosine": result.cosine,
+            "lexical": result.lexical,
+            "action": result.action,
+            "need": result.need,
+            "serves": result.serves,
+            "terms": terms_data(result.terms),
+            "chunk": result.chunk,
+            "matched": result.matched,
+        }
+    return data
+
+
+def terms_data(terms: Iterable[tuple[str, str, float]]) -> list[dict[str, Any]]:
+    """Return the terms of a score for JSON: each with its field, and the number that it has added."""
+    return [{"field": field, "term": term, "added": added} for field, term, added in terms]
 
 
 def _search_response(query: str, answer: SearchAnswer) -> Struct:

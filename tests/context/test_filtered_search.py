@@ -9,9 +9,9 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import Overrides
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.search_filters import SearchFilters
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import UnknownFilterError

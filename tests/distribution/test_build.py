@@ -161,6 +161,29 @@ def test_the_plugin_has_the_names_for_which_the_lengths_of_tools_are_counted() -
     assert f"`mcp__plugin_{plugin['name']}_{server}__NAME`" in (ROOT / "docs" / "hosts.md").read_text("utf-8")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="runs a shell")
+@pytest.mark.parametrize("status", [None, 1, 2])
+def test_the_prompt_hook_never_costs_a_prompt(tmp_path: Path, status: int | None) -> None:
+    """With exit code 2 Claude Code erases the prompt; a program that is old or missing must not do that."""
+    (event,) = json.loads((PLUGIN / "hooks" / "hooks.json").read_text(encoding="utf-8"))["hooks"].values()
+    ((hook,),) = (entry["hooks"] for entry in event)
+    if status is not None:
+        program = tmp_path / "mcp-context-proxy"
+        program.write_text(f"#!/bin/sh\necho $*\nexit {status}\n", encoding="utf-8")
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", hook["command"]],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0
+    assert done.stdout == ("" if status is None else "hook run claude-code\n")
+    assert "hook" in COMMANDS
+
+
 def test_the_skill_names_tools_and_commands_that_there_are() -> None:
     (file,) = PLUGIN.glob("skills/*/SKILL.md")
     text = file.read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from support.proxies import Host, inside
 from support.servers import Workshop
 
 from mcp_context_proxy.cli.search import search_command
+from mcp_context_proxy.context.filters import MIN_CALLS, SearchFilters
 from mcp_context_proxy.context.search import ANSWERS
-from mcp_context_proxy.context.search_filters import MIN_CALLS, SearchFilters
 from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES
 from mcp_context_proxy.examples import DATA_VARIABLE, servers
 from mcp_context_proxy.protocol import eras

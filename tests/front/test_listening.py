@@ -55,6 +55,7 @@ async def test_a_token_is_required_and_only_its_owner_can_read_it(
                 assert (await client.get(base + path)).status_code == 401
             for path in ("/healthz", "/ui", "/ui/usage", "/ui/page.js"):
                 assert (await client.get(base + path)).status_code == 200
+            assert (await client.get(base)).headers["location"] == "ui"
         async with http(base, "modern", headers={"authorization": f"Bearer {token}"}) as raw:
             assert await raw.names()
         log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``serve --shared``: the sessions of several hosts meet in one proxy."""
+"""``serve``: the sessions of several hosts meet in one proxy."""
 
 import os
 import resource
@@ -20,13 +20,14 @@ from support.raw_client import RawClient, RpcError
 from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
 
-from mcp_context_proxy.bridge import HELD_BYTES, LOG_BYTES, Meeting, locked, meeting
+from mcp_context_proxy.bridge.meeting import LOG_BYTES, Meeting, locked, meeting
+from mcp_context_proxy.bridge.session import HELD_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
 
 class Machine:
-    """A machine with a folder for sockets, and hosts that start ``serve --shared``."""
+    """A machine with a folder for sockets, and hosts that start ``serve``."""
 
     def __init__(self, folder: Path, workshop: Workshop) -> None:
         self.folder, self.workshop = folder, workshop
@@ -41,7 +42,7 @@ class Machine:
         self, era: str = "handshake", *, answers: Any = None, **env: str
     ) -> AsyncIterator[RawClient]:
         """A host of the machine."""
-        command = real_command("--config", self.config, "serve", "--shared")
+        command = real_command("--config", self.config, "serve", shared=True)
         able = {"elicitation": {}} if answers else None
         environment = {"XDG_RUNTIME_DIR": str(self.folder), **env}
         async with stdio(command, era, env=environment, answers=answers, capabilities=able) as client:
@@ -127,11 +128,40 @@ async def test_hosts_whose_servers_get_other_variables_never_meet(
 async def test_any_variable_that_servers_inherit_keeps_hosts_apart(
     machine: Machine, server: Server, variable: str
 ) -> None:
-    arguments = ["--config", str(machine.config), "serve", "--shared"]
+    arguments = ["--config", str(machine.config), "serve"]
     environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x"}
     before = meeting(arguments, environ).socket
     assert meeting(arguments, {**environ, "CLAUDE_CODE_SESSION_ID": "1", "SHLVL": "3"}).socket == before
     assert meeting(arguments, {**environ, variable: "other"}).socket != before
+
+
+async def test_variable_of_one_host_that_no_server_is_given_reaches_no_server_of_all(
+    machine: Machine, workshop: Workshop
+) -> None:
+    workshop.server("work", tools=[tool("echo")], settings={"inherit": ["DESK_*"]})
+    machine.write()
+    async with machine.host(DESK_NAME="ada", OTHER_TOKEN="of-this-host"):
+        (pid,) = machine.proxies()
+        environ = await anyio.Path(f"/proc/{pid}/environ").read_bytes()
+        names = {line.partition(b"=")[0] for line in environ.split(b"\0")}
+        assert b"DESK_NAME" in names
+        assert b"OTHER_TOKEN" not in names
+
+
+def test_folder_of_one_host_keeps_it_apart_where_servers_start_in_it(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mcp_context_proxy.bridge.meeting import meeting
+
+    machine.config.write_text("[servers.a]\ncommand = 'a'\ncwd = 'launch'\n", encoding="utf-8")
+    environ = {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": str(tmp_path)}
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        found.append(meeting(["--config", str(machine.config)], environ))
+    assert found[0].socket != found[1].socket
+    assert [one.folder.name for one in found] == ["one", "two"]
 
 
 async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server: Server) -> None:
@@ -143,9 +173,9 @@ async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server
                 await client.until_listed("work__echo")
                 done.append(len(machine.proxies()))
 
-        for _ in range(8):
+        for _ in range(20):
             group.start_soon(connect)
-    assert done == [1] * 8
+    assert done == [1] * 20
 
 
 async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, server: Server) -> None:
@@ -167,7 +197,7 @@ async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, serv
 async def test_host_that_is_killed_ends_only_its_own_session(machine: Machine, server: Server) -> None:
     async with machine.host() as staying:
         await staying.until_listed("work__hang")
-        command = real_command("--config", machine.config, "serve", "--shared")
+        command = real_command("--config", machine.config, "serve", shared=True)
         with subprocess.Popen(  # noqa: ASYNC220 - it is killed at once
             command,
             stdin=subprocess.PIPE,
@@ -203,7 +233,7 @@ async def test_proxy_ends_some_time_after_the_last_host_and_leaves_nothing(
 def test_proxy_that_cannot_start_says_why(machine: Machine) -> None:
     machine.config.write_text("[http]\nport = 'x'\n", encoding="utf-8")
     done = subprocess.run(
-        real_command("--config", machine.config, "serve", "--shared"),
+        real_command("--config", machine.config, "serve", shared=True),
         input=b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n',
         capture_output=True,
         env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
@@ -218,7 +248,7 @@ def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Serv
     (machine.folder / "mcp-context-proxy").mkdir()
     (machine.folder / "mcp-context-proxy").chmod(0o777)
     done = subprocess.run(
-        real_command("--config", machine.config, "serve", "--shared"),
+        real_command("--config", machine.config, "serve", shared=True),
         input=b"",
         capture_output=True,
         env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
@@ -240,7 +270,7 @@ async def test_program_of_a_repository_that_the_host_has_opened_does_not_run(
     for module in ("anyio", "mcp_context_proxy"):
         (repository / f"{module}.py").write_text(f"open({str(trace)!r}, 'w')\n", encoding="utf-8")
     # The host starts the command, whose Python does not look into the working folder.
-    words = real_command("--config", machine.config, "serve", "--shared")[1:]
+    words = real_command("--config", machine.config, "serve", shared=True)[1:]
     command = ["env", "-C", str(repository), sys.executable, "-P", *words]
     async with stdio(command, "modern", env={"XDG_RUNTIME_DIR": str(machine.folder)}) as client:
         await client.until_listed("work__echo")
@@ -293,7 +323,7 @@ async def test_hosts_go_on_while_there_is_no_descriptor_for_another(machine: Mac
 
 def place(machine: Machine, text: str, **environ: str) -> Meeting:
     machine.config.write_text(text, encoding="utf-8")
-    arguments = ["--config", str(machine.config), "serve", "--shared"]
+    arguments = ["--config", str(machine.config), "serve"]
     return meeting(arguments, {"XDG_RUNTIME_DIR": str(machine.folder), "HOME": "/home/x", **environ})
 
 
@@ -304,8 +334,8 @@ def test_proxy_has_no_variable_in_which_its_hosts_may_differ(machine: Machine) -
     named = place(machine, text + 'env = { A = "${DESK_TOKEN}" }\n', DESK_TOKEN="one")
 
     assert one.socket == other.socket
-    assert "DESK_TOKEN" not in one.variables
-    assert named.variables["DESK_TOKEN"] == "one"
+    assert "DESK_TOKEN" not in one.environment
+    assert named.environment["DESK_TOKEN"] == "one"
     assert named.socket != one.socket
 
 
@@ -316,7 +346,7 @@ def test_where_servers_can_get_any_variable_hosts_with_another_one_have_another_
     text = f'[servers.work]\ncommand = "x"\n{setting}\n'
     one, other = (place(machine, text, GH_TOKEN=value, SHLVL=value) for value in ("one", "two"))
 
-    assert one.variables["GH_TOKEN"] == "one"
+    assert one.environment["GH_TOKEN"] == "one"
     assert one.socket != other.socket
 
 

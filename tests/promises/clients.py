@@ -26,7 +26,8 @@ SURROUNDINGS = "faults/test_surroundings.py::"
 
 CLIENTS = (
     Promise(
-        "Over HTTP every request except `/healthz` and the files of the page needs the bearer token, "
+        "Over HTTP every request except `/healthz`, the files of the pages and `/`, which leads to them, "
+        "needs the bearer token, "
         "which only its owner can read; without a token the proxy listens on the loopback address only, "
         "and says so. Without the token `/healthz` says that the proxy is up, and nothing else.",
         (

@@ -9,6 +9,7 @@ HOSTS = "installation/test_hosts.py::"
 HTTP = "front/test_http.py::"
 LISTENING = "front/test_listening.py::"
 PAGE = "web/test_page.py::"
+SERVERS_PAGE = "web/test_servers_page.py::"
 DEFINITIONS = "faults/test_definitions.py::"
 TOKENS = "trust/test_tokens.py::"
 LIMITED = "trust/test_limited_principals.py::"
@@ -61,8 +62,7 @@ README = (
         ),
     ),
     Promise(
-        "With several hosts, or many sessions of one, `serve --shared` lets them all use one proxy and one "
-        "copy of each server.",
+        "Several hosts, and all sessions of one, use one proxy and one copy of each server.",
         ("front/test_shared.py::test_hosts_of_both_eras_use_one_proxy_and_one_copy_of_each_server",),
     ),
     Promise(
@@ -278,17 +278,18 @@ README = (
     ),
     Promise(
         "This serves streamable HTTP at `http://127.0.0.1:8765/mcp`, HTTP+SSE at `/sse`, the REST API at "
-        "`/api/v1`, the page at `/ui`, and `/healthz`.",
+        "`/api/v1`, the pages at `/ui`, and `/healthz`.",
         (
             HTTP + "test_healthz_answers_ok",
             "proxy/test_sdk_client.py::test_the_sdk_client_works_over_streamable_http",
             "every_front/test_calls.py::test_a_result_arrives_unchanged",
             API + "test_a_query_is_answered_with_the_context_for_a_model",
-            PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
+            PAGE + "test_a_request_is_shown_in_three_columns_in_order_of_rank_with_the_reasons",
         ),
     ),
     Promise(
-        "Every request except `/healthz` and the files of the page needs `Authorization: Bearer TOKEN`.",
+        "Every request except `/healthz`, the files of the pages and `/`, which leads to them, needs "
+        "`Authorization: Bearer TOKEN`.",
         (
             LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",
             "front/test_guard.py::test_health_needs_no_token",
@@ -321,18 +322,39 @@ README = (
         ),
     ),
     Promise(
-        "prints the address of a page that shows the context of each request: its rules, references and "
-        "tools, the reason for each, its score and cost, and the tokens saved. It also ranks any query as "
-        "you type.",
+        "prints the address of the pages. The first shows every server: its state, its tools and calls, why "
+        "it is off, its last lines, with buttons to restart it and to turn it on or off.",
         (
             "cli/test_ui.py::test_ui_prints_the_address_with_the_token_in_the_fragment",
-            PAGE + "test_a_request_is_shown_in_three_columns_in_a_stable_order",
+            SERVERS_PAGE + "test_a_server_that_does_not_start_says_why_and_when_it_is_tried_again",
+            SERVERS_PAGE + "test_the_last_lines_of_a_server_are_shown",
+            SERVERS_PAGE + "test_a_server_is_turned_off_and_on_again_by_undo",
+            SERVERS_PAGE + "test_a_server_is_restarted",
+        ),
+    ),
+    Promise(
+        "The others show each tool as a model reads it, with its cost and a switch; each request with its "
+        "rules, references and tools in order of rank, the reason for each, its score and cost, and the "
+        "tokens saved; usage, audit and approvals; and the command that connects each host.",
+        (
+            SERVERS_PAGE + "test_a_tool_shows_what_a_model_reads_of_it_as_text_and_never_as_markup",
+            SERVERS_PAGE + "test_a_tool_is_turned_off_and_on_with_the_keyboard_alone",
+            PAGE + "test_a_request_is_shown_in_three_columns_in_order_of_rank_with_the_reasons",
             PAGE + "test_the_size_of_the_whole_catalog_is_shown_once_it_is_counted",
+            SERVERS_PAGE + "test_every_host_that_can_be_installed_has_its_command",
+        ),
+    ),
+    Promise(
+        "What changes something needs the token, and what was turned off is turned on again by one click. "
+        "Any query is ranked as you type.",
+        (
+            SERVERS_PAGE + "test_a_server_is_turned_off_and_on_again_by_undo",
+            SERVERS_PAGE + "test_tools_are_ranked_while_somebody_types_and_nothing_is_recorded",
             PAGE + "test_a_query_is_ranked_while_it_is_typed_and_not_recorded",
         ),
     ),
     Promise(
-        "A second page, and `mcp-context-proxy stats` in a terminal, show how tools and searches "
+        "The page of usage, and `mcp-context-proxy stats` in a terminal, show how tools and searches "
         "performed, the tokens saved, and the tools that were never called.",
         (
             "web/test_usage_page.py::test_usage_and_savings_are_summed_up",

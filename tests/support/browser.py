@@ -103,8 +103,13 @@ class Page:
         return answer["result"].get("value")
 
     def until(self, expression: str) -> Any:
-        """Wait until an expression is true, and return it."""
-        return self.value(_UNTIL % (WAIT_MS, expression))
+        """Wait until an expression is true, and return it; the page may go elsewhere meanwhile."""
+        try:
+            return self.value(_UNTIL % (WAIT_MS, expression))
+        except AssertionError as error:
+            if "navigated" not in str(error):
+                raise
+            return self.value(_UNTIL % (WAIT_MS, expression))
 
     def come_back(self) -> None:
         """Look at the page again after another tab, which makes the page ask for new data at once."""
@@ -141,9 +146,9 @@ class Page:
             mobile=False,
         )
 
-    def picture(self, file: Path) -> None:
-        """Take a picture of all of the page."""
-        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def picture(self, file: Path, whole: bool = True) -> None:
+        """Take a picture of all of the page, or of the window alone."""
+        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(shot["data"]))
 
 

@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+from mcp_context_proxy.__main__ import joins
+
 PROGRAMS = Path(__file__).with_name("forking")
 COVERAGE = PROGRAMS / "coverage.toml"
 """Settings with which forked processes are measured, too."""
@@ -23,9 +25,15 @@ PATIENCE = 60
 """Seconds until a command that hangs is killed; far more than any takes."""
 
 
-def real_command(*arguments: str | Path) -> list[str]:
-    """Return the command line of the proxy as people start it."""
-    return [sys.executable, "-m", "mcp_context_proxy", *map(str, arguments)]
+def real_command(*arguments: str | Path, shared: bool = False) -> list[str]:
+    """Return the command line of the proxy as people start it.
+
+    One that serves over stdio has a proxy of its own unless it is ``shared``.
+    """
+    words = [*map(str, arguments)]
+    if joins(words) and not shared:
+        words += ["--own"] if "serve" in words else ["serve", "--own"]
+    return [sys.executable, "-m", "mcp_context_proxy", *words]
 
 
 def forked_command(*arguments: str | Path) -> list[str]:

@@ -18,11 +18,11 @@ from mcp_context_proxy.catalog import definitions, document_reading, names, skil
 from mcp_context_proxy.catalog.documents import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
 from mcp_context_proxy.catalog.names import matches
-from mcp_context_proxy.cli.terminal import redacted
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context.search_filters import SearchFilters
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.session import result_text
+from mcp_context_proxy.downstream.facts import redacted
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
 from mcp_context_proxy.interactions.memory import agent_named, plain

@@ -18,7 +18,8 @@ PHASES = [
 ]
 """Kinds of requests, and the random ones for each operation. `coverage` has the bounds of every parameter."""
 
-OPTIONS = ["--seed", "1", "--generation-database", "none", "--no-color"]
+OPTIONS = ["--seed", "1", "--generation-database", "none", "--no-color", "--exclude-checks", "ignored_auth"]
+"""Who sends many wrong tokens is told to wait, which that check does not know."""
 
 
 @pytest.mark.slow
@@ -28,13 +29,23 @@ def test_every_answer_matches_the_openapi_document(
 ) -> None:
     """Valid, invalid and hostile requests, alone and one after the other."""
     url = f"{proxy.base}/api/v1/openapi.json"
-    options = ["--phases", phases, "--max-examples", str(cases), *OPTIONS]
+    # It would end the proxy in the middle; the tests of the shared proxy have it.
+    options = ["--phases", phases, "--max-examples", str(cases), "--exclude-path", "/stop", *OPTIONS]
     token = ["--header", f"Authorization: {AUTHORIZED['authorization']}"]
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", url, *token, *options]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "Tested: 20" in run.stdout
+    assert "Tested: 35" in run.stdout
+
+
+def test_every_operation_needs_the_token(proxy: HttpProxy) -> None:
+    base = f"{proxy.base}/api/v1"
+    described = httpx2.get(f"{base}/openapi.json", headers=AUTHORIZED).json()["paths"]
+    for path, methods in described.items():
+        for method in methods:
+            answer = httpx2.request(method, base + re.sub(r"{\w+}", "x", path))
+            assert answer.status_code == 401, f"{method} {path}"
 
 
 def test_the_documentation_lists_every_operation(proxy: HttpProxy) -> None:
@@ -43,5 +54,5 @@ def test_the_documentation_lists_every_operation(proxy: HttpProxy) -> None:
     listed = re.findall(r"^\| `([A-Z]+ /\S+)` \|", page, re.MULTILINE)
 
     operations = [f"{method.upper()} {path}" for path, methods in described.items() for method in methods]
-    assert len(listed) == 20
+    assert len(listed) == 36
     assert sorted(listed) == sorted(operations)

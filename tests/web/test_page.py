@@ -9,7 +9,7 @@ import pytest
 from support.browser import Page, browser, program
 from support.proxies import HttpProxy
 from support.raw_client import PATIENCE
-from support.shop import HOSTILE, PRIORITY, TOKEN
+from support.shop import HOSTILE, TOKEN
 
 pytestmark = [
     pytest.mark.anyio,
@@ -38,7 +38,7 @@ def page(chromium: Page, proxy: HttpProxy) -> Iterator[Page]:
         latest = client.post(f"{proxy.base}/api/v1/context", json={"query": "the first one"})
     chromium.look()
     chromium.open("about:blank")
-    chromium.open(f"{proxy.base}/ui#token={TOKEN}")
+    chromium.open(f"{proxy.base}/ui/requests#token={TOKEN}")
     chromium.until(f"document.querySelector('[data-id=\"{latest.json()['id']}\"] a[aria-current]')")
     yield chromium
     assert chromium.errors == []
@@ -74,7 +74,7 @@ def test_the_token_leaves_the_address_at_once_and_stays_in_the_tab(page: Page) -
 
 
 def test_without_the_token_it_asks_for_it(chromium: Page, proxy: HttpProxy) -> None:
-    chromium.open(proxy.base + "/ui")
+    chromium.open(proxy.base + "/ui/requests")
     chromium.value("sessionStorage.clear()")
     chromium.command("Page.reload")
     chromium.until("document.activeElement?.id === 'token'")
@@ -94,31 +94,40 @@ def test_without_the_token_it_asks_for_it(chromium: Page, proxy: HttpProxy) -> N
     assert all("401" in error for error in errors)
 
 
-async def test_a_request_is_shown_in_three_columns_in_a_stable_order(
+async def test_a_request_is_shown_in_three_columns_in_order_of_rank_with_the_reasons(
     page: Page, served: dict[str, Any]
 ) -> None:
     show(page, served)
 
-    def names(kind: str) -> list[str]:
+    def ranked(kind: str) -> list[dict[str, Any]]:
         found = [item for item in served["items"] if item["type"] == kind]
-        return [
-            item["name"]
-            for item in sorted(found, key=lambda item: (-PRIORITY.get(item["name"], 0), item["name"]))
-        ]
+        return sorted(found, key=lambda item: -1 if item["score"] is None else item["score"], reverse=True)
 
-    rules, references, tools = names("rule"), names("reference"), names("tool")
+    rules, references, tools = ranked("rule"), ranked("reference"), ranked("tool")
     counts = [f"Rules {len(rules)}", f"References {len(references)}", f"Tools {len(tools)}"]
     assert texts(page, ".columns h3") == counts
-    assert texts(page, '[data-type="rule"] .title') == rules == ["mailing", "tone"]
+    assert texts(page, '[data-type="rule"] .title') == ["mailing", "tone"]
     assert texts(page, '[data-type="rule"] .priority') == ["900", "007"]
-    assert texts(page, '[data-type="rule"] .badge') == ["agent", "always"]
-    assert texts(page, '[data-type="tool"] .title') == [name.replace("__", " ") for name in tools]
-    assert [name.split("__")[0] for name in tools][:3] == ["archive", "archive", "post"]
-    scores = {item["name"]: item["score"] for item in served["items"] if item["score"] is not None}
-    assert sorted(texts(page, ".score")) == sorted(f"{score:.2f}" for score in scores.values())
+    assert texts(page, '[data-type="rule"] .badge') == ["matches the query", "in every session"]
+    shown = texts(page, '[data-type="tool"] .title')
+    assert sorted(shown) == sorted(item["name"].replace("__", " ") for item in tools)
+    scores = [item["score"] for item in tools if item["score"] is not None]
+    assert texts(page, '[data-type="tool"] .score') == [f"{score:.2f}" for score in scores]
+    whys = texts(page, '[data-type="tool"] .why')
+    assert all(why.endswith(" tokens.") for why in whys)
+    assert any("meaning" in why for why in whys)
     heading = page.value("document.querySelector('#context h2').textContent")
     assert heading == QUERY
     assert "tokens are shown" in page.value("document.querySelector('.share').textContent")
+
+
+async def test_a_request_can_be_ordered_by_priority_and_name(page: Page, served: dict[str, Any]) -> None:
+    show(page, served)
+    page.value("document.querySelector('input[value=name]').click()")
+    names = sorted(item["name"] for item in served["items"] if item["type"] == "tool")
+
+    assert texts(page, '[data-type="tool"] .title') == [name.replace("__", " ") for name in names]
+    page.value("document.querySelector('input[value=score]').click()")
 
 
 async def test_if_nothing_fits_it_says_so_and_shows_the_nearest_items(
@@ -241,13 +250,13 @@ async def test_everything_can_be_used_with_the_keyboard(
         page.press("Tab")
     assert page.value("document.activeElement.name") == "order"
     page.press("ArrowRight")
-    page.until("document.querySelector('input[value=score]').checked")
-    assert page.value("document.activeElement.value") == "score"
+    page.until("document.querySelector('input[value=name]').checked")
+    assert page.value("document.activeElement.value") == "name"
     page.press("Tab")
     page.press("Enter")
-    opened = page.until("document.querySelector('details[open] .why')?.textContent")
+    opened = page.until("document.querySelector('details[open] .description')?.textContent")
 
-    assert "tokens" in opened
+    assert opened
 
 
 async def test_every_text_is_readable_in_the_light_and_the_dark(page: Page) -> None:
@@ -287,7 +296,7 @@ async def test_every_field_has_a_label(page: Page) -> None:
 
 async def test_the_files_are_served_without_a_token_and_with_a_strict_policy(proxy: HttpProxy) -> None:
     async with httpx2.AsyncClient(base_url=proxy.base) as stranger:
-        for path in ("/ui", "/ui/page.js", "/ui/view.js", "/ui/style.css"):
+        for path in ("/ui", "/ui/requests", "/ui/page.js", "/ui/view.js", "/ui/style.css"):
             answer = await stranger.get(path)
             assert answer.status_code == 200
             assert "default-src 'none'" in answer.headers["content-security-policy"]

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import httpx2
@@ -115,6 +116,7 @@ async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
     session = (await api.get(f"{API}/sessions")).json()["sessions"][0]["id"]
     places = {
         "server": "evil",
+        "tool": quote(HOSTILE[:300], safe=""),
         "request": request,
         "session": session,
         "interaction": MARKUP.replace("/", ""),
@@ -123,7 +125,7 @@ async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
         "/context": {"query": HOSTILE, "describe": True},
         "/interactions": {"agent_name": MARKUP, "interaction_type": "message", "content": HOSTILE},
         "/sessions/{session}/context": {"add": [{"type": "tool", "name": HOSTILE[:900]}]},
-        "/reindex": {},
+        "/call": {"tool": HOSTILE[:900]},
         "/approvals/{server}/approve": {"names": [HOSTILE[:900]], "hash": HOSTILE[:60]},
         "/approvals/{server}/reject": {"names": [HOSTILE[:900]]},
     }
@@ -137,11 +139,13 @@ async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
         "/sessions/{session}/context": {"describe": "true"},
     }
     found = {}
-    for path, methods in described.items():
+    del described["/stop"]
+    # A server is turned off before it is turned on, as the alphabet has it.
+    for path, methods in sorted(described.items()):
         for method in methods:
             place = f"{method.upper()} {path}"
             query = queries.get(place, queries.get(path, {})) if method in {"get", "delete"} else {}
-            body = {"json": bodies[path]} if method in {"post", "patch"} else {}
+            body = {"json": bodies.get(path, {})} if method in {"post", "patch"} else {}
             url = API + path.format(**places)
             found[place] = await api.request(method.upper(), url, params=query, **body)
     for path in ("/metrics", "/healthz", f"{API}/requests/old?describe=true", f"{API}/no%1b[2J{MARKUP}"):
@@ -208,7 +212,8 @@ async def test_no_page_runs_links_or_hides_what_strangers_say(
     def look() -> None:
         with browser(tmp_path) as page:
             for path, title in (
-                ("/ui", "Request contexts"),
+                ("/ui/requests", "Request contexts"),
+                ("/ui/tools", "Tools"),
                 ("/ui/usage", "Usage"),
                 ("/ui/approvals", "Approvals"),
             ):

@@ -97,7 +97,7 @@ def names(page: Page, name: str) -> list[str]:
 
 def test_the_token_leaves_the_address_and_opens_the_other_page_too(page: Page, proxy: HttpProxy) -> None:
     assert TOKEN not in page.value("location.href")
-    for path in ("/ui", "/ui/usage"):
+    for path in ("/ui", "/ui/tools"):
         page.open(page.value("document.querySelector('nav a:not([aria-current])').href"))
         assert page.value("location.href") == proxy.base + path
         page.until("!document.getElementById('main').hidden")

@@ -29,7 +29,7 @@ export async function ask(path, options = {}) {
     throw new Error("A token is needed.");
   }
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.detail ?? response.statusText);
+  if (!response.ok) throw Object.assign(new Error(answer.detail ?? response.statusText), { status: response.status });
   return answer;
 }
 
@@ -58,15 +58,19 @@ export function keepFresh(refresh) {
   let timer = null;
   async function look() {
     clearTimeout(timer);
+    let forOthers = false;
     if (!document.hidden) {
       try {
         await refresh();
         tell("");
       } catch (error) {
-        tell(byId("login").hidden ? `${error.message} Trying again.` : "");
+        // A page for administrators stays one; the page of requests is for everybody.
+        forOthers = error.status === 403;
+        const next = forOthers ? "Your own requests are on the page Requests." : "Trying again.";
+        tell(byId("login").hidden ? `${error.message} ${next}` : "");
       }
     }
-    if (byId("login").hidden) timer = setTimeout(look, LOOK_AGAIN_MS);
+    if (byId("login").hidden && !forOthers) timer = setTimeout(look, LOOK_AGAIN_MS);
   }
   byId("login").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -79,4 +83,18 @@ export function keepFresh(refresh) {
   });
   look();
   return look;
+}
+
+/** Have the proxy do something. */
+export function act(path) {
+  return ask(path, { method: "POST" });
+}
+
+/** Say why something was not done; it stays until something else is done. */
+export function failed(error) {
+  const told = document.createElement("p");
+  told.className = "notice";
+  told.textContent = `Not done: ${error.message}`;
+  byId("done").replaceChildren(told);
+  tell("");
 }

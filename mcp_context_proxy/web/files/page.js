@@ -50,7 +50,7 @@ function show(request, live) {
 
 function render() {
   if (state.shown === null) return;
-  const order = state.order ?? (state.live ? "score" : "name");
+  const order = state.order ?? "score";
   byId("context").replaceChildren(...contextView(state.shown, state.behind, order, state.live));
 }
 

@@ -6,6 +6,18 @@ const COLUMNS = [
   ["tool", "Tools"],
 ];
 
+/** Words for the reasons why an item is in a context. */
+const MODES = {
+  always: "in every session",
+  manual: "added by hand",
+  agent: "matches the query",
+  expansion: "related to a match",
+  learned: "worked before",
+  retained: "called recently",
+  uncertain: "kept: little is known",
+  working_set: "used often",
+};
+
 /** An element with attributes and children; text is only ever text. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -95,7 +107,7 @@ function card(item) {
       element(
         "summary",
         {},
-        element("span", { class: `badge ${item.include_mode}` }, item.include_mode),
+        element("span", { class: `badge ${item.include_mode}` }, MODES[item.include_mode] ?? item.include_mode),
         item.score === null ? null : element("span", { class: "score", title: "Score" }, item.score.toFixed(2)),
         item.priority === undefined
           ? null
@@ -104,9 +116,9 @@ function card(item) {
         item.danger === undefined || item.danger === "read"
           ? null
           : element("span", { class: `danger ${item.danger}`, title: item.danger_reason }, item.danger),
+        element("span", { class: "why" }, `${capital(item.why)}. About ${counted(item.tokens, "token")}.`),
         description ? element("span", { class: "description" }, description) : null,
       ),
-      element("p", { class: "why" }, `${capital(item.why)}. About ${number(item.tokens)} ${item.tokens === 1 ? "token" : "tokens"}.`),
     ),
   );
 }
@@ -130,8 +142,8 @@ function orderChoice(order) {
     "fieldset",
     { class: "order" },
     element("legend", {}, "Order"),
+    choice("score", "by rank"),
     choice("name", "by priority and name"),
-    choice("score", "by score"),
   );
 }
 
@@ -174,4 +186,60 @@ export function number(value) {
 
 function capital(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** A button that does something; its name for those who hear it says to what. By its key it is found again. */
+export function button(text, name, press, key = name) {
+  const made = element("button", { type: "button", "data-key": key, "aria-label": name }, text);
+  let busy = false;
+  // A disabled button would lose the focus.
+  made.addEventListener("click", async () => {
+    if (busy) return;
+    busy = true;
+    await press();
+    busy = false;
+  });
+  return made;
+}
+
+/** Put the focus back on something that was built anew, if it was lost with what it replaces. */
+export function focusAgain(key) {
+  if (document.activeElement && document.activeElement !== document.body) return;
+  document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+}
+
+/** Show a list of things; those that have not changed stay as they are, with what is open and in focus in them. */
+export function keepList(list, things, keyOf, view) {
+  const before = new Map([...list.children].map((entry) => [entry.dataset.key, entry]));
+  const focused = document.activeElement?.closest("[data-key]");
+  const within = list.contains(focused) ? focused.dataset.key : null;
+  const entries = things.map((thing) => {
+    const facts = JSON.stringify(thing);
+    const old = before.get(keyOf(thing));
+    if (old?.facts === facts) return old;
+    const made = view(thing);
+    made.facts = facts;
+    made.dataset.key = keyOf(thing);
+    const opened = new Set([...(old?.querySelectorAll("details[open]") ?? [])].map((one) => one.dataset.name));
+    for (const details of made.querySelectorAll("details")) details.open = opened.has(details.dataset.name);
+    return made;
+  });
+  if (entries.length === list.children.length && entries.every((entry, at) => entry === list.children[at])) return;
+  list.replaceChildren(...entries);
+  if (within !== null) list.querySelector(`[data-key="${CSS.escape(within)}"]`)?.focus();
+}
+
+export function counted(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+export function megabytes(bytes) {
+  return `${number(Math.round(bytes / 1e6))} MB`;
+}
+
+export function duration(seconds) {
+  if (seconds < 60) return "less than a minute";
+  if (seconds < 3600) return counted(Math.floor(seconds / 60), "minute");
+  if (seconds < 86400) return counted(Math.floor(seconds / 3600), "hour");
+  return counted(Math.floor(seconds / 86400), "day");
 }

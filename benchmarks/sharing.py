@@ -1,0 +1,124 @@
+"""One proxy that hosts share, against one of each session's own, in turns and on the same machine.
+
+    python benchmarks/sharing.py [--rounds 6] [--calls 300]
+
+Measures a further session of a host (seconds until it has the list of tools, and the memory of all its
+processes), a call over the bridge against one without, and calls per second over eight bridges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from raw_clients import StdioClient, call_params
+from subjects import Workbench, answers, proxy_command, tool_name
+
+from mcp_context_proxy.bridge.asking import ask
+from mcp_context_proxy.bridge.meeting import running
+
+BRIDGES = 8
+IN_FLIGHT = 16
+TOOL = tool_name("proxy")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--calls", type=int, default=300)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sharing-") as folder, ExitStack() as stack:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        bench = Workbench(Path(folder))
+        config = bench.config()
+        commands = {
+            "own": [*proxy_command(config), "serve", "--own"],
+            "shared": [*proxy_command(config), "serve"],
+        }
+        first = {name: _opened(stack, command) for name, command in commands.items()}
+        (socket,) = running(config, os.environ)
+        stack.callback(os.kill, ask(socket, "GET", "/status", seconds=60)["pid"], signal.SIGTERM)
+        _sessions(commands, given.rounds)
+        _calls(first, given.rounds, given.calls)
+        _throughput(commands["shared"], stack, given.calls * 10)
+    print(f"load: {os.getloadavg()[0]:.1f}")
+
+
+def _opened(stack: ExitStack, command: list[str]) -> StdioClient:
+    client = StdioClient(command)
+    stack.callback(client.close)
+    client.open()
+    client.until(partial(answers, TOOL))
+    return client
+
+
+def _sessions(commands: dict[str, list[str]], rounds: int) -> None:
+    """A further session beside the first: time to the list of tools, processor time and memory."""
+    for name, command in commands.items():
+        seconds, memory = [], []
+        for _ in range(rounds):
+            began, before = time.perf_counter(), _memory_of_all()
+            client = StdioClient(command)
+            client.open()
+            client.request("tools/list")
+            seconds.append(time.perf_counter() - began)
+            client.until(partial(answers, TOOL))
+            memory.append(_memory_of_all() - before)
+            client.close()
+        size = median(memory) / 1e6
+        print(f"{name:>7}: list of tools after {median(seconds):.3f} s, {size:+.0f} MB (PSS) in all")
+
+
+def _calls(clients: dict[str, StdioClient], rounds: int, calls: int) -> None:
+    """The same call with and without a bridge, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in clients}
+    for _ in range(rounds):
+        for name, client in clients.items():
+            times[name].append(median(client.timed("tools/call", call_params(TOOL), calls)) * 1e3)
+    own, shared = (min(times[name]) for name in ("own", "shared"))
+    pairs = [b - a for a, b in zip(times["own"], times["shared"], strict=True)]
+    print(f"   call: p50 {own:.3f} ms own, {shared:.3f} ms shared at best; {median(pairs):+.3f} ms in pairs")
+
+
+def _throughput(command: list[str], stack: ExitStack, calls: int) -> None:
+    clients = [_opened(stack, command) for _ in range(BRIDGES)]
+    began = time.perf_counter()
+    threads = [
+        threading.Thread(target=client.pipelined, args=(call_params(TOOL), calls // BRIDGES, IN_FLIGHT))
+        for client in clients
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rate = calls / (time.perf_counter() - began)
+    print(f"{BRIDGES} bridges: {rate:,.0f} calls/s, {IN_FLIGHT} under way on each")
+
+
+def _memory_of_all() -> int:
+    """Proportional memory of all Python processes of this benchmark, in bytes."""
+    total = 0
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes()
+            if b"mcp_context_proxy" in words or b"tool_server.py" in words:
+                rollup = (process / "smaps_rollup").read_text(encoding="ascii")
+                total += 1024 * int(rollup.partition("Pss:")[2].split()[0])
+        except (OSError, ValueError, IndexError):
+            continue
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,333 @@
+"""The place where the sessions of a user's hosts meet in one proxy: its name, its start, and those that run.
+
+Standard library only, and little of it: a bridge is a process for every host session, and answers within
+milliseconds of its start.
+
+A proxy is shared only by sessions that would give its servers the same: the same configuration, program and
+version, and the same value of each environment variable that a server can get. All of that is in the name of
+the socket, so sessions that differ never meet. The proxy gets these variables and no others, so that nothing
+of the session that started it reaches the servers of another, whatever the configuration names later.
+The first part of the name stands for the configuration alone: by it, commands find what runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.system.variables import INHERITED, matches
+
+JOIN_OPTION: Final = "--shared"
+"""Option of ``serve`` with which a host's session joins; without it, it does the same."""
+LISTEN_OPTION: Final = "--listen-on"
+"""Hidden option of ``serve`` with the descriptor of the socket that a bridge has opened."""
+CONFIG_VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
+
+CONNECT_SECONDS: Final = 5.0
+"""Timeout of a connection to a proxy that does not accept any."""
+LOCK_SECONDS: Final = 10.0
+"""Time that another session may take to start the proxy."""
+LOCK_PAUSE_SECONDS: Final = 0.01
+LOG_BYTES: Final = 5 * 1024 * 1024
+"""Size from which the log of a shared proxy begins anew."""
+SOCKET_PATH_BYTES: Final = 100
+"""Longest path of a socket that every system takes."""
+DIGITS: Final = 12
+"""Hexadecimal digits of each of the two parts of a socket's name."""
+
+OURS: Final = (
+    "MCP_CONTEXT_PROXY_*",
+    "OTEL_*",
+    "PYTHON*",
+    "LD_*",
+    "DYLD_*",
+    "COVERAGE_*",
+    "DBUS_SESSION_BUS_ADDRESS",
+)
+"""Variables that the proxy itself and its Python read, such as those for traces, and for the keyring of the
+system."""
+OF_ONE_WINDOW: Final = (
+    "TERM",
+    "XDG_ACTIVATION_TOKEN",
+    "XDG_SEAT",
+    "XDG_SESSION_*",
+    "XDG_VTNR",
+    "SHLVL",
+    "PWD",
+    "OLDPWD",
+    "_",
+)
+"""Variables that differ between any two windows, and tell no server anything. A shared proxy has none but
+for those that the configuration names."""
+
+_VARIABLE: Final = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
+_ALL_VARIABLES: Final = re.compile(r"""\$\{cmd:|\binherit\b["']?\s*[=:]\s*\[[^\]]*["']\*["']""")
+"""Settings with which servers can get any variable."""
+_COMMENT: Final = re.compile(r"^\s*#.*", re.MULTILINE)
+
+
+class JoinError(Exception):
+    """No proxy can be shared here; the caller serves by itself."""
+
+
+class Meeting(NamedTuple):
+    """The place where sessions and their shared proxy meet."""
+
+    socket: Path
+    command: Sequence[str]
+    """Starts the proxy; the descriptor of its socket is appended."""
+    folder: Path
+    """Working folder of the proxy."""
+    environment: Mapping[str, str]
+    """Variables of the proxy."""
+
+    @property
+    def lock(self) -> Path:
+        """The file that is locked while a proxy is started."""
+        return self.socket.with_suffix(".lock")
+
+    @property
+    def log(self) -> Path:
+        """The file with the messages of the proxy."""
+        return self.socket.with_suffix(".log")
+
+
+def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
+    """Return where the sessions of a command line meet.
+
+    Raises:
+        FileNotFoundError: there is no configuration.
+        JoinError: the command line has other options, or the configuration cannot be read.
+    """
+    given, rest = _configuration(arguments)
+    config = configuration_file(given, environ)
+    try:
+        text = config.read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise JoinError(str(error)) from None
+    launch = Path.cwd() if re.search(r"""["']launch["']""", text) else None
+    environment = dict(_variables(text, environ))
+    said = {
+        "version": __version__,
+        "program": sys.executable,
+        "options": rest,
+        "launched in": None if launch is None else str(launch),
+        "variables": environment,
+    }
+    path = runtime_folder(environ) / f"{_configuration_part(config)}-{_digest(said)}.sock"
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise JoinError(f"the path of the socket is too long: {path}")
+    # With -P no module comes from the working folder, which may be a repository that the host has opened.
+    command = [sys.executable, "-P", "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - does not fail
+    folder = launch or (home if home.is_dir() else Path("/"))
+    return Meeting(path, [*command, LISTEN_OPTION], folder, environment)
+
+
+def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path:
+    """Return the path of the configuration that a command line names, or of the user's own."""
+    config = given or environ.get(CONFIG_VARIABLE)
+    if config is None:
+        from mcp_context_proxy.system.places import default_path  # noqa: PLC0415 - seldom needed
+
+        config = default_path(environ)
+    return Path(config).expanduser().absolute()
+
+
+def _configuration(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the configuration of a command line, and its options that a shared proxy gets as well."""
+    config: str | None = None
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in {"--config", "--log-level"}:
+            value = value if equals else next(words, "")
+            if name == "--config":
+                config = value
+            else:
+                rest += [name, value]
+        elif word not in {"serve", JOIN_OPTION}:
+            raise JoinError(f"{word} is not for a shared proxy")
+    return config, rest
+
+
+def _configuration_part(config: Path) -> str:
+    return _digest(str(config.resolve()))
+
+
+def _digest(said: Any) -> str:
+    text = json.dumps(said, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
+
+
+def _variables(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables of an environment that the servers of a configuration, or the proxy, can get."""
+    # Every text of the configuration counts as a pattern for `inherit`: one too many only shares less.
+    patterns = {one for one in re.findall(r"""["']([A-Za-z_*][A-Za-z0-9_*]*)["']""", text) if one != "*"}
+    named = {*_VARIABLE.findall(text), *patterns}
+    # A command reads whichever it likes.
+    every = _ALL_VARIABLES.search(_COMMENT.sub("", text)) is not None
+    for name, value in sorted(environ.items()):
+        inherited = every or matches(name, (*INHERITED, *OURS))
+        if name in named or matches(name, patterns) or (inherited and not matches(name, OF_ONE_WINDOW)):
+            yield name, value
+
+
+def runtime_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the user for sockets, which nobody else can write.
+
+    Raises:
+        JoinError: there is one, but it belongs to somebody else or others can write it.
+    """
+    folder = next(_folders(environ))
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise JoinError(f"{folder}: {error.strerror}") from None
+    if not _is_private(status):
+        raise JoinError(f"{folder} can be changed by others")
+    return folder
+
+
+def _folders(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the folders that sockets may be in, the one for new ones first."""
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        yield Path(runtime) / "mcp-context-proxy"
+    yield Path(environ.get("TMPDIR") or "/tmp") / f"mcp-context-proxy-{os.getuid()}"
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def running(config: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Return the sockets of the proxies that hosts share for a configuration.
+
+    The one that a host started here would join comes first, then the others, those started last first.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        return []
+    found: list[tuple[float, Path]] = []
+    for folder in _folders(environ):
+        with suppress(OSError):
+            if _is_private(folder.lstat()):
+                paths = folder.glob(f"{_configuration_part(config)}-*.sock")
+                found += [(path.stat().st_mtime, path) for path in paths]
+    own: Path | None = None
+    if len(found) > 1:
+        with suppress(JoinError, OSError):
+            own = meeting(["--config", str(config)], environ).socket
+    ordered = sorted(found, key=lambda pair: (pair[1] != own, -pair[0]))
+    return [path for _, path in ordered if connected(path, keep=False) is not None]
+
+
+def connect(place: Meeting) -> socket.socket:
+    """Connect to the proxy of a meeting place; start it if none runs.
+
+    Raises:
+        JoinError: it cannot be started.
+    """
+    for _ in range(2):
+        if (found := connected(place.socket)) is not None:
+            return found
+        with locked(place.lock):
+            # Whoever had the lock before has started it.
+            if connected(place.socket, keep=False) is None:
+                _start(place)
+    if (found := connected(place.socket)) is None:
+        raise JoinError(f"nothing listens at {place.socket}")
+    return found
+
+
+def connected(path: Path, *, keep: bool = True) -> socket.socket | None:
+    """Return a connection to the socket at a path; None if nobody listens there."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        peer.settimeout(CONNECT_SECONDS)
+        peer.connect(str(path))
+        peer.settimeout(None)
+    except OSError:
+        peer.close()
+        return None
+    if not keep:
+        peer.close()
+    return peer
+
+
+@contextmanager
+def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the lock under which a proxy is started, and its socket removed.
+
+    Raises:
+        TimeoutError: somebody else has held it for too long, such as a session that is stopped.
+    """
+    import fcntl  # noqa: PLC0415 - not on Windows
+
+    until = time.monotonic() + seconds
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{path} is locked by another session") from None
+                time.sleep(LOCK_PAUSE_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _start(place: Meeting) -> None:
+    """Open the socket, and start the proxy that will serve it; hosts can connect from now on."""
+    import subprocess  # noqa: PLC0415 - takes time, and most bridges start nothing
+
+    with suppress(FileNotFoundError):
+        place.socket.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        before = os.umask(0o177)
+        try:
+            listening.bind(str(place.socket))
+        finally:
+            os.umask(before)
+        listening.listen(128)
+        descriptor = listening.fileno()
+        with suppress(OSError):
+            if place.log.stat().st_size > LOG_BYTES:
+                place.log.unlink()
+        log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            subprocess.Popen(
+                [*place.command, str(descriptor)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd=place.folder,
+                env=dict(place.environment),
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+    except OSError as error:
+        raise JoinError(f"the shared proxy cannot be started: {error.strerror}") from None
+    finally:
+        listening.close()

@@ -1,0 +1,233 @@
+"""The bridge: lets a host's session join a proxy that already runs, instead of starting one of its own.
+
+It passes lines between the host's pipes and the proxy's socket. If no proxy runs there, it starts one and
+hands it the listening socket, so that hosts can connect before the proxy is up.
+
+If the proxy goes away, the bridge tells the host of each request that was under way that it may or may not
+have run, starts the proxy again, and opens the session anew with the host's own ``initialize``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from mcp_context_proxy.bridge.meeting import JoinError, Meeting, connect, meeting
+
+SESSION_VARIABLES: Final = ("CLAUDE_CODE_SESSION_ID", "CODEX_SESSION_ID", "GEMINI_SESSION_ID")
+"""Variables in which hosts tell the programs that they start the id of their session, as their hooks do."""
+
+CHUNK: Final = 1 << 16
+WAIT_SECONDS: Final = 0.05
+"""Time between two attempts to connect, where a proxy has just gone."""
+TRIES: Final = 2
+"""Proxies in a row that end before they say anything, until the bridge gives up at the next one."""
+HELD_BYTES: Final = 32 << 20
+"""Part of a line that is held until it is whole; a longer one, which the proxy refuses, passes in parts."""
+LAST_LINES_SECONDS: Final = 30.0
+"""Time for the last answers after the host has closed its end. A proxy that runs takes half a second."""
+LOG_SHOWN: Final = 2_000
+"""Bytes of the end of the log that are shown if the proxy does not start."""
+
+_RESPONSE_ID: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":("(?:[^"\\]|\\.)*"|-?\d+)')
+_INTERRUPTED: Final = (
+    "the shared proxy ended while this request was running: it may or may not have run; check before you "
+    "repeat it"
+)
+_UNAVAILABLE: Final = -32_000
+
+
+def greeting(environ: Mapping[str, str]) -> bytes:
+    """Return the line with which a bridge introduces itself to the proxy, ahead of the host's own lines."""
+    session = next((environ[name] for name in SESSION_VARIABLES if environ.get(name)), None)
+    facts = {"pid": os.getpid(), "folder": _folder(), "session": session}
+    return json.dumps({"bridge": facts}).encode() + b"\n"
+
+
+def _folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
+class Bridge:
+    """One host's session with the shared proxy."""
+
+    def __init__(self, place: Meeting, peer: socket.socket, greeting: bytes) -> None:
+        self._place, self._peer, self._greeting = place, peer, greeting
+        self._under_way: set[str] = set()
+        """Ids of the host's requests that are not answered, as JSON."""
+        self._opening: list[bytes] = []
+        """The host's ``initialize`` and ``initialized``, with which a session is opened anew."""
+        self._opened = ""
+        """Id of its ``initialize``, as JSON."""
+        self._answered = False
+        """True once the proxy has said anything: then it can work here."""
+        self._turn = threading.Lock()
+        """Held while lines go to the proxy, and while it is replaced."""
+        self._ended = False
+
+    def run(self) -> None:
+        """Pass lines on until the host closes its end."""
+        with suppress(OSError):
+            self._peer.sendall(self._greeting)
+        reading = threading.Thread(target=self._read_proxy, daemon=True)
+        reading.start()
+        for line in _lines(0, HELD_BYTES):
+            self._to_proxy(line)
+        self._ended = True
+        with self._turn, suppress(OSError):
+            self._peer.shutdown(socket.SHUT_WR)
+        reading.join(LAST_LINES_SECONDS)
+
+    def _to_proxy(self, line: bytes) -> None:
+        with self._turn:
+            if line.endswith(b"\n"):
+                self._track(line)
+            # After an error, the other thread sees the end, tells the host, and opens the session anew. A
+            # line that is no request is lost with the proxy that it was for.
+            with suppress(OSError):
+                self._peer.sendall(line)
+
+    def _track(self, line: bytes) -> None:
+        """Note the id of a request, and the messages that open a session."""
+        with suppress(ValueError, RecursionError):
+            message = json.loads(line)
+            if not isinstance(message, dict) or "method" not in message:
+                return
+            method, key = message["method"], json.dumps(message.get("id"))
+            if method == "initialize":
+                self._opening, self._opened = [line], key
+            elif method == "notifications/initialized" and len(self._opening) == 1:
+                self._opening.append(line)
+            elif method == "notifications/cancelled":
+                params = message.get("params")
+                target = params.get("requestId") if isinstance(params, dict) else None
+                self._under_way.discard(json.dumps(target))
+            if "id" in message:
+                self._under_way.add(key)
+
+    def _read_proxy(self) -> None:
+        """Pass the proxy's lines to the host; replace it when it goes away."""
+        skip = ""
+        failures = 0
+        while True:
+            for line in _lines(self._peer):
+                failures = 0
+                found = _RESPONSE_ID.match(line)
+                key = json.dumps(json.loads(found[1])) if found else ""
+                self._under_way.discard(key)
+                if skip and key == skip:
+                    skip = ""  # the answer to an `initialize` that the host has had answered before
+                    continue
+                self._answered = True
+                _write(line)
+            if self._ended and (self._answered or not self._under_way):
+                return
+            failures += 1
+            if failures > TRIES:
+                self._give_up()
+            skip = self._replace()
+
+    def _replace(self) -> str:
+        """Connect anew; return the id of an ``initialize`` whose answer the host has had."""
+        time.sleep(WAIT_SECONDS)
+        with self._turn:
+            waiting = self._opened in self._under_way
+            lost, self._under_way = self._under_way - {self._opened}, set()
+            for key in sorted(lost):
+                error = {"code": _UNAVAILABLE, "message": _INTERRUPTED}
+                _write(b'{"jsonrpc":"2.0","id":%s,"error":%s}\n' % (key.encode(), json.dumps(error).encode()))
+            try:
+                self._peer.close()
+                self._peer = connect(self._place)
+                for line in (self._greeting, *self._opening):
+                    self._peer.sendall(line)
+            except (OSError, JoinError):
+                return self._opened
+            if waiting:
+                self._under_way.add(self._opened)
+                return ""
+            return self._opened if self._opening else ""
+
+    def _give_up(self) -> None:
+        """Answer the pending requests, say why, and end: the proxy does not start."""
+        with suppress(OSError):
+            said = self._place.log.read_bytes()[-LOG_SHOWN:].decode("utf-8", "replace").splitlines()[1:]
+            sys.stderr.write("".join(f"{line}\n" for line in said))
+        text = f"the shared proxy does not start; its messages: {self._place.log}"
+        error = json.dumps({"code": _UNAVAILABLE, "message": text}).encode()
+        for key in sorted(self._under_way):
+            _write(b'{"jsonrpc":"2.0","id":%s,"error":%s}\n' % (key.encode(), error))
+        sys.stderr.write(f"mcp-context-proxy: {text}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _lines(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
+    """Yield the lines of a descriptor or a socket until its end; the last one only if it is whole.
+
+    A line of more than `held` bytes comes in parts.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            data = os.read(source, CHUNK) if isinstance(source, int) else source.recv(CHUNK)
+        except OSError:
+            return
+        if not data:
+            return
+        end = data.rfind(b"\n") + 1
+        if not end:
+            parts.append(data)
+            size += len(data)
+            if size > held:
+                yield from parts
+                parts, size = [], 0
+            continue
+        whole = b"".join([*parts, data[:end]])
+        parts, size = [data[end:]], len(data) - end
+        if whole.count(b"\n") == 1:
+            yield whole
+        else:
+            yield from (line + b"\n" for line in whole[:-1].split(b"\n"))
+
+
+def _write(line: bytes) -> None:
+    """Write to the host; end the process if it has gone."""
+    view = memoryview(line)
+    try:
+        while view:
+            view = view[os.write(1, view) :]
+    except OSError:
+        os._exit(0)
+
+
+def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Serve a host through a shared proxy until the host goes; return False if that is not possible here."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return False  # a person, who wants to see the messages of the proxy
+    try:
+        place = meeting(arguments, environ)
+        peer = connect(place)
+    except FileNotFoundError:
+        return False  # nothing is configured, and the command says so
+    except (JoinError, OSError) as error:
+        sys.stderr.write(f"mcp-context-proxy: no shared proxy: {error}; this session has one of its own\n")
+        return False
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    Bridge(place, peer, greeting(environ)).run()
+    return True

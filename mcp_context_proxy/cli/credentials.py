@@ -1,0 +1,327 @@
+"""Credentials: ``login`` and ``logout`` of servers, ``secret`` for the keyring, ``token`` for who connects.
+
+A value is typed without being shown, or read from the standard input. It is never an argument, which other
+programs of the machine could read.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+import click
+
+from mcp_context_proxy.cli.options import (
+    config_option,
+    configured,
+    echo_json,
+    json_option,
+    open_group,
+    run,
+    shown,
+)
+from mcp_context_proxy.cli.terminal import counted, moment, results
+from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.statistics.figures import seconds_of
+from mcp_context_proxy.trust.audit import note_now
+from mcp_context_proxy.trust.tokens import NamedToken, TokenFile, tokens_path
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.oauth.credentials import OAuthCredentials
+    from mcp_context_proxy.oauth.login import LoginOffer
+
+LOGIN_SECONDS: Final = 600.0
+"""Time limit for a person to log in."""
+
+
+@click.command("login")
+@click.argument("server")
+@configured
+@click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
+def login_command(config: Config, server: str, no_browser: bool) -> None:
+    """Log in to SERVER, a server at a URL that requires it (OAuth).
+
+    Opens a browser and waits until it is redirected to a port of this machine. The token is kept in a file
+    that only you can read. A running proxy uses it at its next attempt to connect to the server.
+    """
+    remote = _remote(config, server)
+    if any(name.lower() == "authorization" for name in remote.headers):
+        raise click.ClickException(
+            f"servers.{server}.headers sets Authorization already; remove it to log in instead"
+        )
+    run(_log_in, config, remote, not no_browser)
+
+
+def _remote(config: Config, name: str) -> ServerConfig:
+    server = config.servers.get(name)
+    if name in config.off:
+        raise click.ClickException(f"server {name!r} is off: {config.off[name]}")
+    if server is None:
+        known = ", ".join(name for name, server in config.servers.items() if server.url is not None)
+        there = f"those with a URL are: {known}" if known else "none of its servers has a URL"
+        raise click.ClickException(f"there is no server {name!r} in {config.path}; {there}")
+    if server.url is None:
+        raise click.ClickException(f"server {name!r} is a program: there is no login to it")
+    return server
+
+
+async def _log_in(whole: Config, config: ServerConfig, with_browser: bool) -> None:
+    from mcp_context_proxy.system.threads import load_oauth
+
+    await load_oauth()
+    from mcp_context_proxy.errors import AuthorizationError
+    from mcp_context_proxy.oauth import login, loopback
+    from mcp_context_proxy.oauth.credentials import CredentialFile
+
+    file = CredentialFile(config)
+    if config.oauth is not None and config.oauth.grant == "client_credentials":
+        credentials = await login.log_in_as_client(config)
+    else:
+        before = await anyio.to_thread.run_sync(file.read)
+        surprising = False
+
+        async def tell(offer: LoginOffer) -> None:
+            nonlocal surprising
+            surprising = _tell(config, offer, before)
+
+        async def show(address: str) -> None:
+            click.echo(f"Open this address to log in to {config.name}:\n\n  {shown(address)}\n")
+            if with_browser and not surprising:
+                await anyio.to_thread.run_sync(webbrowser.open, address)
+
+        port = 0 if config.oauth is None else config.oauth.redirect_port
+        async with loopback.listening(config.name, port) as waiting:
+            with anyio.move_on_after(LOGIN_SECONDS) as scope:
+                credentials = await login.log_in(config, waiting, show, tell)
+        if scope.cancelled_caught:
+            raise AuthorizationError(config.name, f"nobody logged in within {LOGIN_SECONDS:g} s")
+    async with file.locked():
+        await anyio.to_thread.run_sync(file.write, credentials)
+    note_now(whole, "login", server=config.name, event="logged in", issuer=credentials.issuer)
+    click.echo(
+        f"Logged in to {config.name} at {shown(credentials.issuer)}. The token is kept in {file.path}."
+    )
+
+
+def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
+    """Print where a login leads and its scopes; return whether that has changed since the last one."""
+    from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN, scopes_beyond
+    from mcp_context_proxy.protocol.strangers import one_line
+
+    issuer = one_line(offer.issuer, REASON_SHOWN)
+    scopes = f"the scopes {one_line(offer.scope, REASON_SHOWN)}" if offer.scope else "no particular scope"
+    click.echo(f"{config.name} wants a login at {issuer}, and asks for {scopes}.")
+    changes = []
+    if before is not None and before.issuer != offer.issuer:
+        changes.append(f"the last login was at {one_line(before.issuer, REASON_SHOWN)}")
+    if before is not None and before.scope and (more := scopes_beyond(offer.scope, before.scope)):
+        changes.append(f"the last login did not have the scopes {more}")
+    for change in changes:
+        click.echo(f"WARNING: {change}. Open the address only if you expected that.", err=True)
+    return bool(changes)
+
+
+@click.command("logout")
+@click.argument("server")
+@configured
+def logout_command(config: Config, server: str) -> None:
+    """Forget the login to SERVER: revoke its token if possible, and delete it."""
+    run(_log_out, config, _remote(config, server))
+
+
+async def _log_out(whole: Config, config: ServerConfig) -> None:
+    from mcp_context_proxy.system.threads import load_oauth
+
+    await load_oauth()
+    from mcp_context_proxy.oauth import token_endpoint
+    from mcp_context_proxy.oauth.credentials import CredentialFile
+
+    file = CredentialFile(config)
+    async with file.locked():
+        credentials = await anyio.to_thread.run_sync(file.read)
+        was_there = await anyio.to_thread.run_sync(file.delete)
+    if not was_there:
+        click.echo(f"There was no login to {config.name}.")
+        return
+    revoked = credentials is not None and await token_endpoint.revoke(config, credentials)
+    note_now(whole, "login", server=config.name, event="logged out", revoked=revoked)
+    state = "revoked and deleted" if revoked else "deleted, but may stay valid until it expires"
+    click.echo(f"Logged out of {config.name}. Its token is {state}.")
+
+
+@click.group("secret")
+def secret_command() -> None:
+    """Keep secrets in the keyring of the system; ${keyring:NAME} in the configuration is the value of one."""
+
+
+@secret_command.command("set")
+@click.argument("name")
+def set_secret(name: str) -> None:
+    """Store a secret as NAME: typed at the prompt, or read from the standard input."""
+    from mcp_context_proxy.config.secret_sources import store_secret
+
+    if sys.stdin.isatty():
+        value = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True)
+    else:
+        value = sys.stdin.read().rstrip("\r\n")
+    if not value:
+        raise click.ClickException("the value is empty; nothing was stored")
+    store_secret(name, value)
+    results().say(f"Stored. Write ${{keyring:{name}}} in the configuration.")
+
+
+@secret_command.command("list")
+@json_option
+def list_secrets(as_json: bool) -> None:
+    """List the names of the stored secrets."""
+    from mcp_context_proxy.config.secret_sources import stored_names
+
+    names = stored_names()
+    if as_json:
+        echo_json({"secrets": names})
+        return
+    for name in names:
+        results().say(name)
+    if not names:
+        results().say("No secret is stored.")
+
+
+@secret_command.command("remove")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def remove_secrets(names: tuple[str, ...]) -> None:
+    """Remove secrets from the keyring."""
+    from mcp_context_proxy.config.secret_sources import remove_secret
+
+    for name in names:
+        remove_secret(name)
+    results().say(f"Removed {counted(len(names), 'secret')}.")
+
+
+@click.group("token", invoke_without_command=True)
+@config_option
+@click.pass_context
+def token_command(ctx: click.Context, config_path: Path | None) -> None:
+    """Manage the named tokens of those who connect over HTTP.
+
+    Without a subcommand, lists them. A running proxy applies a change within seconds.
+    """
+    open_group(ctx, config_path, list_tokens)
+
+
+def _parts(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _classes(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[ToolClass, ...] | None:
+    parts = _parts(ctx, option, value)
+    if unknown := [part for part in parts or () if part not in list(ToolClass)]:
+        raise click.BadParameter(f"{unknown[0]!r} is no class; there are {', '.join(ToolClass)}")
+    return None if parts is None else tuple(map(ToolClass, parts))
+
+
+def _seconds(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}") from None
+
+
+@token_command.command("add")
+@click.argument("name")
+@configured
+@click.option("--servers", callback=_parts, help="Only these servers, separated by commas.")
+@click.option("--classes", callback=_classes, help="Only tools of these classes: read,write,destructive.")
+@click.option("--expires", callback=_seconds, help="Period after which it expires: 12h, 90d.")
+@click.option(
+    "--admin", is_flag=True, help="An administrator: without limits, and sees the data of all others."
+)
+def add(
+    config: Config,
+    name: str,
+    servers: tuple[str, ...] | None,
+    classes: tuple[ToolClass, ...] | None,
+    expires: int | None,
+    admin: bool,
+) -> None:
+    """Add a token for NAME and print it. It is shown only now: just its hash is kept."""
+    if unknown := [server for server in servers or () if server not in config.servers]:
+        known = ", ".join(config.servers) or "none"
+        raise click.ClickException(f"there is no server {unknown[0]!r}; those configured are: {known}")
+    now = time.time()
+    until = None if expires is None else now + expires
+    file = TokenFile(tokens_path(config))
+    token = file.add(name, admin=admin, servers=servers, classes=classes, expires=until, now=now)
+    note_now(
+        config,
+        "token",
+        event="added",
+        name=name,
+        admin=admin,
+        servers=None if servers is None else list(servers),
+        classes=None if classes is None else [each.value for each in classes],
+        expires=until,
+    )
+    click.echo(token)
+    click.echo(
+        f"This is the token of {name}; it cannot be shown again. Clients send it as "
+        "'Authorization: Bearer TOKEN'.",
+        err=True,
+    )
+
+
+@token_command.command("list")
+@configured
+@json_option
+def list_tokens(config: Config, as_json: bool) -> None:
+    """List the tokens by name, with their limits. The tokens themselves are not stored."""
+    tokens = TokenFile(tokens_path(config)).read()
+    if as_json:
+        data = [
+            {
+                "name": one.name,
+                "admin": one.admin,
+                "servers": one.servers,
+                "classes": one.classes,
+                "created": one.created,
+                "expires": one.expires,
+            }
+            for one in tokens
+        ]
+        echo_json({"tokens": data})
+        return
+    console = results()
+    if not tokens:
+        console.say("There are no named tokens. `mcp-context-proxy token add NAME` adds one.")
+        return
+    rows = [("name", "may reach", "created", "expires")]
+    rows += [(one.name, _reach(one), moment(one.created), _expiry(one, time.time())) for one in tokens]
+    console.columns(rows)
+
+
+def _reach(token: NamedToken) -> str:
+    if token.admin:
+        return "everything, as an administrator"
+    servers = "all servers" if token.servers is None else ", ".join(token.servers) or "no server"
+    return servers if token.classes is None else f"{servers}: {', '.join(token.classes)} tools"
+
+
+def _expiry(token: NamedToken, now: float) -> str:
+    if token.expires is None:
+        return "never"
+    return moment(token.expires) + ("" if token.is_valid(now) else " (expired)")
+
+
+@token_command.command("revoke")
+@click.argument("name")
+@configured
+def revoke(config: Config, name: str) -> None:
+    """Revoke the token of NAME. Its requests and sessions end within seconds."""
+    TokenFile(tokens_path(config)).revoke(name)
+    note_now(config, "token", event="revoked", name=name)
+    click.echo(f"Revoked the token of {name}.")

@@ -1,0 +1,439 @@
+"""Commands on the proxy that runs: its state, its logs, calls, and orders to it.
+
+They ask the shared proxy over its socket by the operations of the REST API, as the pages do. Other commands
+ask it, too, where one runs for the configuration (`asking`); with ``--fresh`` they start the servers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+import click
+from rich.text import Text
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.bridge.asking import AskError, ask
+from mcp_context_proxy.bridge.meeting import configuration_file, running
+from mcp_context_proxy.cli.options import (
+    WholeNumber,
+    config_option,
+    echo_json,
+    json_option,
+    load_config,
+    named_path,
+    shown,
+)
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, moment, results
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.config import Config
+
+ANSWER_SECONDS: Final = 60.0
+"""Time limit for most answers: a first search may have to open a model."""
+
+CALL_SECONDS: Final = 3600.0
+"""The same for a call of a tool, which its own timeout ends."""
+
+FOLLOW_SECONDS: Final = 0.5
+"""Time between two looks at a log."""
+
+FOLLOWED: Final = 2_000
+"""Most new lines of one look."""
+
+NOT_FOUND: Final = 404
+
+STATES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "off": "dim"}
+"""Colours of states."""
+
+
+class NotRunningError(click.ClickException):
+    """No proxy runs for a configuration."""
+
+    def __init__(self, config: Path) -> None:
+        super().__init__(
+            f"no shared proxy runs for {config}: a host starts it with its session, and it ends some minutes "
+            "after the last one"
+        )
+
+
+class RunningProxy:
+    """The shared proxy that runs for a configuration."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        """Return the answer to a GET; parameters that are None are left out."""
+        given = {name: _text(value) for name, value in (query or {}).items() if value not in (None, (), [])}
+        return self._ask("GET", f"{path}?{urlencode(given)}" if given else path, None, ANSWER_SECONDS)
+
+    def post(self, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
+        """Return the answer to a POST."""
+        return self._ask("POST", path, body, seconds)
+
+    def _ask(self, method: str, target: str, body: Any, seconds: float) -> Any:
+        try:
+            return ask(self._socket, method, target, body, seconds=seconds)
+        except AskError as error:
+            # Sentences of the API end with a full stop, those of commands do not.
+            text = str(error).removesuffix(".")
+            if error.status == NOT_FOUND:
+                raise click.UsageError(text) from None
+            raise click.ClickException(text) from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+class AnswerSource:
+    """The source of the answer to a command: the proxy that runs, or one that the command starts."""
+
+    def __init__(self, ctx: click.Context, config_path: Path | None, fresh: bool) -> None:
+        self._ctx, self._config_path, self._fresh = ctx, config_path, fresh
+
+    @cached_property
+    def running(self) -> RunningProxy | None:
+        """The proxy that runs; None if none does, or the command is to start its own."""
+        if self._fresh or (found := self._sockets()) == []:
+            return None
+        if len(found) > 1:
+            # They differ in what their hosts' environments give to servers.
+            text = f"{len(found)} proxies run for this configuration; this one is asked: {found[0].name}"
+            messages().say(Text(text, style="dim"))
+        return RunningProxy(found[0])
+
+    def expect_running(self) -> RunningProxy:
+        """Return the proxy that runs; fail if none does."""
+        if self.running is None:
+            raise NotRunningError(self.file)
+        return self.running
+
+    def every(self) -> list[RunningProxy]:
+        """Return all proxies that run for the configuration."""
+        return list(map(RunningProxy, self._sockets()))
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration, for a proxy of the command's own."""
+        return load_config(self._ctx, self._config_path)
+
+    @property
+    def file(self) -> Path:
+        """Path of the configuration."""
+        return configuration_file(named_path(self._ctx, self._config_path), os.environ)
+
+    def _sockets(self) -> list[Path]:
+        return running(self.file, os.environ) if hasattr(os, "getuid") else []
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as its first argument, the `AnswerSource` of its answer."""
+
+    @config_option
+    @click.option("--fresh", is_flag=True, help="Start the servers, also where a proxy runs already.")
+    @click.pass_context
+    @functools.wraps(command)
+    def source_and_run(ctx: click.Context, /, config_path: Path | None, fresh: bool, **options: Any) -> None:
+        command(AnswerSource(ctx, config_path, fresh), **options)
+
+    return source_and_run
+
+
+def _running(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as its first argument, the `AnswerSource` of its answer, which is never a new proxy."""
+
+    @config_option
+    @click.pass_context
+    @functools.wraps(command)
+    def source_and_run(ctx: click.Context, /, config_path: Path | None, **options: Any) -> None:
+        command(AnswerSource(ctx, config_path, False), **options)
+
+    return source_and_run
+
+
+@click.command("status")
+@_running
+@json_option
+def status_command(source: AnswerSource, as_json: bool) -> None:
+    """Show the proxies that run for the configuration: their hosts, memory, and the state of each server."""
+    found = [proxy.get("/status") for proxy in source.every()]
+    if as_json:
+        echo_json({"proxies": found})
+        return
+    console = results()
+    if not found:
+        console.say(f"No shared proxy runs for {source.file}.")
+    for number, status in enumerate(found):
+        if number:
+            console.say()
+        _show_status(console, status)
+
+
+def _show_status(console: Terminal, status: Mapping[str, Any]) -> None:
+    facts = [
+        f"up {_span(status['uptime'])}",
+        counted(len(status["hosts"]), "host"),
+        _size(status["memory"]),
+        f"version {status['version']}",
+    ]
+    console.say(Text(f"Process {status['pid']}", style="bold"), f"  {', '.join(filter(None, facts))}")
+    if status["version"] != __version__:
+        console.note(f"This is version {__version__}: the next host starts it, or stop this one.")
+    for problem in status["problems"]:
+        console.prose(Text(problem, style="yellow"), 2, hanging=2)
+    if status["hosts"]:
+        console.section("Hosts")
+        console.columns(
+            [
+                (
+                    Text(f"{host['name']} {host['version']}".strip() or "(no name yet)", style="cyan"),
+                    f"since {moment(host['since'])}",
+                    "" if host["pid"] is None else f"process {host['pid']}",
+                    host["folder"] or "",
+                )
+                for host in status["hosts"]
+            ],
+            indent=2,
+        )
+    if status["servers"]:
+        console.section("Servers")
+        heading = ("Server", "State", "Tools", "Calls", "Failed", "Memory", "Process", "Next attempt")
+        rows: list[list[Text]] = [[Text(title, style="bold") for title in heading]]
+        rows += [_server_row(server, time.time()) for server in status["servers"]]
+        console.columns(rows, indent=2, right=(2, 3, 4, 5, 6))
+    for server in status["servers"]:
+        if server["cause"]:
+            console.prose(Text(f"{server['name']}: {server['cause']}", style="red"), 2, hanging=2)
+
+
+def _server_row(server: Mapping[str, Any], now: float) -> list[Text]:
+    retry = server["next_retry"]
+    return [
+        Text(server["name"], style="cyan"),
+        Text(server["state"], style=STATES.get(server["state"], "yellow")),
+        *(Text(f"{server[key]:,}") for key in ("tools", "calls", "errors")),
+        Text(_size(server["memory"]) or "-"),
+        Text(str(server["pid"] or "-")),
+        Text("" if retry is None else f"in {_span(max(retry - now, 0.0))}"),
+    ]
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else f"{size / 1_000_000:,.0f} MB"
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= length:
+            return counted(int(seconds // length), unit)
+    return counted(round(seconds), "second")
+
+
+@click.command("logs")
+@_running
+@click.argument("name", metavar="[SERVER]", required=False)
+@click.option("--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
+@click.option(
+    "--lines", type=WholeNumber(1, FOLLOWED), default=50, show_default=True, help="Number of latest lines."
+)
+@json_option
+def logs_command(source: AnswerSource, name: str | None, follow: bool, lines: int, as_json: bool) -> None:
+    """Show what SERVER has written to stderr, or the messages of the proxy itself; without secrets.
+
+    Logs are kept beside the store, also when no proxy runs. With --json and --follow, each line is an object.
+    """
+    read = _log_reader(source, name)
+    found = read(lines, 0.0)
+    if as_json and not follow:
+        echo_json({"server": name, "lines": found})
+        return
+    console, after = results(), 0.0
+    for line in _with_new(found, read, follow):
+        after = max(after, line["time"])
+        if as_json:
+            click.echo(shown(json.dumps(line)))
+        else:
+            console.say(Text(f"{moment(line['time'])}  ", style="dim"), line["text"])
+    if not found and not follow:
+        console.say(f"Nothing was logged by {name or 'the proxy'}.")
+
+
+Lines = list[dict[str, Any]]
+
+
+def _with_new(found: Lines, read: Callable[[int, float], Lines], follow: bool) -> Iterator[dict[str, Any]]:
+    """Yield lines, and then new ones as they come."""
+    after = 0.0
+    while True:
+        for line in found:
+            after = max(after, line["time"])
+            yield line
+        if not follow:
+            return
+        time.sleep(FOLLOW_SECONDS)
+        found = read(FOLLOWED, after)
+
+
+def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float], Lines]:
+    """Return a function of a number of lines and of the time after which they were logged."""
+    running_proxy = source.running
+    if running_proxy is not None:
+
+        def ask_for(most: int, after: float) -> Lines:
+            query = {"server": name, "limit": most, "after": after or None}
+            lines: Lines = running_proxy.get("/logs", query)["lines"]
+            return lines
+
+        return ask_for
+    from mcp_context_proxy.trust.kept_logs import PROXY, kept_logs
+
+    config = source.config
+    if name is not None and name not in config.servers and name not in config.off:
+        raise click.UsageError(f"there is no server {name!r}. There are: {', '.join(config.servers)}")
+    logs = kept_logs(config)
+    return lambda most, after: logs.entries(name or PROXY, most, after)
+
+
+@click.command("call")
+@_running
+@click.argument("tool")
+@click.argument("arguments", metavar="[JSON]", default="{}")
+@click.option("--server", help="Server of the tool, if several have one of that name.")
+@json_option
+def call_command(source: AnswerSource, tool: str, arguments: str, server: str | None, as_json: bool) -> None:
+    """Call TOOL with the arguments in a JSON object, as a host would, and print its result.
+
+    Exits with 1 if the result is an error.
+    """
+    try:
+        given = json.loads(arguments)
+    except ValueError as error:
+        raise click.BadParameter(f"it is not JSON: {error}", param_hint="JSON") from None
+    if not isinstance(given, dict):
+        raise click.BadParameter("it is not a JSON object", param_hint="JSON")
+    body = {"tool": tool, "arguments": given} | ({} if server is None else {"server": server})
+    answer = source.expect_running().post("/call", body, CALL_SECONDS)
+    if as_json:
+        echo_json(answer)
+    else:
+        console = results()
+        for text in _texts(answer["result"]):
+            console.say(text)
+    if answer["is_error"]:
+        raise click.exceptions.Exit(1)
+
+
+def _texts(result: Mapping[str, Any]) -> Iterable[str]:
+    content = result.get("content")
+    for block in content if isinstance(content, list) else ():
+        text = block.get("text") if isinstance(block, dict) else None
+        yield text if isinstance(text, str) else json.dumps(block)
+    if not content:
+        yield json.dumps(result.get("structuredContent", result))
+
+
+@click.command("restart")
+@_running
+@click.argument("name", metavar="SERVER")
+@json_option
+def restart_command(source: AnswerSource, name: str, as_json: bool) -> None:
+    """Stop SERVER, after its pending calls, and start it again, in each proxy that runs."""
+    source.expect_running()
+    done = [proxy.post(f"/servers/{quote(name, safe='')}/restart") for proxy in source.every()]
+    if as_json:
+        echo_json({"server": name, "proxies": len(done)})
+    else:
+        results().say(done[0]["done"])
+
+
+@click.command("stop")
+@_running
+@json_option
+def stop_command(source: AnswerSource, as_json: bool) -> None:
+    """Stop the proxies that hosts share, after the requests under way. A host that is open starts another."""
+    stopped = [proxy.post("/stop") for proxy in source.every()]
+    if as_json:
+        echo_json({"stopped": len(stopped)})
+    elif stopped:
+        results().say(stopped[0]["done"])
+    else:
+        results().say(f"No shared proxy runs for {source.file}.")
+
+
+@click.command("enable")
+@_running
+@click.argument("name", metavar="SERVER|TOOL")
+@json_option
+def enable_command(source: AnswerSource, name: str, as_json: bool) -> None:
+    """Turn a server or a tool on, in the configuration file. A running proxy follows at once."""
+    _switch(source, name, True, as_json)
+
+
+@click.command("disable")
+@_running
+@click.argument("name", metavar="SERVER|TOOL")
+@json_option
+def disable_command(source: AnswerSource, name: str, as_json: bool) -> None:
+    """Turn a server or a tool off, in the configuration file. A running proxy follows at once.
+
+    The file as it was is kept beside it.
+    """
+    _switch(source, name, False, as_json)
+
+
+def _switch(source: AnswerSource, name: str, enabled: bool, as_json: bool) -> None:
+    proxy, order = source.running, "enable" if enabled else "disable"
+    if proxy is not None:
+        servers = {server["name"] for server in proxy.get("/servers")["servers"]}
+        kind = "servers" if name in servers else "tools"
+        switched = proxy.post(f"/{kind}/{quote(name, safe='')}/{order}")
+    else:
+        switched = _switch_alone(source, name, enabled)
+    if as_json:
+        echo_json(switched)
+        return
+    what = switched["server"] if switched["tool"] is None else f"{switched['server']}__{switched['tool']}"
+    state = "on" if enabled else "off"
+    if switched["changed"]:
+        results().say(f"{what} is turned {state} in {switched['file']}.")
+    else:
+        results().say(f"{what} is turned {state} there already: {switched['file']}.")
+    if switched["note"]:
+        messages().note(f"But {switched['note']}.")
+
+
+def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, Any]:
+    """Switch in the file, where no proxy knows the tools: a tool is named with its server."""
+    from dataclasses import asdict
+
+    from mcp_context_proxy.installation.switches import switch
+    from mcp_context_proxy.trust.audit import note_now
+
+    config = source.config
+    server, _, tool = name.partition("__")
+    if server not in config.servers:
+        known = ", ".join(config.servers)
+        raise click.UsageError(
+            f"there is no server {server!r}. There are: {known}. While no proxy runs, a tool is named "
+            "SERVER__TOOL"
+        )
+    assert config.path is not None
+    try:
+        switched = switch(config.path, server, tool or None, enabled)
+    except OSError as error:
+        raise click.ClickException(f"{config.path}: {error.strerror or error}") from None
+    if switched.changed:
+        order = "enable" if enabled else "disable"
+        note_now(config, "order", order=order, server=server, tool=tool or None)
+    return asdict(switched)

@@ -1,0 +1,62 @@
+// The page that connects hosts: the command for each, and the hosts that are connected now.
+
+import { ask, byId, keepFresh, open, takeToken } from "./api.js";
+import { button, counted, element, keepList } from "./view.js";
+
+const HOSTS = [
+  ["claude-desktop", "Claude Desktop"],
+  ["claude-code", "Claude Code"],
+  ["cursor", "Cursor"],
+  ["vscode", "VS Code"],
+  ["windsurf", "Windsurf"],
+  ["codex", "Codex"],
+  ["gemini-cli", "Gemini CLI"],
+  ["zed", "Zed"],
+  ["opencode", "opencode"],
+  ["cline", "Cline"],
+  ["goose", "Goose"],
+  ["lm-studio", "LM Studio"],
+  ["continue", "Continue"],
+];
+
+takeToken();
+byId("url").textContent = new URL("../mcp", import.meta.url).href;
+byId("hosts").append(...HOSTS.map(([name, title]) => commandFor(name, title)));
+
+function commandFor(name, title) {
+  const command = `mcp-context-proxy install ${name}`;
+  const copy = button("Copy", `Copy the command for ${title}`, async () => {
+    try {
+      await navigator.clipboard.writeText(command);
+      copy.textContent = "Copied";
+    } catch {
+      // Without a secure context a browser lets nobody copy: the text is selected instead.
+      getSelection().selectAllChildren(copy.parentElement.querySelector("code"));
+    }
+  });
+  return element("li", { class: "card", "data-name": name }, element("h3", {}, title), element("p", { class: "actions" }, element("code", {}, command), " ", copy));
+}
+
+async function refresh() {
+  const status = await ask("/status");
+  open();
+  if (!byId("connected")) {
+    byId("connect").append(element("h2", {}, "Connected now"), element("p", { id: "told" }), element("ul", { id: "connected", class: "cards" }));
+  }
+  byId("told").textContent = status.shared
+    ? `${counted(status.hosts.length, "host")} on this proxy. Its configuration is ${status.config ?? "in memory"}.`
+    : `This proxy belongs to one host, or serves over HTTP. Its configuration is ${status.config ?? "in memory"}.`;
+  keepList(byId("connected"), status.hosts, (one) => `${one.pid} ${one.since}`, (one) => hostView(one));
+}
+
+function hostView(one) {
+  const facts = [one.folder, one.pid ? `process ${one.pid}` : null, `since ${new Date(one.since * 1000).toLocaleTimeString()}`];
+  return element(
+    "li",
+    { class: "card" },
+    element("h3", {}, `${one.name || "A host"} ${one.version}`.trim()),
+    element("p", { class: "facts" }, facts.filter((fact) => fact).join(" \u00b7 ")),
+  );
+}
+
+keepFresh(refresh);

@@ -1,0 +1,432 @@
+"""REST operations on what is behind the proxy: servers and tools, and switching them on and off.
+
+An operation that changes something needs a proven administrator (`Operation.decides`), and is in the audit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+from msgspec import Raw, Struct
+
+from mcp_context_proxy.catalog import names
+from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.definitions import tool_definition
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.reload import Reloader
+from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.downstream.facts import address, failure, server_facts, working_folder
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.embedding.embeddings import TokenCounter
+from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
+from mcp_context_proxy.installation.editing import EditError
+from mcp_context_proxy.installation.switches import Switched, switch
+from mcp_context_proxy.items import Kind, ToolClass
+from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.retrieval.item_metadata import described
+from mcp_context_proxy.server.caller import ConnectedHost
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.statistics.recorder import UsageRecorder
+from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.kept_logs import KeptLogs
+from mcp_context_proxy.web.api import Api, BadRequestError, Given, NoParameters, Operation, answer_form
+from mcp_context_proxy.web.search import Label
+
+APPLIED_SECONDS: Final = 10.0
+"""Time limit for a changed configuration to be applied before the answer."""
+
+AUDITED: Final = "order"
+"""Kind of the entries of the audit about what a person told the proxy to do."""
+
+
+class Served(Protocol):
+    """The parts of a running proxy that these operations work on."""
+
+    config: Config
+    fleet: Fleet
+    catalog: Catalog
+    contexts: ContextEngine
+    tool_list: ToolList
+    gateway: Gateway
+    audit: AuditLog
+    logs: KeptLogs
+    reloader: Reloader | None
+    started: float
+    """Seconds since 1970."""
+    shared: bool
+    stop: Callable[[], None] | None
+
+    @property
+    def hosts(self) -> Callable[[], list[ConnectedHost]]:
+        """Returns the hosts that share the proxy."""
+
+    @property
+    def usage(self) -> UsageRecorder | None:
+        """Counts of calls; None if nothing is counted."""
+
+    @property
+    def working_set(self) -> WorkingSet:
+        """Tools that use has put into the default list."""
+
+    def health(self) -> dict[str, Any]:
+        """Return the body of ``/healthz``."""
+
+
+class ServerFacts(Struct, frozen=True, omit_defaults=True):
+    """A server with its sizes, as far as they are known."""
+
+    name: str
+    state: str
+    address: str
+    folder: str | None = None
+    findings: list[str] = []
+    era: str | None = None
+    protocol: str | None = None
+    server_name: str | None = None
+    server_version: str | None = None
+    tools: int | None = None
+    turned_off: int | None = None
+    resources: int | None = None
+    prompts: int | None = None
+    cause: str | None = None
+    stderr: list[str] = []
+    """Last lines on stderr of a server that failed."""
+    stdout: list[str] = []
+    """First lines on stdout that are no messages, of a server that failed."""
+
+
+class ServersAnswer(Struct, frozen=True):
+    """All configured servers, in the order of the configuration."""
+
+    servers: list[ServerFacts]
+
+
+class ListedTool(Struct, frozen=True):
+    """A tool behind the proxy."""
+
+    name: str
+    server: str
+    tool: str
+    """Own name of the tool."""
+    include: str
+    working_set: str | None
+    """Reason why it is in the default list; null if use has not put it there."""
+    tokens: int
+    description: str
+    category: Label
+    tags: list[Label]
+    danger: ToolClass
+    danger_reason: str
+    definition: Raw
+    """JSON, as hosts get it."""
+
+
+class TurnedOff(Struct, frozen=True):
+    """A tool that the configuration turns off."""
+
+    name: str
+    server: str
+    tool: str
+    reason: str
+
+
+class Size(Struct, frozen=True):
+    """Size of a list of tools."""
+
+    tools: int
+    tokens: int
+
+
+class DefaultList(Size, frozen=True):
+    """Size of the list that a model gets first."""
+
+    whole: bool
+    """True if it is the list of all tools."""
+
+
+class FailedServer(Struct, frozen=True):
+    """A server that is not ready."""
+
+    server: str
+    cause: str
+
+
+class ToolListAnswer(Struct, frozen=True):
+    """All tools, under the names that hosts see; token counts are estimates."""
+
+    tools: list[ListedTool]
+    turned_off: list[TurnedOff]
+    total: Size
+    default_list: DefaultList
+    failed: list[FailedServer]
+
+
+class RelatedItem(Struct, frozen=True):
+    """An item that is similar to a tool."""
+
+    type: str
+    name: str
+    server: str | None
+    cosine: float | None
+
+
+class RelatedAnswer(Struct, frozen=True):
+    """Items that are similar to a tool, most similar first."""
+
+    name: str
+    related: list[RelatedItem]
+
+
+class Done(Struct, frozen=True):
+    """An order that was carried out."""
+
+    done: str
+    """Sentence for a person."""
+
+
+SwitchAnswer: Final = answer_form("SwitchAnswer", "A server or tool that was turned on or off.", Switched)
+
+
+class InventoryApi(Api):
+    """Operations on servers and tools."""
+
+    def __init__(self, proxy: Served) -> None:
+        """Work on a proxy that serves."""
+        self._proxy = proxy
+        self._counter = TokenCounter()
+
+    @Operation(
+        "GET",
+        "/servers",
+        "All configured servers, with what they offer and why one failed.",
+        query=NoParameters,
+        answer=ServersAnswer,
+        admin=True,
+    )
+    async def _list_servers(self, given: Given) -> dict[str, Any]:
+        del given
+        return {"servers": all_servers(self._proxy)}
+
+    @Operation(
+        "GET",
+        "/tools",
+        "All tools behind the proxy, with their cost in tokens.",
+        query=NoParameters,
+        answer=ToolListAnswer,
+        admin=True,
+    )
+    async def _list_tools(self, given: Given) -> dict[str, Any]:
+        del given
+        return await in_thread(all_tools, self._proxy, self._counter)
+
+    @Operation(
+        "GET",
+        "/tools/{tool}/related",
+        "Items that are similar to a tool.",
+        query=NoParameters,
+        answer=RelatedAnswer,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _list_related(self, given: Given) -> RelatedAnswer:
+        name = given.path["tool"]
+        try:
+            found = await self._proxy.contexts.related(Kind.TOOL, name)
+        except UnknownItemError as error:
+            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
+        return RelatedAnswer(name, [RelatedItem(one.type, one.name, one.server, one.score) for one in found])
+
+    @Operation(
+        "POST",
+        "/servers/{server}/restart",
+        "Stop a server after its pending calls, and start it again.",
+        answer=Done,
+        problems=(HTTPStatus.NOT_FOUND,),
+        decides=True,
+    )
+    async def _restart_server(self, given: Given) -> Done:
+        name = given.path["server"]
+        expect_server(self._proxy, name)
+        try:
+            await self._proxy.fleet.restart(name)
+        except ServerUnavailableError as error:
+            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
+        audit(self._proxy, given, "restart", server=name)
+        return Done(f"Server {name} is started again, after its pending calls.")
+
+    @Operation(
+        "POST",
+        "/servers/{server}/enable",
+        "Turn a server on, in the configuration file.",
+        answer=SwitchAnswer,
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        decides=True,
+    )
+    async def _enable_server(self, given: Given) -> Switched:
+        return await self._switch(given, given.path["server"], None, True)
+
+    @Operation(
+        "POST",
+        "/servers/{server}/disable",
+        "Turn a server off, in the configuration file.",
+        answer=SwitchAnswer,
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        decides=True,
+    )
+    async def _disable_server(self, given: Given) -> Switched:
+        return await self._switch(given, given.path["server"], None, False)
+
+    @Operation(
+        "POST",
+        "/tools/{tool}/enable",
+        "Turn a tool on, in the configuration file.",
+        answer=SwitchAnswer,
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        decides=True,
+    )
+    async def _enable_tool(self, given: Given) -> Switched:
+        return await self._switch_tool(given, True)
+
+    @Operation(
+        "POST",
+        "/tools/{tool}/disable",
+        "Turn a tool off, in the configuration file.",
+        answer=SwitchAnswer,
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        decides=True,
+    )
+    async def _disable_tool(self, given: Given) -> Switched:
+        return await self._switch_tool(given, False)
+
+    async def _switch_tool(self, given: Given, enabled: bool) -> Switched:
+        name, snapshot = given.path["tool"], self._proxy.catalog.snapshot
+        off = [one for one in snapshot.turned_off.values() if name in (one.exposed_name, one.name)]
+        if len(off) == 1 and name not in snapshot.tools:
+            return await self._switch(given, off[0].server, off[0].name, enabled)
+        tool = snapshot.tools[exposed_name(self._proxy, name)]
+        return await self._switch(given, tool.server, tool.name, enabled)
+
+    async def _switch(self, given: Given, server: str, tool: str | None, enabled: bool) -> Switched:
+        expect_server(self._proxy, server)
+        path = self._proxy.config.path
+        if path is None:
+            raise BadRequestError(HTTPStatus.CONFLICT, "There is no configuration file.")
+        try:
+            switched = await in_thread(switch, path, server, tool, enabled)
+        except (EditError, OSError) as error:
+            raise BadRequestError(HTTPStatus.CONFLICT, f"{path} is not changed: {error}.") from None
+        if switched.changed:
+            audit(self._proxy, given, "enable" if enabled else "disable", server=server, tool=tool)
+            if self._proxy.reloader is not None:
+                await self._proxy.reloader.reload(APPLIED_SECONDS)
+        return switched
+
+
+def audit(proxy: Served, given: Given, order: str, **facts: str | None) -> None:
+    """Record an order that was carried out."""
+    named = {key: fact for key, fact in facts.items() if fact is not None}
+    proxy.audit.note(AUDITED, order=order, principal=given.principal.name, **named)
+
+
+def expect_server(proxy: Served, server: str) -> None:
+    """Raise an error unless a server is configured."""
+    known = {*proxy.config.servers, *proxy.config.off}
+    if server not in known:
+        detail = f"There is no server {server!r}. There are: {', '.join(sorted(known)) or 'none'}."
+        raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
+
+
+def exposed_name(proxy: Served, tool: str, server: str | None = None) -> str:
+    """Return the exposed name of a tool; raise an error if there is no such tool."""
+    try:
+        return names.tool_named(proxy.catalog.snapshot, tool, server).exposed_name
+    except UnknownItemError as error:
+        raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
+
+
+def all_servers(proxy: Served) -> list[dict[str, Any]]:
+    """Return the facts of all configured servers."""
+    clients, found = proxy.fleet.clients, [*remarks(proxy)]
+    turned_off = Counter(tool.server for tool in proxy.catalog.snapshot.turned_off.values())
+    servers: list[dict[str, Any]] = []
+    for name, config in proxy.config.servers.items():
+        if name in clients:
+            remarked = [message for one, message in found if one == name]
+            servers.append(server_facts(clients[name], remarked, turned_off[name]))
+        else:
+            folder = {"folder": at} if (at := working_folder(config)) else {}
+            servers.append({"name": name, "state": "disabled", "address": address(config), **folder})
+    servers += [
+        {"name": name, "state": "off", "address": "", "cause": str(why), "stderr": (), "stdout": ()}
+        for name, why in proxy.config.off.items()
+    ]
+    return servers
+
+
+def remarks(proxy: Served) -> list[tuple[str, str]]:
+    """Return each remark on the listed definitions, with its server; the server is '' if there is none."""
+    found = []
+    for finding in proxy.catalog.snapshot.findings:
+        server, colon, message = finding.partition(": ")
+        known = bool(colon) and server in proxy.fleet.clients
+        found.append((server, one_line(message)) if known else ("", one_line(finding)))
+    return found
+
+
+def failures(proxy: Served) -> dict[str, str]:
+    """Return the servers that are not ready, each with its cause."""
+    return {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
+
+
+def failed_servers(proxy: Served) -> list[dict[str, str]]:
+    """Return the same as data."""
+    return [{"server": name, "cause": cause} for name, cause in failures(proxy).items()]
+
+
+def all_tools(proxy: Served, counter: TokenCounter) -> dict[str, Any]:
+    """Return all tools with their cost, and the sizes of the lists. Blocks."""
+
+    def tokens(definition: Raw) -> int:
+        return counter.count(bytes(definition).decode("utf-8", "replace"))
+
+    snapshot = proxy.catalog.snapshot
+    # By server in the order of the configuration, then by name.
+    order = {name: position for position, name in enumerate(proxy.fleet.clients)}
+    entries = []
+    for tool in sorted(
+        snapshot.tools.values(), key=lambda tool: (order.get(tool.server, len(order)), tool.exposed_name)
+    ):
+        definition = tool_definition(tool)
+        entries.append(
+            {
+                "name": tool.exposed_name,
+                "server": tool.server,
+                "tool": tool.name,
+                "include": str(tool.include),
+                "working_set": proxy.working_set.why(tool),
+                "tokens": tokens(definition),
+                "description": tool.description,
+                **described(tool),
+                "definition": definition,
+            }
+        )
+    default = proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot))
+    return {
+        "tools": entries,
+        "turned_off": [
+            {"name": tool.exposed_name, "server": tool.server, "tool": tool.name, "reason": tool.reason}
+            for tool in sorted(snapshot.turned_off.values(), key=lambda tool: tool.exposed_name)
+        ],
+        "total": {"tools": len(entries), "tokens": sum(entry["tokens"] for entry in entries)},
+        "default_list": {
+            "tools": len(default),
+            "tokens": sum(map(tokens, default)),
+            "whole": proxy.tool_list.lists_all(snapshot),
+        },
+        "failed": failed_servers(proxy),
+    }

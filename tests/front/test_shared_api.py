@@ -1,0 +1,204 @@
+"""A shared proxy answers commands and prompt hooks over its socket."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import PATIENCE, real_command
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.bridge.asking import AskError, ask
+from mcp_context_proxy.bridge.meeting import running
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
+
+OPENING = (
+    {
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "claude-code", "version": "2.1"},
+        },
+    },
+    {"method": "notifications/initialized"},
+)
+TOOLS = [
+    tool("create_note", "Write down a new note"),
+    tool("delete_note", "Delete a note for good"),
+    *(tool(f"measure_{n}", f"Measure the temperature of furnace number {n}") for n in range(12)),
+]
+
+
+class Desk:
+    """A machine with one host, connected to a shared proxy with one server."""
+
+    def __init__(self, config: Path, folder: Path, server: Server) -> None:
+        self.config, self.server = config, server
+        own = {"XDG_RUNTIME_DIR": str(folder), "HOME": str(folder / "home"), "COLUMNS": "200"}
+        self.environment = {**os.environ, **own, "XDG_DATA_HOME": str(folder / "home")}
+        self.host = subprocess.Popen(
+            real_command("--config", config, "serve", shared=True),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**self.environment, "CLAUDE_CODE_SESSION_ID": "session-1"},
+        )
+        for message in OPENING:
+            self.send(message)
+        self.receive(1)
+        (self.socket,) = running(config, self.environment)
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self.host.stdin is not None
+        self.host.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        self.host.stdin.flush()
+
+    def receive(self, request: int) -> dict[str, Any]:
+        assert self.host.stdout is not None
+        for line in self.host.stdout:
+            message: dict[str, Any] = json.loads(line)
+            if message.get("id") == request:
+                return message
+        raise AssertionError("the proxy has ended")
+
+    def get(self, path: str) -> Any:
+        return ask(self.socket, "GET", path, seconds=PATIENCE)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return ask(self.socket, "POST", path, body, seconds=PATIENCE)
+
+    def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mcp_context_proxy", *words]
+        environment = {**self.environment, "MCP_CONTEXT_PROXY_CONFIG": str(self.config)}
+        return subprocess.run(
+            command,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="mcp-"))
+    workshop = Workshop(tmp_path_factory.mktemp("desk"))
+    server = workshop.server("desk", tools=TOOLS, settings={"env": {"DESK_KEY": "a-secret-of-many-letters"}})
+    made = Desk(
+        workshop.config(store={"path": str(folder / "store.db")}, expose={"mode": "search"}), folder, server
+    )
+    try:
+        yield made
+    finally:
+        pid = made.get("/status")["pid"]
+        with made.host:
+            made.host.kill()
+        os.kill(pid, signal.SIGTERM)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_status_shows_process_hosts_and_servers(desk: Desk) -> None:
+    status = desk.get("/status")
+    assert status["shared"] is True
+    (host,) = status["hosts"]
+    assert (host["name"], host["pid"]) == ("claude-code", desk.host.pid)
+    (server,) = status["servers"]
+    assert server["name"] == "desk"
+    assert f"Process {status['pid']}" in desk.run("status").stdout
+
+
+def test_commands_ask_the_proxy_that_runs_and_start_no_server(desk: Desk) -> None:
+    before = len(desk.server.ledger.entries("started"))
+    found = desk.run("search", "write a new note")
+    assert "desk__create_note" in found.stdout
+    assert "desk__create_note" in desk.run("tools", "--json").stdout
+    assert json.loads(desk.run("servers", "--json").stdout)["servers"][0]["state"] == "ready"
+    assert "is chosen" in desk.run("explain", "write a new note", "create_note").stdout
+    assert len(desk.server.ledger.entries("started")) == before
+
+
+def test_call_prints_the_result_and_is_in_the_status(desk: Desk) -> None:
+    done = desk.run("call", "create_note", '{"text": "x"}')
+    assert done.returncode == 0, done.stderr
+    assert desk.server.ledger.calls("create_note")
+    assert desk.get("/status")["servers"][0]["calls"] >= 1
+    assert desk.run("call", "no_such_tool").returncode == 2
+
+
+def test_restart_starts_the_server_again(desk: Desk) -> None:
+    before = desk.get("/status")["servers"][0]["pid"]
+    assert desk.run("restart", "desk").returncode == 0
+    desk.post("/call", {"tool": "create_note"})
+    assert desk.get("/status")["servers"][0]["pid"] != before
+
+
+def test_switches_are_written_into_the_file_and_followed_at_once(desk: Desk) -> None:
+    before = desk.config.read_bytes()
+    assert "is turned off" in desk.run("disable", "delete_note").stdout
+    assert b"delete_note" in desk.config.read_bytes()
+    with pytest.raises(AskError, match="turned off"):
+        desk.post("/call", {"tool": "delete_note"})
+    assert "is turned on" in desk.run("enable", "delete_note").stdout
+    assert desk.post("/call", {"tool": "delete_note"})["is_error"] is False
+    desk.config.write_bytes(before)
+
+
+def test_logs_are_kept_without_secrets(desk: Desk) -> None:
+    assert "server desk ready" in desk.run("logs").stdout
+    logs = [path.read_text(encoding="utf-8") for path in desk.socket.parents[1].rglob("*.jsonl")]
+    assert logs
+    assert "a-secret-of-many-letters" not in "".join(logs)
+
+
+def hooked(desk: Desk, host: str, **given: Any) -> subprocess.CompletedProcess[str]:
+    return desk.run("hook", "run", host, stdin=json.dumps(given))
+
+
+def test_a_prompt_hook_gives_the_tools_that_fit_in_the_form_of_its_host(desk: Desk) -> None:
+    prompt = {"prompt": "please write down a new note", "session_id": "session-1"}
+    for host, event in (("claude-code", "UserPromptSubmit"), ("gemini-cli", "BeforeAgent")):
+        said = json.loads(hooked(desk, host, **prompt).stdout)["hookSpecificOutput"]
+        assert said["hookEventName"] == event
+        assert "desk__create_note(" in said["additionalContext"]
+    cursor = json.loads(hooked(desk, "cursor", **prompt).stdout)
+    assert cursor["continue"] is True
+    assert "desk__create_note(" in cursor["additional_context"]
+
+
+def test_a_call_after_a_prompt_belongs_to_the_words_of_the_user(desk: Desk) -> None:
+    hooked(desk, "claude-code", prompt="jot a thought down in a note", session_id="session-1")
+    (host,) = desk.get("/status")["hosts"]
+    latest = desk.get(f"/requests?session={host['session']}&limit=1")["requests"][0]
+    assert latest["query"] == "jot a thought down in a note"
+
+
+@pytest.mark.parametrize(
+    "given", ["", "no JSON", "[]", '{"prompt": ""}', '{"prompt": "/clear"}', '{"prompt": "thanks"}']
+)
+def test_a_prompt_hook_says_nothing_where_nothing_fits_and_never_fails(desk: Desk, given: str) -> None:
+    done = desk.run("hook", "run", "claude-code", stdin=given)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_prompt_hook_without_a_proxy_says_nothing_and_starts_none(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("", encoding="utf-8")
+    config = ("--config", str(tmp_path / "config.toml"))
+    done = desk.run("hook", "run", "codex", *config, stdin='{"prompt": "write down a note"}')
+    assert (done.returncode, done.stdout) == (0, "")
+    assert running(tmp_path / "config.toml", desk.environment) == []
+
+
+def test_a_session_that_is_not_connected_here_is_asked_for_elsewhere(desk: Desk) -> None:
+    wanted = {"prompt": "write down a new note", "session": "another", "connected": True}
+    assert desk.post("/prompt", wanted)["request"] is None

@@ -1,0 +1,70 @@
+"""Prompt hooks in hosts' settings, added and removed in place."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mcp_context_proxy.installation.hooks import PLACES, is_ours_alone, planned
+from mcp_context_proxy.installation.journal import write
+
+COMMAND = ["/opt/bin/mcp-context-proxy", "hook", "run", "HOST"]
+
+THEIRS = """{
+  // mine
+  "model": "large",
+  "hooks": {
+    "Stop": [{"hooks": [{"type": "command", "command": "say done"}]}],
+    "EVENT": [{"hooks": [{"type": "command", "command": "git status"}]}]
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("host", PLACES)
+def test_a_hook_stands_in_a_new_file_in_the_form_of_its_host(tmp_path: Path, host: str) -> None:
+    place = PLACES[host]
+    change = planned(place, tmp_path, COMMAND)
+    assert change is not None
+    data = json.loads(change.after)
+    (entry,) = data["hooks"][place.event]
+    hook = entry["hooks"][0] if place.grouped else entry
+    assert hook["command"] == "/opt/bin/mcp-context-proxy hook run HOST"
+    assert data.get("version") == (1 if host == "cursor" else None)
+    assert is_ours_alone(place, change.after)
+
+
+@pytest.mark.parametrize("host", PLACES)
+def test_hooks_of_others_and_comments_stay_and_ours_is_added_once(tmp_path: Path, host: str) -> None:
+    place = PLACES[host]
+    file = tmp_path / place.file
+    file.parent.mkdir()
+    before = THEIRS.replace("EVENT", place.event)
+    file.write_text(before, encoding="utf-8")
+    change = planned(place, tmp_path, COMMAND)
+    assert change is not None
+    write(change)
+    assert planned(place, tmp_path, COMMAND) is None
+    now = file.read_text(encoding="utf-8")
+    assert "// mine" in now
+    assert "say done" in now
+    assert "git status" in now
+    back = planned(place, tmp_path, None)
+    assert back is not None
+    assert "hook run" not in back.after
+    assert "git status" in back.after
+
+
+def test_a_removed_hook_leaves_the_same_bytes_if_nothing_else_has_changed(tmp_path: Path) -> None:
+    place = PLACES["claude-code"]
+    file = tmp_path / place.file
+    file.parent.mkdir()
+    before = '{"hooks" : {"Stop":[] },   "model": "large" }'
+    file.write_text(before, encoding="utf-8")
+    change = planned(place, tmp_path, COMMAND)
+    assert change is not None
+    file.with_name(file.name + ".before-hook").write_text(before, encoding="utf-8")
+    write(change)
+    back = planned(place, tmp_path, None)
+    assert back is not None
+    assert back.after == before
