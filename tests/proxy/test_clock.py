@@ -10,7 +10,7 @@ import pytest
 from support.stores import MODEL, vector
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.interactions import memory
+from mcp_context_proxy.interactions.index import left_share
 from mcp_context_proxy.learning import tier as learned
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
@@ -151,5 +151,5 @@ def test_entries_in_the_future_count_as_entries_of_now(days: float) -> None:
 
     assert 0 <= pair.confidence_at(NOW + days * DAY) <= 0.75
     assert 0 <= learned.addition(days) <= learned.addition(0.0)
-    (score,) = memory.aged(np.array([0.5]), np.array([NOW - days * DAY]), NOW, DECAY_PER_DAY)
-    assert 0 <= score <= 0.5
+    (share,) = left_share(np.array([NOW - days * DAY]), NOW, DECAY_PER_DAY)
+    assert 0 <= share <= 1

@@ -145,7 +145,7 @@ def test_an_endpoint_that_comes_back_is_used_again_for_the_catalog_and_for_queri
 async def test_another_model_never_says_that_nothing_fits_without_a_configured_cosine(
     workshop: Workshop, service: Service, config: Path
 ) -> None:
-    unrelated = "recommend a red wine to go with grilled lamb"
+    unrelated = "book an appointment at the dentist"
     untold = await found(config, unrelated)
     told = await found(configured(workshop, service, fitting_cosine=0.99), unrelated)
     packaged = await found(workshop.config(), unrelated)

@@ -210,7 +210,8 @@ def test_interactions_are_all_there_and_a_recall_says_what_finds_them_again(unch
     assert_nothing_is_lost("interactions", json.loads(unchanged.run("interactions", "stats", "--json")))
     found = json.loads(unchanged.run(*RECALL))
 
-    assert (found["known"], found["without_embedding"], found["results"]) == (16, 16, [])
+    assert (found["known"], found["without_embedding"]) == (16, 16)
+    assert [(one["content"], one["cosine"]) for one in found["results"]] == [("We ship on Friday.", None)]
     assert "mcp-context-proxy backfill embeds them" in found["note"]
 
 
@@ -224,7 +225,11 @@ def test_interactions_are_found_by_their_meaning_after_a_backfill(place: Place, 
     assert found["results"][0]["content"] == "We ship on Friday."
     assert found["without_embedding"] == 0
     if model:
-        assert_nothing_is_lost("recall", found)
+        then = {one["id"]: one for one in THEN["recall"]["results"]}
+        for one in found["results"]:
+            cosine = then[one["id"]]["cosine"]
+            assert one["cosine"] == pytest.approx(cosine, abs=1e-3)
+            assert one["content"] == then[one["id"]]["content"]
 
 
 def test_what_was_used_in_three_sessions_is_the_working_set(unchanged: Place) -> None:
