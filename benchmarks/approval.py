@@ -57,7 +57,8 @@ def main() -> None:
         origin = Origin("server", "notice", "connection")
         with open_store(path) as store:
             built(listed, Approvals(store.approvals)).refresh()
-            Approvals(store.approvals).rulings(origin, Approvable.TOOL, candidates(listed))
+            first = candidates(listed)
+            Approvals(store.approvals).rulings(origin, Approvable.TOOL, first, first.keys)
         for number in range(options.rounds):
             timed("without approval", built(listed, None).refresh)
             with open_store(path) as store:
@@ -69,7 +70,7 @@ def main() -> None:
                 timed("one digest of each", lambda: [one_digest(definition) for definition in listed])
                 timed("fingerprints", lambda: fingerprints(listed))
                 judged, approvals = candidates(listed), Approvals(store.approvals)
-                timed("decisions", lambda: approvals.rulings(origin, Approvable.TOOL, judged))  # noqa: B023
+                timed("decisions", lambda: approvals.rulings(origin, Approvable.TOOL, judged, judged.keys))  # noqa: B023
             with open_store(Path(folder) / f"{number}.sqlite3") as store:
                 timed("the first start of all", built(listed, Approvals(store.approvals)).refresh)
     print(f"{len(listed):,} tools, {sum(map(len, listed)):,} bytes; ms, median (fastest) of {options.rounds}")

@@ -231,7 +231,7 @@ def replayed(package: str, history: list[tuple[str, list[Lists]]], mode: Approva
                 origin = Origin(package, mode, "connection", f"{package} {version}")
                 for kind, entries in lists.items():
                     found = candidates(Approvable(kind), entries)
-                    rulings = approvals.rulings(origin, Approvable(kind), found)
+                    rulings = approvals.rulings(origin, Approvable(kind), found, found.keys)
                     held += sum(not ruling.taken for ruling in rulings.values()) if number else 0
                     restrained += sum(ruling.state is State.RESTRAINED for ruling in rulings.values())
                 # A person approves at once, so that each change is counted once.

@@ -65,6 +65,9 @@ RESTORING_SECONDS: Final = 1.0
 APPROVALS_SECONDS: Final = 1.0
 """Time between two looks at what a person has approved by a command; each is one indexed query."""
 
+CAUGHT_UP_SECONDS: Final = 5.0
+"""Time for which a call waits for a refresh that is due; a list of the largest size takes a second or two."""
+
 TOLD: Final = 4
 """Servers that a client is told of while its request waits for them."""
 
@@ -84,6 +87,8 @@ class CatalogRefresh:
         self._documents_read = anyio.Event()
         self._next = anyio.Event()
         """Set when the refresh that begins next has ended."""
+        self._running: anyio.Event | None = None
+        """Set when the refresh that has begun has ended; None while there is none."""
         self._awaited = WeakKeyDictionary[DownstreamClient, float]()
         """Time until which searches wait for a server that is starting."""
         self._on_refreshed: list[Callable[[Snapshot], None]] = []
@@ -119,14 +124,15 @@ class CatalogRefresh:
             while True:
                 await self._stale.wait()
                 self._stale.clear()
-                ended, self._next = self._next, anyio.Event()
+                self._running, self._next = self._next, anyio.Event()
                 # A list of the largest size takes seconds: a stop does not wait for its end.
                 await in_thread(self._catalog.refresh, check_cancelled)
                 for refreshed in self._on_refreshed:
                     refreshed(self._catalog.snapshot)
                 for changed in self._catalog.changed:
                     changed()
-                ended.set()
+                self._running.set()
+                self._running = None
 
     async def reread(self) -> None:
         """Read all documents again and refresh the catalog."""
@@ -163,13 +169,17 @@ class CatalogRefresh:
     async def wait_for_server(self, name: str | None, on_wait: OnWait | None = None) -> None:
         """Wait for a server that is starting, and for the catalog, up to its ``connect_timeout``.
 
-        Without a name, all servers are waited for of which nothing is known.
+        Without a name, all servers are waited for of which nothing is known. A server that has just become
+        ready is in the catalog afterwards, too.
         """
         now = anyio.current_time()
         until = {client: now + client.config.connect_timeout for client in self._fleet.awaited(name)}
         if until:
             with anyio.move_on_at(max(until.values())):
                 await self._wait_for(until, on_wait)
+        else:
+            with anyio.move_on_after(CAUGHT_UP_SECONDS):
+                await self._caught_up()
 
     async def _wait_for(self, until: Mapping[DownstreamClient, float], on_wait: OnWait | None) -> None:
         """Wait for first attempts to connect, for each server until its time, then for the catalog."""
@@ -200,6 +210,12 @@ class CatalogRefresh:
         ended = self._next
         self._stale.set()
         await ended.wait()
+
+    async def _caught_up(self) -> None:
+        """Wait until the catalog has all changes so far; returns at once if it has them."""
+        due = self._next if self._stale.is_set() else self._running
+        if due is not None:
+            await due.wait()
 
     async def _watch_documents(self) -> None:
         """Read and watch the configured folders, and start over when they change."""

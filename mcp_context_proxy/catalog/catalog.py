@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -345,7 +346,7 @@ class Catalog:
             known = self._identities[config.name] = config, connection_identity(config)
         mode = config.approval or self._approvals.mode
         origin = Origin(config.name, mode, known[1], client.listing.versions.get(list_name, ""))
-        rulings = self._approvals.rulings(origin, kind, candidates)
+        rulings = self._approvals.rulings(origin, kind, candidates, partial(self._own_names, client))
         held = {name: ruling.why for name, ruling in rulings.items() if not ruling.taken}
         if held:
             exposed = self._names([(config.name, name) for name in held])
@@ -356,6 +357,16 @@ class Catalog:
         if kind is Approvable.TOOL and (finding := self._approvals.findings.get(config.name)):
             findings.append(f"{config.name}: {finding}")
         return rulings
+
+    def _own_names(self, client: DownstreamClient) -> Iterator[str]:
+        """Yield the names of all tools and prompts of one client, also of tools that are turned off."""
+        parsed = self._tools_of(client, [])
+        yield from (tool.name for tool in parsed.tools)
+        yield from (tool.name for tool in parsed.turned_off)
+        yield from (
+            name
+            for name, _ in self._entries(client.name, "prompts", client.listing.prompts, "name", []).shown
+        )
 
     def _tools_of(self, client: DownstreamClient, findings: list[str]) -> ParsedTools:
         """Return the tools of one client; parsed again only when its listing or its settings have changed."""

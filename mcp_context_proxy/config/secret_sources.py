@@ -14,11 +14,12 @@ import re
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
 from mcp_context_proxy.errors import ContextProxyError
 
@@ -175,32 +176,74 @@ def output_of(text: str, folder: Path, environ: Mapping[str, str]) -> str:
         raise SecretSourceError("${cmd:} names no program")
     name = f"${{cmd:{command[0]} ...}}"
     try:
-        ended = subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=folder,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
         )
-    except subprocess.TimeoutExpired:
-        raise SecretSourceError(f"{name} did not end within {COMMAND_SECONDS:g} s") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SecretSourceError(f"{name} cannot be run: {_cause(reason)}") from None
-    if ended.returncode:
-        said = _cause(ended.stderr.decode("utf-8", "replace"))
-        raise SecretSourceError(f"{name} ended with exit code {ended.returncode}{': ' if said else ''}{said}")
-    if len(ended.stdout) > OUTPUT_BYTES:
-        raise SecretSourceError(f"{name} printed more than {OUTPUT_BYTES:,} bytes")
+    until = time.monotonic() + COMMAND_SECONDS
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed, said = _Beginning(process.stdout, ends=True), _Beginning(process.stderr)
     try:
-        value = ended.stdout.decode().rstrip("\r\n")
+        printed.wait(until)
+        if len(printed.kept) <= OUTPUT_BYTES:
+            said.wait(until)
+            process.wait(max(0.0, until - time.monotonic()))
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise SecretSourceError(f"{name} did not end within {COMMAND_SECONDS:g} s") from None
+    finally:
+        process.kill()
+        process.wait()
+    if len(printed.kept) > OUTPUT_BYTES:
+        raise SecretSourceError(f"{name} printed more than {OUTPUT_BYTES:,} bytes")
+    if process.returncode:
+        reason = _cause(said.kept.decode("utf-8", "replace"))
+        raise SecretSourceError(
+            f"{name} ended with exit code {process.returncode}{': ' if reason else ''}{reason}"
+        )
+    try:
+        value = printed.kept.decode().rstrip("\r\n")
     except UnicodeDecodeError:
         raise SecretSourceError(f"{name} printed something that is no text") from None
     if not value:
         raise SecretSourceError(f"{name} printed nothing")
     return value
+
+
+class _Beginning:
+    """The beginning of all that comes through a pipe, read in a thread that can be left behind."""
+
+    def __init__(self, pipe: IO[bytes], *, ends: bool = False) -> None:
+        """Keep a byte more than `OUTPUT_BYTES`; the rest is not even read if it ``ends`` there."""
+        self.kept = bytearray()
+        self._pipe, self._ends = pipe, ends
+        self._thread = threading.Thread(target=self._read, daemon=True, name="output of a command")
+        self._thread.start()
+
+    def wait(self, until: float) -> None:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: it has not come by that time.
+        """
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            raise TimeoutError
+
+    def _read(self) -> None:
+        with self._pipe:
+            while block := self._pipe.read(OUTPUT_BYTES):
+                self.kept += block[: OUTPUT_BYTES + 1 - len(self.kept)]
+                if self._ends and len(self.kept) > OUTPUT_BYTES:
+                    return
 
 
 def _cause(text: str) -> str:

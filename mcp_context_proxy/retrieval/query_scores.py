@@ -44,7 +44,7 @@ from mcp_context_proxy.retrieval.scoring import (
     learned_addition,
     needed_evidence,
 )
-from mcp_context_proxy.retrieval.text import identifier_words, name_key, terms
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, name_key, terms
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
 
 SEVERAL_SENTENCES = 2
@@ -123,6 +123,8 @@ class PreparedQuery:
         """Index terms of the query and those added to it, each with its word."""
         self.asked = frozenset(query.asked)
         """Index terms of the query itself."""
+        self.telling = {term: weight for term, weight in query.weights.items() if weight > SYNONYM_SHARE}
+        """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish, self.asks_of_world = (
             query.foreign,
             query.is_gibberish,
@@ -231,22 +233,22 @@ class QueryScores:
     def fits(self, calibration: Calibration, evidence: float | None) -> bool:
         """Return whether anything seems to be meant: near in meaning, an exact name, or most of the words.
 
-        Without vectors, or while some are missing, any common word will do: there is nothing else to go by.
+        Without vectors, or while some are missing, one telling word in common will do: there is nothing else
+        to go by. A synonym will not: "translate this" has one in common with every tool that converts a unit.
         """
-        has_a_word = bool(self.lexical.any())
         by_use = (support.cosine for support in self.supports.values() if not support.general)
         if self.exact or any(cosine >= PROVEN_BY_USE for cosine in by_use):
             return True
         if self.whole is None:
-            return has_a_word
+            return self._has_a_word()
         if isinstance(calibration, Background):
             if evidence is None:
-                return has_a_word
+                return self._has_a_word()
             is_tool = isinstance(self.query.index.items[int(self.items[self.fused.argmax()])], Tool)
             return evidence >= needed_evidence(self.allowed) + (0 if is_tool else DOUBT_OF_DOCUMENTS)
         if calibration == "anything" or self.whole >= calibration:
             return True
-        return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else has_a_word
+        return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else self._has_a_word()
 
     def is_certain(self, evidence: float | None) -> bool:
         """Return whether something is meant beyond the doubt that a question about the world leaves."""
@@ -345,6 +347,11 @@ class QueryScores:
         best_item = int(self.items[self.lexical.argmax()])
         matched = {term for _, term, _ in self.query.index.lexical.parts(best_item, self.query.lexical.idf)}
         return math.fsum(self.query.lexical.idf[term] for term in matched) / self._query_idf()
+
+    def _has_a_word(self) -> bool:
+        """Return whether any item has a telling word of the query."""
+        lexical, telling = self.query.index.lexical, self.query.telling
+        return bool(telling) and bool(lexical.score(telling).scores[self.items].any())
 
     def _result(self, place: int, twins: tuple[Tool, ...] = ()) -> Result:
         """Return the item at a place with its scores and reasons."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
@@ -29,6 +29,7 @@ from mcp_context_proxy.trust.fingerprints import (
     Approvable,
     Candidate,
     Fingerprint,
+    foreign,
     is_distinctive,
     list_digest,
     suspicion,
@@ -218,17 +219,28 @@ class Approvals:
         """Decisions of this process since the last `refresh`: key, state and time."""
 
     def rulings(
-        self, origin: Origin, kind: Approvable, candidates: Mapping[str, Candidate]
+        self,
+        origin: Origin,
+        kind: Approvable,
+        candidates: Mapping[str, Candidate],
+        own_names: Callable[[], Iterable[str]],
     ) -> Mapping[str, Ruling]:
         """Return the decision about each definition of one list, by its own name.
 
         The same list costs nothing the second time, as long as nobody has decided anything.
+
+        Args:
+            origin: The source of the list.
+            kind: The kind of its definitions.
+            candidates: The definitions, by own name.
+            own_names: Returns the names of all that the server lists, also of tools that are turned off;
+                called if a definition is new.
         """
         with self._deciding:
             known = self._judged.get((origin.server, kind))
             if known is not None and known.candidates is candidates and known.origin == origin:
                 return known.rulings
-            rulings = self._decided(origin, kind, candidates) if candidates else {}
+            rulings = self._decided(origin, kind, candidates, own_names) if candidates else {}
             if kind is Approvable.TOOL:
                 self._tools[origin.server] = candidates.keys()
                 self._distinctive.pop(origin.server, None)
@@ -278,13 +290,17 @@ class Approvals:
         return rows
 
     def _decided(
-        self, origin: Origin, kind: Approvable, candidates: Mapping[str, Candidate]
+        self,
+        origin: Origin,
+        kind: Approvable,
+        candidates: Mapping[str, Candidate],
+        own_names: Callable[[], Iterable[str]],
     ) -> dict[str, Ruling]:
         if origin.server not in self._records and self._all_approved(origin, kind, candidates):
             return dict.fromkeys(candidates, APPROVED)
         record = self._record_of(origin.server)
         unknown = [one for one in candidates.values() if record.find(one) is None]
-        owners = self._names_of_others(origin.server, candidates) if unknown else {}
+        owners = self._names_of_others(origin.server, own_names()) if unknown else {}
         signs = {one.name: sign for one in unknown if (sign := suspicion(one, owners)) is not None}
         judgement = self._judge(record, origin, kind, candidates, signs)
         if not judgement.additions:
@@ -398,18 +414,14 @@ class Approvals:
             return False
         return all(self._buckets[server].take() for _ in range(1 + len(one.definition) // COUNTED_AS_ONE))
 
-    def _names_of_others(self, server: str, own: Collection[str]) -> dict[str, str]:
+    def _names_of_others(self, server: str, own: Iterable[str]) -> dict[str, str]:
         """Return the distinctive names that exactly one other server has, each with that server."""
         for other in self._tools.keys() - self._distinctive.keys():
             self._distinctive[other] = frozenset(filter(is_distinctive, self._tools[other]))
         owners = self._distinctive.items()
         others = [(name, other) for other, names in owners if other != server for name in names]
-        count, known = Counter(name for name, _ in others), self._distinctive.get(server, frozenset())
-        return {
-            name: other
-            for name, other in others
-            if count[name] == 1 and name not in own and name not in known
-        }
+        count = Counter(name for name, _ in others)
+        return foreign({name: other for name, other in others if count[name] == 1}, own)
 
     def _tell(self, origin: Origin, judgement: _Judgement) -> None:
         told = Counter(row.event for row in judgement.rows if row.state in TAKEN)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -239,10 +239,40 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{8,128}")
 _COMPOUND: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-z0-9]+)+")
 """A word that is made of several, as names of tools are and words of a sentence are not."""
 
+_PART: Final = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z0-9]+")
+_ENDING: Final = re.compile(r"(?:ies|es|s|y|e)$")
+"""The ending by which a plural differs from its singular."""
+
 
 def is_distinctive(name: str) -> bool:
     """Return whether nobody writes the name of a tool in a sentence without meaning the tool."""
     return _NAME.fullmatch(name) is not None and _COMPOUND.fullmatch(name) is not None
+
+
+def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
+    """Return the names of other servers' tools by which a server cannot mean anything of its own.
+
+    By `update_issue`, `jira_update` or `updateIssues` it means its own `jira_update_issue`. So a name is left
+    out if its words are the first or the last ones of an own name.
+
+    Args:
+        owners: Distinctive names, each with its server.
+        own: Names of all that the server lists.
+    """
+    words = {name: _words(name) for name in owners}
+    wanted = set(words.values())
+    lengths = {len(one) for one in wanted}
+    meant = set[tuple[str, ...]]()
+    for name in own:
+        parts = _words(name)
+        for length in lengths:
+            meant |= {parts[:length], parts[-length:]} & wanted
+    return {name: server for name, server in owners.items() if words[name] not in meant}
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Return the words of a name, the same ones for each way to write them together."""
+    return tuple(_ENDING.sub("", word.lower()) for word in _PART.findall(name))
 
 
 def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
@@ -250,7 +280,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
 
     Args:
         candidate: The definition.
-        owners: Distinctive names of other servers' tools, each with its server.
+        owners: Distinctive names of other servers' tools, each with its server; see `foreign`.
     """
     if candidate.hidden:
         return HIDDEN

@@ -47,6 +47,9 @@ OWNER: Final = "owner"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names that a token may have: they stand in the audit, in commands and in logs."""
 
+NAME_SHOWN: Final = 70
+"""Characters of another name that a message quotes."""
+
 MOST_TOKENS: Final = 100
 """Tokens in the file, those that have expired among them."""
 
@@ -145,7 +148,7 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Tokens(msgspec.Struct, frozen=True):
-    tokens: tuple[NamedToken, ...] = ()
+    tokens: tuple[msgspec.Raw, ...] = ()
 
 
 def tokens_path(config: Config) -> Path:
@@ -159,21 +162,48 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._told = frozenset[str]()
+        """Messages about the entries that were left out last."""
 
     def read(self) -> tuple[NamedToken, ...]:
         """Return the tokens, those that have expired among them; none if there is no file.
 
+        Entries that `add` would not have written are left out, each with a message in the log.
+
         Raises:
             TokenError: the file cannot be read.
         """
+        return self._read()[0]
+
+    def _read(self) -> tuple[tuple[NamedToken, ...], tuple[msgspec.Raw, ...]]:
+        """Return the tokens, and the entries that are left out."""
         process.make_private(self.path)
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_Tokens).tokens[:MOST_TOKENS]
+            entries = msgspec.json.decode(self.path.read_bytes(), type=_Tokens).tokens
         except FileNotFoundError:
-            return ()
+            entries = ()
         except (OSError, msgspec.DecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise TokenError(f"{self.path} cannot be used: {reason}; no named token is accepted") from error
+        tokens, left, told = dict[str, NamedToken](), list[msgspec.Raw](), list[str]()
+        for number, entry in enumerate(entries, 1):
+            try:
+                token = msgspec.json.decode(entry, type=NamedToken)
+                _check(token.name, token.admin, token.servers, token.classes)
+                if token.name in tokens:
+                    raise TokenError(f"another one is named {token.name!r}")
+                if len(tokens) >= MOST_TOKENS:
+                    raise TokenError(f"it comes after {MOST_TOKENS} others")
+            except (TokenError, msgspec.DecodeError) as error:
+                left.append(entry)
+                told.append(f"{self.path}: token {number} is not accepted: {error}")
+            else:
+                tokens[token.name] = token
+        for message in told[:MOST_TOKENS]:
+            if message not in self._told:
+                logger.warning("%s", message)
+        self._told = frozenset(told)
+        return tuple(tokens.values()), tuple(left)
 
     def add(
         self,
@@ -190,13 +220,7 @@ class TokenFile:
         Raises:
             TokenError: the name cannot be used or is taken, there are too many, or nothing can be written.
         """
-        if not NAME.fullmatch(name) or name == OWNER:
-            raise TokenError(
-                f"a token cannot be named {name!r}: write 1 to 64 letters, digits, '_', '.' or '-', "
-                f"beginning with a letter or digit; {OWNER!r} is the proxy's own token"
-            )
-        if admin and (servers is not None or classes is not None):
-            raise TokenError("an administrator's token reaches everything: leave out the servers and classes")
+        _check(name, admin, servers, classes)
         token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._changing() as tokens:
             if any(one.name == name for one in tokens):
@@ -244,10 +268,12 @@ class TokenFile:
                 if time.monotonic() > until:
                     raise TokenError(f"another command is changing {self.path}; try again")
                 time.sleep(0.05)
-            tokens = list(self.read())
+            known, left = self._read()
+            tokens = list(known)
             yield tokens
+            entries = (*map(msgspec.Raw, map(msgspec.json.encode, tokens)), *left)
             try:
-                self._replace(msgspec.json.format(msgspec.json.encode(_Tokens(tuple(tokens)))))
+                self._replace(msgspec.json.format(msgspec.json.encode(_Tokens(entries))))
             except OSError as error:
                 raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
@@ -262,6 +288,23 @@ class TokenFile:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(whole)  # noqa: PTH108 - its path is a string
             raise
+
+
+def _check(
+    name: str, admin: bool, servers: Sequence[str] | None, classes: Sequence[ToolClass] | None
+) -> None:
+    """Check the name and the limits of a token.
+
+    Raises:
+        TokenError: there is no such token.
+    """
+    if not NAME.fullmatch(name) or name == OWNER:
+        raise TokenError(
+            f"a token cannot be named {name[:NAME_SHOWN]!r}: write 1 to 64 letters, digits, '_', '.' or '-', "
+            f"beginning with a letter or digit; {OWNER!r} is the proxy's own token"
+        )
+    if admin and (servers is not None or classes is not None):
+        raise TokenError("an administrator's token reaches everything: leave out the servers and classes")
 
 
 def digest(token: str) -> str:

@@ -149,6 +149,14 @@ def test_no_command_runs_for_the_file_of_a_host(tmp_path: Path) -> None:
         pytest.param(printing("pass"), "printed nothing", id="nothing"),
         pytest.param(printing("print('x' * 70_000)"), "printed more than 65,536 bytes", id="too much"),
         pytest.param(
+            printing("while True: print('x' * 1_000)"), "printed more than 65,536 bytes", id="without an end"
+        ),
+        pytest.param(
+            printing("import sys; sys.stderr.write('no' * 1_000_000); sys.exit(3)"),
+            "ended with exit code 3: nono",
+            id="fails at length",
+        ),
+        pytest.param(
             printing("raise SystemExit('not\\nsigned in')"), "exit code 1: not signed in", id="fails"
         ),
         pytest.param(

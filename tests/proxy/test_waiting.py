@@ -258,3 +258,18 @@ async def test_a_server_that_the_instructions_introduce_is_not_introduced_again(
     assert GRIND in client.introduction["instructions"]
     assert "late__brew" in answers[0]
     assert GRIND not in answers[0]
+
+
+@pytest.mark.parametrize("name", ["late__brew", "brew"])
+async def test_a_call_at_the_moment_in_which_its_server_becomes_ready_is_served(
+    workshop: Workshop, name: str
+) -> None:
+    late(workshop)
+    async with inside(workshop.config(), settled=False) as proxy:
+        host = Host(proxy, "modern")
+        workshop.flag("ready").touch()
+        await proxy.fleet.clients["late"].wait_first_connect()
+
+        # The catalog has not read the list yet.
+        assert not proxy.catalog.snapshot.tools
+        assert "isError" not in await host.call(name)

@@ -194,6 +194,13 @@ def test_without_a_model_unknown_words_fit_nothing(two: Snapshot) -> None:
     assert not Engine(None).search("weather", two).fits
 
 
+def test_without_a_model_a_synonym_alone_fits_nothing_and_is_named_as_near(two: Snapshot) -> None:
+    ranking = Engine(None).search("retrieve the weather", two)
+
+    assert not ranking.fits
+    assert [result.item.name for result in ranking.near_misses] == ["read_file"]
+
+
 def test_a_missing_model_is_tried_once_per_snapshot(
     word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
 ) -> None:

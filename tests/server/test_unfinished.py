@@ -58,6 +58,21 @@ async def test_a_search_during_indexing_reports_its_progress(workshop: Workshop,
     assert f"Note: {note}" in result["content"][0]["text"]
 
 
+async def test_during_indexing_a_request_for_something_else_is_told_that_nothing_fits(
+    workshop: Workshop,
+) -> None:
+    workshop.server("time", tools=[tool("convert_time", "Converts a time between zones")])
+    async with impatient(workshop) as proxy:
+        with held(proxy):
+            host = Host(proxy, "modern")
+            text = (await host.call(SEARCH, {"query": "translate this to French"}))["content"][0]["text"]
+            meant = await host.data(SEARCH, {"query": "convert this to another zone"})
+
+    assert "Indexing goes on" in text
+    assert "fits well. Nearest:\n- time__convert_time" in text
+    assert [one["name"] for one in meant["results"]] == ["time__convert_time"]
+
+
 async def test_indexing_goes_on_after_the_search_has_answered(workshop: Workshop) -> None:
     async with impatient(workshop) as proxy:
         with held(proxy):

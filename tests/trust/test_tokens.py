@@ -1,5 +1,6 @@
 """Named tokens: hashed, limited, revoked and expired, and followed by a running front."""
 
+import json
 import stat
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from mcp_context_proxy.trust.tokens import (
     TokenBook,
     TokenError,
     TokenFile,
+    digest,
     is_admin,
 )
 
@@ -189,6 +191,38 @@ async def test_a_file_that_cannot_be_read_accepts_no_named_token_and_is_said_onc
 def test_a_name_that_cannot_stand_in_a_log_is_refused(file: TokenFile, name: str) -> None:
     with pytest.raises(TokenError, match="cannot be named"):
         file.add(name)
+
+
+BAD_ENTRIES: dict[str, dict[str, Any]] = {
+    "cannot be named 'a\\nb'": {"name": "a\nb"},
+    "cannot be named 'owner'": {"name": OWNER, "admin": True},
+    "another one is named 'anna'": {"name": "anna", "admin": True},
+    "reaches everything": {"name": "limited", "admin": True, "servers": ["one"]},
+    "Expected `float`": {"name": "dated", "created": "today"},
+    "Invalid enum value 'any'": {"name": "classed", "classes": ["any"]},
+}
+
+
+@pytest.mark.parametrize("reason", BAD_ENTRIES)
+async def test_an_entry_that_no_command_would_write_is_left_out_and_said_once(
+    file: TokenFile, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    token = file.add("anna")
+    written = json.loads(file.path.read_bytes())
+    bad = {"sha256": digest("bad"), "created": 1.0, **BAD_ENTRIES[reason]}
+    file.path.write_text(json.dumps({"tokens": [*written["tokens"], bad]}), encoding="utf-8")
+    front = Front(file)
+    for _ in range(3):
+        front.book.load()
+
+    assert await front.says(token) == (200, "anna False")
+    assert (await front.says("bad"))[0] == 401
+    (message,) = [record.message for record in caplog.records]
+    assert "token 2 is not accepted: " in message
+    assert reason in message
+    assert "\n" not in message
+    file.add("berta")
+    assert bad in json.loads(file.path.read_bytes())["tokens"]
 
 
 def test_tokens_have_different_names_and_are_bounded_in_number(file: TokenFile) -> None:
