@@ -205,6 +205,7 @@ def build(config: Config, store: Store) -> Proxy:
             resources=resources,
             contexts=contexts,
             handles=handles,
+            catch_up=refresh.catch_up,
         ),
         page_size=config.expose.page_size,
     )

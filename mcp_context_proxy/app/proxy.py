@@ -66,7 +66,7 @@ APPROVALS_SECONDS: Final = 1.0
 """Time between two looks at what a person has approved by a command; each is one indexed query."""
 
 CAUGHT_UP_SECONDS: Final = 5.0
-"""Time for which a call waits for a refresh that is due; a list of the largest size takes a second or two."""
+"""Time for which a request waits for a refresh that is due; the largest takes a second or two."""
 
 TOLD: Final = 4
 """Servers that a client is told of while its request waits for them."""
@@ -178,8 +178,14 @@ class CatalogRefresh:
             with anyio.move_on_at(max(until.values())):
                 await self._wait_for(until, on_wait)
         else:
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Wait for a moment until the catalog has all changes so far; returns at once if it has them."""
+        due = self._next if self._stale.is_set() else self._running
+        if due is not None:
             with anyio.move_on_after(CAUGHT_UP_SECONDS):
-                await self._caught_up()
+                await due.wait()
 
     async def _wait_for(self, until: Mapping[DownstreamClient, float], on_wait: OnWait | None) -> None:
         """Wait for first attempts to connect, for each server until its time, then for the catalog."""
@@ -210,12 +216,6 @@ class CatalogRefresh:
         ended = self._next
         self._stale.set()
         await ended.wait()
-
-    async def _caught_up(self) -> None:
-        """Wait until the catalog has all changes so far; returns at once if it has them."""
-        due = self._next if self._stale.is_set() else self._running
-        if due is not None:
-            await due.wait()
 
     async def _watch_documents(self) -> None:
         """Read and watch the configured folders, and start over when they change."""

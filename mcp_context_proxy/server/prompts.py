@@ -6,6 +6,7 @@ that apply to it, as messages for the conversation.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,8 @@ class Prompts:
     resources: Resources
     contexts: ContextEngine
     handles: Handles
+    catch_up: Callable[[], Awaitable[None]]
+    """Waits for the catalog, if a server has just become ready."""
 
     async def list(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``prompts/list``."""
@@ -113,6 +116,10 @@ class Prompts:
         """Return the prompt that a request names; `catalog.names` tells which names a prompt has."""
         prompts, servers = self.catalog.snapshot.prompts, self.catalog.snapshot.servers
         prompt = names.by_full_name(prompts, name, servers)
+        if prompt is None:
+            await self.catch_up()
+            prompts, servers = self.catalog.snapshot.prompts, self.catalog.snapshot.servers
+            prompt = names.by_full_name(prompts, name, servers)
         if prompt is None:
             with downstream_errors(caller.era):
                 self.fleet.raise_if_unavailable(names.owner(name, servers))

@@ -273,3 +273,14 @@ async def test_a_call_at_the_moment_in_which_its_server_becomes_ready_is_served(
         # The catalog has not read the list yet.
         assert not proxy.catalog.snapshot.tools
         assert "isError" not in await host.call(name)
+
+
+async def test_a_prompt_is_got_at_the_moment_in_which_its_server_becomes_ready(workshop: Workshop) -> None:
+    late(workshop, prompts=[{"name": "greet"}])
+    async with inside(workshop.config(), settled=False) as proxy:
+        host = Host(proxy, "modern")
+        workshop.flag("ready").touch()
+        await proxy.fleet.clients["late"].wait_first_connect()
+
+        assert not proxy.catalog.snapshot.prompts
+        assert (await host.request("prompts/get", {"name": "late__greet"}))["messages"]
