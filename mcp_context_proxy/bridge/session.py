@@ -85,21 +85,22 @@ class Bridge:
             self._peer.sendall(self._greeting)
         reading = threading.Thread(target=self._read_proxy, daemon=True)
         reading.start()
-        for line in _lines(0, HELD_BYTES):
-            self._to_proxy(line)
+        for lines in _blocks(0, HELD_BYTES):
+            self._to_proxy(lines)
         self._ended = True
         with self._turn, suppress(OSError):
             self._peer.shutdown(socket.SHUT_WR)
         reading.join(LAST_LINES_SECONDS)
 
-    def _to_proxy(self, line: bytes) -> None:
+    def _to_proxy(self, lines: bytes) -> None:
         with self._turn:
-            if line.endswith(b"\n"):
-                self._track(line)
+            if lines.endswith(b"\n"):
+                for line in lines[:-1].split(b"\n"):
+                    self._track(line + b"\n")
             # After an error, the other thread sees the end, tells the host, and opens the session anew. A
             # line that is no request is lost with the proxy that it was for.
             with suppress(OSError):
-                self._peer.sendall(line)
+                self._peer.sendall(lines)
 
     def _track(self, line: bytes) -> None:
         """Note the id of a request, and the messages that open a session."""
@@ -124,16 +125,20 @@ class Bridge:
         skip = ""
         failures = 0
         while True:
-            for line in _lines(self._peer):
+            for lines in _blocks(self._peer):
                 failures = 0
-                found = _RESPONSE_ID.match(line)
-                key = json.dumps(json.loads(found[1])) if found else ""
-                self._under_way.discard(key)
-                if skip and key == skip:
-                    skip = ""  # the answer to an `initialize` that the host has had answered before
-                    continue
-                self._answered = True
-                _write(line)
+                rest = []
+                for line in lines.split(b"\n")[:-1]:
+                    found = _RESPONSE_ID.match(line)
+                    key = json.dumps(json.loads(found[1])) if found else ""
+                    self._under_way.discard(key)
+                    if skip and key == skip:
+                        skip = ""  # the answer to an `initialize` that the host has had answered before
+                    else:
+                        rest.append(line + b"\n")
+                if rest:
+                    self._answered = True
+                    _write(b"".join(rest))
             if self._ended and (self._answered or not self._under_way):
                 return
             failures += 1
@@ -176,10 +181,11 @@ class Bridge:
         os._exit(1)
 
 
-def _lines(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
-    """Yield the lines of a descriptor or a socket until its end; the last one only if it is whole.
+def _blocks(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
+    """Yield whole lines of a descriptor or a socket, as many as there are at a time, until its end.
 
-    A line of more than `held` bytes comes in parts.
+    With many requests in flight, one write passes on all that have come. A line of more than `held` bytes
+    comes in parts.
     """
     parts: list[bytes] = []
     size = 0
@@ -198,12 +204,8 @@ def _lines(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
                 yield from parts
                 parts, size = [], 0
             continue
-        whole = b"".join([*parts, data[:end]])
+        yield b"".join([*parts, data[:end]])
         parts, size = [data[end:]], len(data) - end
-        if whole.count(b"\n") == 1:
-            yield whole
-        else:
-            yield from (line + b"\n" for line in whole[:-1].split(b"\n"))
 
 
 def _write(line: bytes) -> None:
