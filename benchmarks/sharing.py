@@ -40,6 +40,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sharing-") as folder, ExitStack() as stack:
         os.environ["XDG_RUNTIME_DIR"] = folder
+        del os.environ["MCP_CONTEXT_PROXY_OWN"]
         bench = Workbench(Path(folder))
         config = bench.config()
         commands = {

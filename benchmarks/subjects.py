@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from raw_clients import FailureError, StdioClient
 HERE = Path(__file__).parent
 SERVERS, TOOLS = 10, 50
 SUBJECTS = ("direct", "proxy", "bare SDK")
+
+# A measured session has a proxy of its own; `sharing.py` measures the shared one.
+os.environ["MCP_CONTEXT_PROXY_OWN"] = "1"
 
 
 class Workbench:

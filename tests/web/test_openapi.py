@@ -19,7 +19,9 @@ PHASES = [
 """Kinds of requests, and the random ones for each operation. `coverage` has the bounds of every parameter."""
 
 OPTIONS = ["--seed", "1", "--generation-database", "none", "--no-color", "--exclude-checks", "ignored_auth"]
-"""Who sends many wrong tokens is told to wait, which that check does not know."""
+OPTIONS += ["--request-timeout", "60"]
+"""Who sends many wrong tokens is told to wait, which that check does not know. A call waits for a server that
+was restarted."""
 
 
 @pytest.mark.slow
