@@ -6,29 +6,21 @@ A search puts such a tool after its original, and ``check`` names both to a pers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mcp_context_proxy.items import Item, Snapshot, Tool
+from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.vectors import DenseIndex
-
-COPIES_LOOKED_FOR: Final = 40
-"""Best places of a search in which copies are looked for; an answer has at most as many."""
-
-COPY_COSINE: Final = 0.88
-"""Cosine from which two descriptions say the same: 0.9 without the name of the server, which is part of the
-text that is compared."""
-
-COPY_MARGIN: Final = 0.15
-"""Advantage in score that does not put a copy before its original: some words more."""
-
-YOUNGER_SECONDS: Final = 3600.0
-"""Time by which a server is younger than another; servers set up in one sitting are of one age."""
+from mcp_context_proxy.retrieval.query_scores import (
+    COPY_COSINE,
+    YOUNGER_SECONDS,
+    ages_of,
+    first_vectors,
+    younger,
+)
 
 BLOCK: Final = 256
 """Tools that are compared with all others at a time."""
@@ -72,23 +64,3 @@ def younger_servers(snapshot: Snapshot) -> bool:
     """Return whether a server of some tools is younger than that of others."""
     servers = {tool.server for tool in snapshot.tools.values()}
     return younger(np.array([snapshot.first_seen.get(server, 0.0) for server in servers]))
-
-
-def ages_of(items: Sequence[Item], index: Index) -> NDArray[np.float64]:
-    """Return the time at which the server of each tool was first seen; documents have none.
-
-    A document is no copy: the user has chosen it.
-    """
-    seen = index.snapshot.first_seen
-    return np.array([seen.get(one.server, 0.0) if isinstance(one, Tool) else np.nan for one in items])
-
-
-def younger(ages: NDArray[np.float64]) -> bool:
-    """Return whether one of some ages is younger than another."""
-    known = ages[~np.isnan(ages)]
-    return bool(known.size and known.max() - known.min() >= YOUNGER_SECONDS)
-
-
-def first_vectors(dense: DenseIndex, places: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return the vectors of the first chunks of some items, which have their descriptions."""
-    return np.array(dense.vectors.views(dense.rows[dense.starts[places]]), np.float32)

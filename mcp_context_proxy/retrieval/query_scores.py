@@ -14,17 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mcp_context_proxy.items import Tool
+from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.bm25 import K1
-from mcp_context_proxy.retrieval.copies import (
-    COPIES_LOOKED_FOR,
-    COPY_COSINE,
-    COPY_MARGIN,
-    YOUNGER_SECONDS,
-    ages_of,
-    first_vectors,
-    younger,
-)
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
@@ -76,6 +67,19 @@ FIELD_REASONS = {
     "labels": "tags match",
     "use_cases": "use cases mention",
 }
+
+COPIES_LOOKED_FOR = 40
+"""Best places of a search in which copies are looked for; an answer has at most as many."""
+
+COPY_COSINE = 0.88
+"""Cosine from which two descriptions say the same: 0.9 without the name of the server, which is part of the
+text that is compared."""
+
+COPY_MARGIN = 0.15
+"""Advantage in score that does not put a copy before its original: some words more."""
+
+YOUNGER_SECONDS = 3600.0
+"""Time by which a server is younger than another; servers set up in one sitting are of one age."""
 
 DOUBT_OF_DOCUMENTS = 0.06
 """Evidence that a document needs beyond a tool: the general requests and other tools that it is compared with
@@ -440,3 +444,23 @@ def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]
         for place, (item, value) in zip(places, by_item.items(), strict=True)
         if place < items.size and items[place] == item
     }
+
+
+def ages_of(items: Sequence[Item], index: Index) -> NDArray[np.float64]:
+    """Return the time at which the server of each tool was first seen; documents have none.
+
+    A document is no copy: the user has chosen it.
+    """
+    seen = index.snapshot.first_seen
+    return np.array([seen.get(one.server, 0.0) if isinstance(one, Tool) else np.nan for one in items])
+
+
+def younger(ages: NDArray[np.float64]) -> bool:
+    """Return whether one of some ages is younger than another."""
+    known = ages[~np.isnan(ages)]
+    return bool(known.size and known.max() - known.min() >= YOUNGER_SECONDS)
+
+
+def first_vectors(dense: DenseIndex, places: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Return the vectors of the first chunks of some items, which have their descriptions."""
+    return np.array(dense.vectors.views(dense.rows[dense.starts[places]]), np.float32)

@@ -206,6 +206,9 @@ async def http(
                     group.start_soon(wire.listen)
             yield client
             if wire.session is not None:
+                if opened:
+                    # A stream of a session that has just ended would be refused.
+                    await wire.listening.wait()
                 ended = await pool.delete(f"{base}/mcp", headers=wire.headers({}))
                 assert ended.status_code == 200
 
