@@ -208,7 +208,8 @@ async def http(
             if wire.session is not None:
                 if opened:
                     # A stream of a session that has just ended would be refused.
-                    await wire.listening.wait()
+                    with anyio.move_on_after(5):
+                        await wire.listening.wait()
                 ended = await pool.delete(f"{base}/mcp", headers=wire.headers({}))
                 assert ended.status_code == 200
 
