@@ -229,7 +229,7 @@ class Conversation:
             RequestError: nothing is negotiated yet that it could be answered by.
         """
         meta = eras.meta_of(params) if "_meta" in params else {}
-        era, session = self._negotiation.era_of(method, meta, self._session), self._session
+        era, session = self._negotiation.era_of(method, params, meta, self._session), self._session
         if era is Era.MODERN:
             session = None
             capabilities: Raw | None = meta[eras.CLIENT_CAPABILITIES_KEY]

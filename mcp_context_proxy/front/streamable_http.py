@@ -145,7 +145,7 @@ class StreamableHttp:
             params = _params_of(message)
             headers.check_routing(fields, method, params)
             meta = eras.meta_of(params)
-            era = self._negotiation.era_of(method, meta, None)
+            era = self._negotiation.era_of(method, params, meta, None)
             if method == "tools/call":
                 self._check_arguments(fields, params)
             result = self._negotiation.answer(method, params, era)
@@ -241,7 +241,7 @@ class StreamableHttp:
         named = _session_header(session)
         try:
             params = _params_of(message)
-            era = self._negotiation.era_of(method, eras.meta_of(params), session.state)
+            era = self._negotiation.era_of(method, params, eras.meta_of(params), session.state)
             result = self._negotiation.answer(method, params, era)
         except RequestError as error:
             frame = envelope.error_reply(request_id, error.code, error.message, error.data)

@@ -98,14 +98,16 @@ class Negotiation:
         """Return the result of a further ``initialize`` in an open session, which stays as it is."""
         return _introduced(_hello(params), self._introduction().text)
 
-    def era_of(self, method: str, meta: Members, session: Session | None) -> Era:
-        """Return the era of a request with this ``_meta``, of a client with this session, if any.
+    def era_of(self, method: str, params: Members, meta: Members, session: Session | None) -> Era:
+        """Return the era of a request, whose ``_meta`` is decoded, of a client with this session, if any.
 
         Raises:
             RequestError: it is made in none that is served, or too early.
         """
         version = meta.get(eras.VERSION_KEY)
         if version is None:
+            if not envelope.starts_with(params.get("_meta", b"null"), b"{", b"n"):
+                raise RequestError(INVALID_PARAMS, "_meta must be an object")
             if session is None and method in self.gateway.methods:
                 raise RequestError(INVALID_PARAMS, TOO_EARLY)
             return Era.HANDSHAKE
