@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import anyio
+import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -208,7 +208,7 @@ class DownstreamClient(ServerLifecycle):
         if self._pending_bytes and self._pending_bytes + size > limits.message_bytes // PENDING_SHARE:
             waiting = f"{self._pending_bytes:,} bytes of requests are under way; try again"
             raise ServerUnavailableError(self.name, "busy", waiting)
-        outgoing = replace(
+        outgoing = msgspec.structs.replace(
             outgoing,
             timeout=self.config.call_timeout if outgoing.timeout is None else outgoing.timeout,
             on_notification=self._bounded(outgoing.on_notification),
@@ -374,7 +374,7 @@ class DownstreamClient(ServerLifecycle):
             await self.call("resources/subscribe", params, outgoing)
         send = handshake and uri not in self.subscriptions.watched
         if send:
-            await self.call("resources/subscribe", params, replace(outgoing, party=None))
+            await self.call("resources/subscribe", params, msgspec.structs.replace(outgoing, party=None))
         self.subscriptions.watch(uri, send)
         await self.wake()
         await self.subscriptions.wait_confirmed(uri)

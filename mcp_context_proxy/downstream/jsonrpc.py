@@ -133,11 +133,13 @@ class Peer:
             progress_token=pending.id if outgoing.wants_progress else None,
         )
         try:
-            # Within the timeout of the request: a server that stops reading delays nobody longer.
-            pending.sending = anyio.CancelScope()
-            with pending.sending:
-                await self._attached.send(envelope.request(pending.id, method, down))
-                pending.sending = None
+            frame, channel = envelope.request(pending.id, method, down), self._attached
+            if not channel.sent_at_once(frame):
+                # Within the timeout of the request: a server that stops reading delays nobody longer.
+                pending.sending = anyio.CancelScope()
+                with pending.sending:
+                    await channel.send(frame)
+                    pending.sending = None
             return await pending.result()
         except ConnectionError as error:
             raise self._unsent(str(error)) from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import anyio
+import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
@@ -51,8 +52,7 @@ class Party:
     """True for a session, which can have a connection of its own for as long as it lasts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """Everything that goes with one request beside its method and params."""
 
     subject: str = ""
@@ -138,6 +138,11 @@ class Channel(ABC):
         Raises:
             ConnectionError: the channel is closed.
         """
+
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Send one frame if nothing has to be waited for; return whether it was sent."""
+        del frame
+        return False
 
     def give_up(self, cause: str) -> None:
         """Treat the channel as lost; the first cause counts."""

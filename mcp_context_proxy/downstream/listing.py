@@ -294,7 +294,7 @@ async def _fetch_pages(
     size = 0
     params: Members = {}
     for _ in range(limits.pages):
-        left = replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
+        left = msgspec.structs.replace(outgoing, timeout=max(0.0, give_up_at - anyio.current_time()))
         try:
             result = await link.request(listed.method, params, left)
         except RemoteError as error:

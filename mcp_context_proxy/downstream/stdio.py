@@ -262,6 +262,17 @@ class StdioChannel(Channel):
             await self._over.wait()
             raise ConnectionError(self.describe_exit()) from None
 
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Write one frame if the pipe has room and the child is there; return whether it was written."""
+        if not self._writer.writable.is_set():
+            return False
+        try:
+            self._write(frame)
+        except ConnectionError:
+            # `send` waits for the exit code.
+            return False
+        return True
+
     def send_nowait(self, frame: bytes) -> None:
         """Write one frame, buffered when the pipe is full; dropped when too much is buffered."""
         self._pushed = 0 if self._writer.writable.is_set() else self._pushed + len(frame)

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.anyio
 
 FRAMES = [
     b"first",
+    b"gathered",
+    b"d" * PIECE_BYTES,
+    b"after a large one",
     b"a" * (3 * PIECE_BYTES + 5),
     b"behind a long one",
     b"b" * PIECE_BYTES,
@@ -70,6 +73,21 @@ async def test_frames_of_all_sizes_arrive_whole_and_in_order(pipe: Pipe) -> None
 
     assert received == b"".join(frame + b"\n" for frame in FRAMES)
     assert pipe.writer.unwritten == 0
+
+
+async def test_small_frames_of_one_step_are_written_together_after_the_first(pipe: Pipe) -> None:
+    for number in range(100):
+        pipe.writer.write_line(b"%d" % number)
+    at_once = os.read(pipe.read_fd, 1 << 16)
+    waiting = pipe.writer.unwritten
+    await asyncio.sleep(0)
+    rest = os.read(pipe.read_fd, 1 << 16)
+
+    assert at_once == b"0\n"
+    assert waiting == len(rest)
+    assert at_once + rest == b"".join(b"%d\n" % number for number in range(100))
+    assert pipe.writer.unwritten == 0
+    os.close(pipe.read_fd)
 
 
 async def test_a_pipe_that_nobody_reads_gets_a_piece_of_a_large_frame_and_no_more(pipe: Pipe) -> None:
