@@ -67,9 +67,9 @@ ERRORS_ONLY = 3
 """onnxruntime's severity; its warnings are about hardware the proxy does not use."""
 UNSIGNED_WEIGHTS = "session.x64quantprecision"
 """onnxruntime's option that makes signed weights unsigned on x86 without VNNI, where products saturate."""
-MATRIX_TILES = "amx_int8"
-"""A processor with these multiplies signed weights exactly, three times as fast as unsigned ones; there the
-option would only slow it down (seen with onnxruntime 1.31)."""
+EXACT_PRODUCTS = ("amx_int8", "avx512_vnni", "avx_vnni")
+"""Features of processors that multiply signed weights exactly, and two (VNNI) or three times (AMX) as fast as
+unsigned ones: there the option would only slow a run down. The vectors are the same bytes."""
 
 
 _loaded: WeakValueDictionary[ModelFolder, OnnxModel] = WeakValueDictionary()
@@ -182,7 +182,7 @@ def open_session(path: Path, optimised: bool = False) -> Any:
         processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         processor = ""  # not Linux
-    if MATRIX_TILES not in processor:
+    if not any(feature in processor for feature in EXACT_PRODUCTS):
         # The optimiser applies this option, so it must run.
         options.add_session_config_entry(UNSIGNED_WEIGHTS, "1")
     elif optimised:
