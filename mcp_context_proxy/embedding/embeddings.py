@@ -41,6 +41,7 @@ from mcp_context_proxy.embedding.folder import (
     model_of,
     read_folder,
 )
+from mcp_context_proxy.embedding.shipped_vectors import shipped_vectors
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import VectorStore
@@ -392,7 +393,8 @@ class CachedEmbedder:
     """Embeds texts of the catalog, each once per model: later its vector comes from the store.
 
     A text is found by its hash. A stored vector is used only if the model can have made it (length, finite,
-    norm 1); anything else, and anything that the store fails to give, is computed again.
+    norm 1). For anything else, and for anything that the store fails to give, the package may have the vector
+    (`shipped_vectors`); what it lacks is computed.
     """
 
     def __init__(self, model: LazyModel, store: VectorStore) -> None:
@@ -424,6 +426,9 @@ class CachedEmbedder:
             usable = are_unit(list(found.values()), model.dimensions)
             vectors = {key: vector for (key, vector), ok in zip(found.items(), usable, strict=True) if ok}
             missing = [key for key in distinct if key not in vectors]
+            if missing and (shipped := shipped_vectors(model.model_id)) is not None:
+                vectors |= shipped.get(missing)
+                missing = [key for key in missing if key not in vectors]
             report(len(vectors), len(distinct))
             for start in range(0, len(missing), BATCH):
                 if cancelled():
