@@ -7,10 +7,11 @@ To be run again when the packaged model, the texts that are embedded of a tool, 
 
 Three kinds of lists, in the order in which they have a place:
 
-- the lists of published servers in ``tests/data/tools``, each under the names by which people configure it, in
-  a catalog of one server and of several, whose texts differ;
+- the lists of published servers in ``tests/data/tools``, each under the names by which people configure it,
+  in a catalog of one server and of several, whose texts differ;
 - the example servers of the package, likewise;
-- the tools of ``encoder/data`` under the name of their server, in a catalog of several, as far as there is room.
+- the tools of ``encoder/data`` under the name of their server, in a catalog of several, as far as there is
+  room.
 
 All of them are under licences that `.ci/licences.py` allows, which reads the manifest. The vectors have no
 text, but ``PROVENANCE.md`` beside them names each package.
@@ -65,7 +66,7 @@ NAMES = {
     "word": ("word-document-server",),
     "zereight-gitlab": ("gitlab",),
 }
-"""Names beside that of the list: those that the instructions of the packages give, as the proxy takes them."""
+"""Names beside that of the list: those in the instructions of the packages, as the proxy takes them."""
 
 LICENCES = {
     "see repository LICENSE (Apache-2.0, older parts MIT)": ["Apache-2.0", "MIT"],
@@ -89,10 +90,10 @@ def main() -> None:
         texts |= dict.fromkeys(texts_of((name,), listed(command)))
     sources.append({"source": "mcp_context_proxy.examples", "licences": ["Apache-2.0"]})
     model = load_model()
-    room = MOST_BYTES // (len(halves([b"\0" * 32]).tobytes()) + STORED.itemsize * model.dimensions)
+    room = MOST_BYTES // (len(halves([b"\0" * 32]).tobytes()) + np.dtype(STORED).itemsize * model.dimensions)
     by_server = {s.key: s for s in read_corpus(TRAINING / "tools.jsonl.gz").sources}
     splits = json.loads((TRAINING / "splits.json").read_text(encoding="utf-8"))
-    for server, facts in sorted((item for split in splits.values() for item in split["servers"].items())):
+    for server, facts in sorted(item for split in splits.values() for item in split["servers"].items()):
         more = dict.fromkeys(texts_of_items(by_server[server].items, (True,)))
         if len(texts | more) <= room:
             texts |= more
@@ -148,9 +149,7 @@ def write(texts: list[str], sources: list[dict[str, Any]]) -> None:
     SHIPPED.mkdir(exist_ok=True)
     np.save(SHIPPED / KEYS, np.ascontiguousarray(keys[:, order]).astype("<u8"), allow_pickle=False)
     np.save(SHIPPED / VECTORS, vectors, allow_pickle=False)
-    sha256 = {
-        name: hashlib.sha256((SHIPPED / name).read_bytes()).hexdigest() for name in (KEYS, VECTORS)
-    }
+    sha256 = {name: hashlib.sha256((SHIPPED / name).read_bytes()).hexdigest() for name in (KEYS, VECTORS)}
     facts = {"model_id": model.model_id, "vectors": len(texts), "sha256": sha256, "sources": sources}
     lines = json.dumps(facts, indent=1, ensure_ascii=False)
     (SHIPPED / MANIFEST).write_text(lines + "\n", encoding="utf-8")

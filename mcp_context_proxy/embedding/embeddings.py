@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from mcp_context_proxy.config import Config, EmbeddingConfig
 from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, EmbeddingModel, Matrix, are_unit, unit_rows
 from mcp_context_proxy.embedding.folder import (
@@ -45,6 +43,7 @@ from mcp_context_proxy.embedding.shipped_vectors import shipped_vectors
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import VectorStore
+from mcp_context_proxy.system.later import np
 
 BULK_THREADS = 2
 """Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two

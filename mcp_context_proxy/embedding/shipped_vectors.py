@@ -17,14 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.embedding.embedder import unit_rows
 from mcp_context_proxy.embedding.folder import digest
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SHIPPED = Path(__file__).parent / "shipped"
 MANIFEST, KEYS, VECTORS = "manifest.json", "keys.npy", "vectors.npy"
@@ -32,7 +33,7 @@ MANIFEST, KEYS, VECTORS = "manifest.json", "keys.npy", "vectors.npy"
 KEY_BYTES: Final = 16
 """First bytes of a hash that are kept: too many for anybody to make a text with the key of another."""
 
-STORED: Final = np.dtype("<f2")
+STORED: Final = "<f2"
 """Half precision: a cosine moves by less than 0.00002. Bytes would move it by 0.001."""
 
 logger = logging.getLogger(__name__)
