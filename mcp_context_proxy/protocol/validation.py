@@ -154,8 +154,11 @@ def _is(raw: Raw | None, kind: str) -> bool:
 PART_BYTES: Final = 1 << 20
 """Bytes measured at a time, in some 5 ms; measuring takes a few times this memory."""
 
-SMALL_BYTES: Final = 1 << 16
-"""Size up to which brackets are counted without numpy, in at most 3 ms."""
+SMALL_BYTES: Final = 1 << 20
+"""Size up to which brackets are counted without numpy, in the same time where the JSON is a list of tools."""
+
+SMALL_PART_BYTES: Final = 1 << 16
+"""Bytes of them that are counted at a time, in at most 5 ms."""
 
 MESSAGE_VALUES: Final = 1_000_000
 """Values in one message: more than any model reads, and as many as are passed over in 10 ms."""
@@ -235,9 +238,12 @@ def holds_more(encoded: bytes, limit: int) -> bool:
 def deepest(encoded: bytes, part_bytes: int = PART_BYTES) -> Iterator[int]:
     """Yield the deepest level of objects and arrays in each part of valid JSON."""
     if len(encoded) <= SMALL_BYTES:
-        # Most definitions and results: numpy is not imported for them.
-        bare = b"".join(_without_strings(encoded, part_bytes, _OTHER))
-        yield max(accumulate(map(_SIGNED.__getitem__, bare.translate(_STEPS))), default=0)
+        # All but huge lists and results: numpy is not imported for them.
+        level = 0
+        for bare in _without_strings(encoded, min(part_bytes, SMALL_PART_BYTES), _OTHER):
+            levels = list(accumulate(map(_SIGNED.__getitem__, bare.translate(_STEPS)), initial=level))
+            level = levels[-1]
+            yield max(levels)
         return
     for _, levels in _parts(encoded, part_bytes):
         yield int(levels.max(initial=0))
