@@ -16,10 +16,9 @@ from itertools import chain, islice, pairwise
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
-import yaml
-
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.later import yaml
 
 FRONT_MATTER_LIMIT: Final = 16 * 1024
 """Characters in which the closing line must come: more than any tool writes, and quickly parsed."""

@@ -17,7 +17,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
-import yaml
 
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.front_matter import (
@@ -32,6 +31,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import SERVER_KEY
 from mcp_context_proxy.protocol.strangers import clean_json, named, one_line, quoted
 from mcp_context_proxy.protocol.validation import nests_deeper
+from mcp_context_proxy.system.later import yaml
 
 MANIFEST: Final = "SKILL.md"
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.system.later import np
 
-Matrix: TypeAlias = NDArray[np.float32]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Matrix: TypeAlias = "NDArray[np.float32]"
 """Shape [texts, dimensions], every row with L2 norm 1."""
 
 NORM_TOLERANCE = 1e-3

@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from mcp_context_proxy.config import Config, EmbeddingConfig
 from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, EmbeddingModel, Matrix, are_unit, unit_rows
 from mcp_context_proxy.embedding.folder import (
@@ -41,9 +39,11 @@ from mcp_context_proxy.embedding.folder import (
     model_of,
     read_folder,
 )
+from mcp_context_proxy.embedding.shipped_vectors import shipped_vectors
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import VectorStore
+from mcp_context_proxy.system.later import np
 
 BULK_THREADS = 2
 """Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two
@@ -67,9 +67,9 @@ ERRORS_ONLY = 3
 """onnxruntime's severity; its warnings are about hardware the proxy does not use."""
 UNSIGNED_WEIGHTS = "session.x64quantprecision"
 """onnxruntime's option that makes signed weights unsigned on x86 without VNNI, where products saturate."""
-MATRIX_TILES = "amx_int8"
-"""A processor with these multiplies signed weights exactly, three times as fast as unsigned ones; there the
-option would only slow it down (seen with onnxruntime 1.31)."""
+EXACT_PRODUCTS = ("amx_int8", "avx512_vnni", "avx_vnni")
+"""Features of processors that multiply signed weights exactly, and two (VNNI) or three times (AMX) as fast as
+unsigned ones: there the option would only slow a run down. The vectors are the same bytes."""
 
 
 _loaded: WeakValueDictionary[ModelFolder, OnnxModel] = WeakValueDictionary()
@@ -182,7 +182,7 @@ def open_session(path: Path, optimised: bool = False) -> Any:
         processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         processor = ""  # not Linux
-    if MATRIX_TILES not in processor:
+    if not any(feature in processor for feature in EXACT_PRODUCTS):
         # The optimiser applies this option, so it must run.
         options.add_session_config_entry(UNSIGNED_WEIGHTS, "1")
     elif optimised:
@@ -392,7 +392,8 @@ class CachedEmbedder:
     """Embeds texts of the catalog, each once per model: later its vector comes from the store.
 
     A text is found by its hash. A stored vector is used only if the model can have made it (length, finite,
-    norm 1); anything else, and anything that the store fails to give, is computed again.
+    norm 1). For anything else, and for anything that the store fails to give, the package may have the vector
+    (`shipped_vectors`); what it lacks is computed.
     """
 
     def __init__(self, model: LazyModel, store: VectorStore) -> None:
@@ -424,6 +425,9 @@ class CachedEmbedder:
             usable = are_unit(list(found.values()), model.dimensions)
             vectors = {key: vector for (key, vector), ok in zip(found.items(), usable, strict=True) if ok}
             missing = [key for key in distinct if key not in vectors]
+            if missing and (shipped := shipped_vectors(model.model_id)) is not None:
+                vectors |= shipped.get(missing)
+                missing = [key for key in missing if key not in vectors]
             report(len(vectors), len(distinct))
             for start in range(0, len(missing), BATCH):
                 if cancelled():

@@ -18,7 +18,6 @@ from typing import TypeVar, cast
 
 import httpx2
 import msgspec
-import numpy as np
 
 from mcp_context_proxy.config import EmbeddingConfig, Limits, RerankConfig
 from mcp_context_proxy.config.secrets import Redactor
@@ -26,6 +25,7 @@ from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.later import np
 
 T = TypeVar("T")
 

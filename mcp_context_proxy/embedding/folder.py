@@ -115,7 +115,7 @@ def _read_built(path: Path, settings: EmbeddingConfig, remedy: str) -> ModelFold
         raise ModelError(path, "the file is damaged: it is not a manifest", remedy) from e
     for file, expected in sha256.items():
         with _readable(directory / file, remedy):
-            actual = _digest(directory / file)
+            actual = digest(directory / file)
         if actual != expected:
             reason = f"the file is damaged: sha256 {actual[:12]}..., expected {expected[:12]}..."
             raise ModelError(directory / file, reason, remedy)
@@ -153,7 +153,7 @@ def _read_exported(directory: Path, settings: EmbeddingConfig) -> ModelFolder:
     # Weights over 2 GB lie beside the graph, as model.onnx_data or model.onnx.data.
     for file in (tokenizer, graph, *sorted(graph.parent.glob(graph.name + "[_.]data*"))):
         with _readable(file):
-            content += _digest(file)
+            content += digest(file)
     name = f"{directory.resolve().name}@{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     return ModelFolder(
         model_id=_with_settings(name, max_tokens, pooling, passage_prefix),
@@ -250,7 +250,8 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a regular file, in hexadecimal digits; raises `OSError`."""
     _require_regular_file(path)
     hashed, block = hashlib.sha256(), bytearray(BLOCK)
     with path.open("rb", buffering=0) as file:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Self
 
-import numpy as np
-
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embedder import Matrix
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.system.later import np
 
 
 class Embeddings:

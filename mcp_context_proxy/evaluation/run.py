@@ -19,17 +19,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.evaluation.data import EvalQuery, Need, read_lines
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
 """Searches consider tools only: the proxy searches documents apart."""

@@ -17,10 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-import yaml
-
 from mcp_context_proxy.config.source import plain_json, read_yaml, toml_lines, without_comments
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.system.later import yaml
 
 Form: TypeAlias = Literal["json", "toml", "yaml"]
 Place: TypeAlias = tuple[str, ...]

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.config import InteractionsConfig
 from mcp_context_proxy.embedding.embedder import is_unit
@@ -29,6 +26,10 @@ from mcp_context_proxy.retrieval.scoring import (
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore, InteractionVector
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 READ_AT_ONCE: Final = 1_000
 """Interactions or embeddings that are read at once, some MB: others who use the store wait some milliseconds
@@ -73,17 +74,15 @@ message, 29 find it among five with 0.4 and 0.5, at 3.5 and 2.3 results each; wi
 
 _EDGES: Final = "\"'`()[]{}<>,;:!?.“”"
 
-_FACTS = np.dtype(
-    [
-        ("id", "i8"),
-        ("time", "f8"),
-        ("agent", "i4"),
-        ("type", "i4"),
-        ("same", "i8"),
-        ("row", "i4"),
-        ("there", "?"),
-    ]
-)
+_FACTS: Final = [
+    ("id", "i8"),
+    ("time", "f8"),
+    ("agent", "i4"),
+    ("type", "i4"),
+    ("same", "i8"),
+    ("row", "i4"),
+    ("there", "?"),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,19 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Signal(StrEnum):

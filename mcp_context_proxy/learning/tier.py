@@ -11,11 +11,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
-import numpy as np
-from numpy.typing import NDArray
 
 from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
@@ -25,8 +23,12 @@ from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairIndex, PairUpdates,
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, PairId, StatisticsStore
+from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
 from msgspec import Raw
-from numpy.typing import NDArray
 
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """Least severe first."""
@@ -151,6 +154,12 @@ def _is(raw: Raw | None, kind: str) -> bool:
 PART_BYTES: Final = 1 << 20
 """Bytes measured at a time, in some 5 ms; measuring takes a few times this memory."""
 
+SMALL_BYTES: Final = 1 << 20
+"""Size up to which brackets are counted without numpy, in the same time where the JSON is a list of tools."""
+
+SMALL_PART_BYTES: Final = 1 << 16
+"""Bytes of them that are counted at a time, in at most 5 ms."""
+
 MESSAGE_VALUES: Final = 1_000_000
 """Values in one message: more than any model reads, and as many as are passed over in 10 ms."""
 
@@ -163,9 +172,10 @@ _UNMARKED: Final = bytes(set(range(256)) - set(b'"[{, \t\r\n'))
 _MARKS: Final = b",[{"
 _BLANKS: Final = b" \t\r\n"
 _STRING: Final = re.compile(rb'"[^"]*"')
-_STEPS: Final = np.zeros(256, np.int8)
-_STEPS[list(b"[{")] = 1
-_STEPS[list(b"]}")] = -1
+_STEPS: Final = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
+"""Levels by which each byte goes deeper, as signed bytes."""
+_SIGNED: Final = (*range(128), *range(-128, 0))
+"""The number that each signed byte means."""
 _COMMA: Final = ord(",")
 _QUOTE: Final = ord('"')
 
@@ -196,7 +206,7 @@ def without_depths(encoded: bytes, part_bytes: int = PART_BYTES) -> bytes | None
         # Escapes become spaces, which leave everything in its place.
         marks = np.frombuffer(part.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
         strings = (np.cumsum(marks == _QUOTE, dtype=np.int32) + np.int32(inside)) & 1
-        steps = _STEPS[marks] * (strings == 0)
+        steps = np.frombuffer(_STEPS, np.int8)[marks] * (strings == 0)
         levels = np.cumsum(steps, dtype=np.int32) + np.int32(depth)
         begins += (start + np.flatnonzero((steps == 1) & (levels == READABLE_LEVELS + 1))).tolist()
         ends += (start + np.flatnonzero((steps == -1) & (levels == READABLE_LEVELS))).tolist()
@@ -227,6 +237,14 @@ def holds_more(encoded: bytes, limit: int) -> bool:
 
 def deepest(encoded: bytes, part_bytes: int = PART_BYTES) -> Iterator[int]:
     """Yield the deepest level of objects and arrays in each part of valid JSON."""
+    if len(encoded) <= SMALL_BYTES:
+        # All but huge lists and results: numpy is not imported for them.
+        level = 0
+        for bare in _without_strings(encoded, min(part_bytes, SMALL_PART_BYTES), _OTHER):
+            levels = list(accumulate(map(_SIGNED.__getitem__, bare.translate(_STEPS)), initial=level))
+            level = levels[-1]
+            yield max(levels)
+        return
     for _, levels in _parts(encoded, part_bytes):
         yield int(levels.max(initial=0))
 
@@ -248,7 +266,8 @@ def holds_too_much(encoded: bytes, part_bytes: int = PART_BYTES) -> bool:
 
     Whoever decodes it holds the interpreter, and so everybody else, as long as it takes.
     """
-    if not _seems_to_hold_too_much(encoded, part_bytes):
+    # No byte counts for more than one value.
+    if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded, part_bytes):
         return False
     weight = 0
     for bare in _without_strings(encoded, part_bytes, _UNMARKED):
@@ -277,7 +296,7 @@ def _parts(encoded: bytes, part_bytes: int) -> Iterator[tuple[NDArray[np.uint8],
     depth = 0
     for bare in _without_strings(encoded, part_bytes, _OTHER):
         marks = np.frombuffer(bare, np.uint8)
-        levels = np.cumsum(_STEPS[marks], dtype=np.int32) + np.int32(depth)
+        levels = np.cumsum(np.frombuffer(_STEPS, np.int8)[marks], dtype=np.int32) + np.int32(depth)
         if len(levels):
             depth = int(levels[-1])
         yield marks, levels

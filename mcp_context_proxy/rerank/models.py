@@ -16,7 +16,6 @@ from typing import Any, Final
 import anyio
 import httpx2
 import msgspec
-import numpy as np
 
 from mcp_context_proxy.config import Limits, RerankConfig
 from mcp_context_proxy.embedding.embeddings import (
@@ -31,6 +30,7 @@ from mcp_context_proxy.embedding.folder import TOKENIZER, graph_of, max_tokens_o
 from mcp_context_proxy.errors import ModelError, RerankError
 from mcp_context_proxy.rerank.reranker_model import ANSWER_TOKENS, SYSTEM, CandidateItem, Question
 from mcp_context_proxy.system import threads
+from mcp_context_proxy.system.later import np
 
 ANSWER_BYTES: Final = 256 * 1024
 """Limit of a response: some numbers, and the thoughts of a model that thinks aloud."""

@@ -12,12 +12,13 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _VERBS: Final = {
     "read": "get list read fetch show describe view retrieve inspect check count",
@@ -76,7 +77,6 @@ _COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
 """Words before an order that say nothing about it, beside stop words."""
 
 _WORD = re.compile(r"[A-Za-z]+")
-_NOTHING: Final = np.zeros(len(ACTIONS), np.float32)
 
 
 def action_of(name: str) -> int:
@@ -103,7 +103,8 @@ def opening_match(order: str) -> re.Match[str] | None:
 
 def wanted(order: str) -> NDArray[np.float32]:
     """Return what is added to the score of a tool for its action, by position in `ACTIONS`."""
-    return _additions().get(opening(order), _NOTHING)
+    found = _additions().get(opening(order))
+    return np.zeros(len(ACTIONS), np.float32) if found is None else found
 
 
 @cache

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Any, Generic, TypeAlias, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from mcp_context_proxy.retrieval.item_metadata import Fields
 from mcp_context_proxy.retrieval.text import terms
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 K1 = 1.2
 """Saturation: the lower, the sooner repetitions stop counting. 0.6 to 2 moved recall by less than a point."""
@@ -35,12 +36,12 @@ by less than a point."""
 
 FIELDS = tuple(field.name for field in fields(Fields))
 
-WEIGHTS = np.array([2.0, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0, 0.5, 0.5, 1.0], dtype=np.float32)
+WEIGHTS: Final = (2.0, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0, 0.5, 0.5, 1.0)
 """By field: name, description, parameter names, parameter descriptions, server; body of a document; title,
 values of parameters, labels and use cases. On 428 requests for 33 real lists, titles change nothing beyond
 chance, with 1 or 2; values gain 0.2 points of recall@5 with 0.5, and take half a point of recall@1 with 1."""
 
-MAX_COUNT = np.array([5, 5, 5, 5, 5, 65_535, 5, 5, 5, 5])
+MAX_COUNT: Final = (5, 5, 5, 5, 5, 65_535, 5, 5, 5, 5)
 """Highest count of one term, by field. A description that repeats the names of other tools a thousand times
 would otherwise come before them: its repetitions count for more than its length counts against it. Six public
 sets have the same recall@5 with 5 as without a bound; with 3 one has 0.4 points less. A document may repeat a
@@ -50,7 +51,7 @@ ITEMS_A_GROUP = 4_096
 """Items whose counts are sorted together: a changed item costs 10 ms, and a query of 100,000 items looks at
 25 groups."""
 
-Small: TypeAlias = NDArray[np.integer[Any]]
+Small: TypeAlias = "NDArray[np.integer[Any]]"
 """Numbers of which there are very many, in the shortest type that has room for them."""
 
 
@@ -172,8 +173,9 @@ class LexicalIndex:
             totals = totals - suspected.sum(axis=0, dtype=np.float64)
         average = np.maximum(totals / np.maximum(having, 1), 1.0)
         norms = np.empty((int(self.firsts[-1]), len(FIELDS)), np.float32)
+        weights = np.array(WEIGHTS, np.float32)
         for group, first in self._placed_groups():
-            norms[first : first + group.size] = WEIGHTS / (1 - B + B * group.whole.lengths / average)
+            norms[first : first + group.size] = weights / (1 - B + B * group.whole.lengths / average)
         return norms.ravel()
 
     def _weighted_counts(
@@ -275,7 +277,7 @@ def count_terms(items: Iterable[Fields]) -> TermCounts:
     cells = np.repeat(np.arange(by_field.size) * max(vocabulary.size, 1), by_field.ravel())
     both, counts = np.unique(cells + numbered, return_counts=True)
     cells, numbered = np.divmod(both, max(vocabulary.size, 1))
-    counts = np.minimum(counts, MAX_COUNT[cells % len(FIELDS)])
+    counts = np.minimum(counts, np.array(MAX_COUNT)[cells % len(FIELDS)])
     return TermCounts(
         np.searchsorted(cells, np.arange(len(by_field) + 1) * len(FIELDS)),
         vocabulary,

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.query_scores import (
@@ -21,6 +19,7 @@ from mcp_context_proxy.retrieval.query_scores import (
     first_vectors,
     younger,
 )
+from mcp_context_proxy.system.later import np
 
 BLOCK: Final = 256
 """Tools that are compared with all others at a time."""

@@ -11,10 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeVar
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
@@ -26,6 +23,10 @@ from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
 from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import Calibration, count_selected
 from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PLACES_BEFORE_SUSPECTS = 5
 """Places of other tools before suspected ones, even where fewer would have been selected: they must not

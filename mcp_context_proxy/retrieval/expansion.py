@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import ModelError
@@ -20,6 +17,10 @@ from mcp_context_proxy.items import Item, Kind, Snapshot
 from mcp_context_proxy.retrieval.index import Index, item_key
 from mcp_context_proxy.retrieval.text import chunks
 from mcp_context_proxy.retrieval.vectors import DenseIndex
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CHUNKS_COMPARED = 5
 """Chunks of an item that are compared; nearly every tool has fewer, a long document has some of anything."""

@@ -10,10 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
@@ -23,6 +20,10 @@ from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, su
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.retrieval.text import identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 KINDS = tuple(Kind)
 

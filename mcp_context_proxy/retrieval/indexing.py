@@ -18,8 +18,6 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import TypeAlias, TypeVar
 
-import numpy as np
-
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Snapshot, Source, Tool, Vector
@@ -39,6 +37,7 @@ from mcp_context_proxy.retrieval.item_metadata import Fields, item_text, metadat
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.text import identifier_words, name_key, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
+from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import trim_now
 
 READING_SECONDS = 0.7

@@ -13,14 +13,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Suspicion: TypeAlias = Literal["requests", "names"]
 """``requests``: the descriptions speak as a user does; ``names``: names and descriptions have no words in

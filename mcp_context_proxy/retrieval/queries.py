@@ -14,10 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, wanted
 from mcp_context_proxy.retrieval.spelling import WordList, correction
@@ -35,6 +32,10 @@ from mcp_context_proxy.retrieval.text import (
     terms,
     words,
 )
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 QUERY_LIMIT = 8_192
 """Characters of a query that are used."""
@@ -321,7 +322,7 @@ def read_query(
     added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
     for term in added:
         weights.setdefault(term, SYNONYM_SHARE)
-    parts = dict[str, NDArray[np.float32]]()
+    parts: dict[str, NDArray[np.float32]] = {}
     for start, end in needs:
         added_for = wanted(_uncarried(whole, start, end, carried))
         parts |= {chunk: added_for for chunk in chunks(whole[start:end]) if len(parts) < QUERY_NEEDS}

@@ -9,10 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeVar
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.bm25 import K1
@@ -37,6 +34,10 @@ from mcp_context_proxy.retrieval.scoring import (
 )
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, name_key, terms
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SEVERAL_SENTENCES = 2
 """Texts of a query above which it has more than one sentence: a single sentence gives the query and

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import Final, Literal, Protocol, TypeAlias, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
 from mcp_context_proxy.items import Item, Tool, ToolKey
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Method: TypeAlias = Literal["hybrid", "dense", "lexical", "rrf"]
 """Scoring method. The proxy uses ``hybrid``, and ``lexical`` where there is no model; the others are

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from functools import cache
 from math import isinf
 from pathlib import Path
-from typing import Literal, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval.results import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best
+from mcp_context_proxy.system.later import np
 
-LEXICAL_FACTOR = np.float32(0.02)
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEXICAL_FACTOR: Final = 0.02
 """Worth of one point of BM25F in cosine. It was 0.025 for the published model; for the trained one 0.02 gains
 a point of recall@1, and with less, requests with several needs lose."""
 
@@ -41,12 +42,12 @@ NEED_CANDIDATES = 30
 NEED_CANDIDATES_OF_A_SENTENCE = 5
 """Items of each sentence that are considered beside the best of the whole query."""
 
-NEED_COSINE = np.float32(0.4)
+NEED_COSINE: Final = 0.4
 """Cosine from which a sentence asks for something at all: below it are courtesies, or where a file is. The
 lowest that took nothing from five of six public sets; on the sixth, whose queries are long, recall@5 rises by
 2 points and complete@5 by 6. From 0.35 down another set loses."""
 
-NEED_STEP = np.float32(10**-DECIMALS)
+NEED_STEP: Final = 10**-DECIMALS
 """Distance by which a raised score stays below the one above it."""
 
 MATCH = 0.3
@@ -100,7 +101,7 @@ TOOLS_UNIT = 127
 """Number that stands for 1 in the stored vectors of tools."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Background:
     """Vectors that the catalog is compared with to tell whether it has anything that is meant."""
 
@@ -108,6 +109,22 @@ class Background:
     """Vectors of general requests, one a row."""
     tools: NDArray[np.float32]
     """Vectors of tools of other catalogs."""
+
+
+class PackagedBackground(Background):
+    """The same by a packaged model, read from the package at their first use."""
+
+    def __init__(self, model: str) -> None:
+        object.__setattr__(self, "_model", model)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "requests":
+            requests: NDArray[np.float16] = np.load(BACKGROUND / f"{self._model}.npy")
+            object.__setattr__(self, name, requests.astype(np.float32))
+        elif name == "tools":
+            tools: NDArray[np.int8] = np.load(BACKGROUND / f"{self._model}.tools.npy")
+            object.__setattr__(self, name, tools.astype(np.float32) / np.float32(TOOLS_UNIT))
+        return object.__getattribute__(self, name)
 
 
 Calibration: TypeAlias = float | Background | Literal["anything"]
@@ -221,7 +238,7 @@ def boost_uncovered_sentences(
         gains = np.maximum(cosines - covered[:, None], 0)
         worth = np.where(left, plain + gains.max(axis=0), -np.inf)
         place = int(worth.argmax())
-        above = min(np.float32(worth[place]), above - NEED_STEP)
+        above = min(np.float32(worth[place]), above - np.float32(NEED_STEP))
         raised[candidates[place]] = max(above, plain[place])
         if raised[candidates[place]] > plain[place]:
             boosted_by[int(candidates[place])] = int(gains[:, place].argmax())
@@ -306,6 +323,4 @@ def calibration_for(embedding: EmbeddingConfig) -> Calibration:
 @cache
 def packaged_background(model: str = PACKAGED_MODELS[0]) -> Background:
     """Return the background by a packaged model."""
-    requests: NDArray[np.float16] = np.load(BACKGROUND / f"{model}.npy")
-    tools: NDArray[np.int8] = np.load(BACKGROUND / f"{model}.tools.npy")
-    return Background(requests.astype(np.float32), tools.astype(np.float32) / np.float32(TOOLS_UNIT))
+    return PackagedBackground(model)

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 SHORTEST = 4
 """Letters of the shortest word that is corrected: a shorter one has too many neighbours."""

@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator
 from functools import cache, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.protocol.strangers import normalized
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _ENGLISH = (
     "a about all also am an and any are as at be been being but by can could did do does for from had has "

@@ -15,11 +15,13 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from mcp_context_proxy.items import Vector
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 DECIMALS = 6
 """Cosines are rounded to it: lower digits are noise and must not break ties."""

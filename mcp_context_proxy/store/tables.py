@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store.sqlite import Tables, forget_old, put_rows
 from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.system.later import np
 
-STORED: Final = np.dtype("<f4")
-"""Little-endian everywhere, so that a store can move between machines."""
+STORED: Final = "<f4"
+"""Type of each number, little-endian everywhere, so that a store can move between machines."""
+STORED_BYTES: Final = 4
 
 
 class VectorStore(Tables):
@@ -59,7 +59,7 @@ def _checksum(model_id: str, key: bytes | None, blob: bytes) -> int:
 
 def is_vector(blob: object) -> bool:
     """Return whether a blob is an array of float32."""
-    return isinstance(blob, bytes) and len(blob) % STORED.itemsize == 0
+    return isinstance(blob, bytes) and len(blob) % STORED_BYTES == 0
 
 
 def encoded_vector(vector: Vector) -> bytes:

@@ -57,7 +57,7 @@ def test_the_folders_are_in_the_order_of_their_imports(how_it_works):
 
 
 def test_the_formula_has_the_numbers_of_the_code(ranking):
-    weights = dict(zip(bm25.FIELDS, bm25.WEIGHTS.tolist(), strict=True))
+    weights = dict(zip(bm25.FIELDS, bm25.WEIGHTS, strict=True))
 
     assert f"+ {scoring.LEXICAL_FACTOR:g} * BM25F" in ranking.text
     assert f"k1 = {bm25.K1:g}, b = {bm25.B:g}" in ranking.text

@@ -1,0 +1,69 @@
+"""What a proxy over stdio has imported after its start, a list and a call: nothing that only a search needs.
+
+Names are looked at, not times. Python itself reports each import on stderr.
+"""
+
+import gzip
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.proxies import real_command
+from support.servers import TOOLS, Workshop
+from support.wires import stdio
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(sys.platform == "win32", reason="its stdio front is the SDK's"),
+]
+
+REPORT = {"PYTHONPROFILEIMPORTTIME": "1"}
+IMPORTED = re.compile(r"^import time:[^|]*\|[^|]*\|\s*(\S+)$", re.MULTILINE)
+
+FOR_SEARCHES = ("numpy", "onnxruntime", "tokenizers")
+FOR_DOCUMENTS = ("yaml",)
+FOR_TERMINALS = ("rich", "prometheus_client")
+
+
+@pytest.fixture(scope="module")
+async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[set[str], set[str]]]:
+    """The modules imported until a call was answered, and those that a search added."""
+    folder = tmp_path_factory.mktemp("imports")
+    workshop = Workshop(folder)
+    plain = folder / "github.tools.json"
+    plain.write_bytes(gzip.decompress((TOOLS / "github.json.gz").read_bytes()))
+    workshop.server("github", tools_file=str(plain), ledger=None)
+    config = workshop.config(store={"path": "store.db"}, expose={"mode": "all"})
+    log = folder / "stderr"
+    with log.open("wb") as stderr:
+        async with stdio(real_command(config), env=REPORT, stderr=stderr) as client:
+            await client.until_listed("github__create_issue")
+            assert "isError" not in await client.call("github__create_issue", {})
+            before = imported(log)
+            await client.call("search_available_tools", {"query": "open a bug report"})
+            after = imported(log)
+    yield before, after - before
+    workshop.close()
+
+
+def imported(log: Path) -> set[str]:
+    return set(IMPORTED.findall(log.read_text(encoding="utf-8", errors="replace")))
+
+
+@pytest.mark.parametrize("name", [*FOR_SEARCHES, *FOR_DOCUMENTS, *FOR_TERMINALS])
+async def test_a_list_and_a_call_import_nothing_that_they_do_not_use(
+    used: tuple[set[str], set[str]], name: str
+) -> None:
+    before, _ = used
+
+    assert "mcp_context_proxy.server.tools_call" in before
+    assert [module for module in before if module == name or module.startswith(f"{name}.")] == []
+
+
+async def test_the_first_search_imports_the_rest(used: tuple[set[str], set[str]]) -> None:
+    _, later = used
+
+    assert {"onnxruntime", "tokenizers"} <= later
+    assert any(module.startswith("numpy.") for module in later)
