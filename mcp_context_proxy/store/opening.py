@@ -18,18 +18,19 @@ import platformdirs
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.approvals import ApprovalStore
+from mcp_context_proxy.store.coordination import LeaseStore, WorkingSetStore
+from mcp_context_proxy.store.database import Database, StoreUnavailableError
 from mcp_context_proxy.store.interactions import InteractionStore
+from mcp_context_proxy.store.learned import LearnedStore
 from mcp_context_proxy.store.sqlite import (
     MEMORY,
     ReopeningConnection,
+    SqliteDatabase,
     StoreDamagedError,
-    StoreDatabase,
-    StoreUnavailableError,
     open_connection,
 )
 from mcp_context_proxy.store.statistics import StatisticsStore
 from mcp_context_proxy.store.tables import (
-    LearnedStore,
     ListingStore,
     RequestStore,
     ToolSessionStore,
@@ -55,7 +56,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 class Store:
     """An open store: its tables, and its path."""
 
-    def __init__(self, database: StoreDatabase, path: Path | None = None, warning: str | None = None) -> None:
+    def __init__(self, database: Database, path: Path | None = None, warning: str | None = None) -> None:
         self.database, self.path = database, path
         """The path is None when nothing is kept."""
         self.warning = warning
@@ -68,6 +69,8 @@ class Store:
         self.tool_sessions = ToolSessionStore(database)
         self.interactions = InteractionStore(database)
         self.approvals = ApprovalStore(database)
+        self.working_sets = WorkingSetStore(database)
+        self.leases = LeaseStore(database)
 
     def __enter__(self) -> Self:
         return self
@@ -107,12 +110,12 @@ def open_store(path: Path | Literal["memory"] | None = None) -> Store:
         warning = f"store {file} cannot be used: {e.reason}. Nothing is kept after this run"
         logger.warning("%s.", warning)
         return _in_memory(warning)
-    return Store(StoreDatabase(writing, reading), file, opener.warning)
+    return Store(SqliteDatabase(writing, reading), file, opener.warning)
 
 
 def _in_memory(warning: str | None) -> Store:
     connection = ReopeningConnection(MEMORY, partial(open_connection, MEMORY))
-    return Store(StoreDatabase(connection, connection), warning=warning)
+    return Store(SqliteDatabase(connection, connection), warning=warning)
 
 
 class _Opener:
