@@ -39,6 +39,7 @@ from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval.results import Support
 from mcp_context_proxy.store import (
     DAY,
+    PAIRS,
     BatchWriter,
     LearnedStore,
     Pair,
@@ -265,9 +266,10 @@ class LearnedTier:
             known = self._known
             if known is None:
                 return
-            changes = self._store.changes(known.revision)
-            if changes.revision != known.revision:
-                self._known = known.changed(self._usable(changes))
+            if self._store.may_have_changed(PAIRS):
+                changes = self._store.changes(known.revision)
+                if changes.revision != known.revision:
+                    self._known = known.changed(self._usable(changes))
             outdated, self._outdated = self._outdated, []
             self._remove(outdated)
             if self._clock() - self._pruned_at >= DAY:

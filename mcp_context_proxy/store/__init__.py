@@ -10,7 +10,7 @@ from mcp_context_proxy.store.approvals import (
 )
 from mcp_context_proxy.store.batch_writer import BatchWriter
 from mcp_context_proxy.store.coordination import Lease, LeaseStore, WorkingSetStore
-from mcp_context_proxy.store.database import StoreUnavailableError
+from mcp_context_proxy.store.database import APPROVALS, PAIRS, StoreUnavailableError
 from mcp_context_proxy.store.interactions import (
     Interaction,
     InteractionScope,
@@ -50,11 +50,13 @@ from mcp_context_proxy.store.tables import (
 )
 
 __all__ = [
+    "APPROVALS",
     "APPROVED",
     "DAY",
     "DECAY_PER_DAY",
     "HOUR",
     "IN_MEMORY",
+    "PAIRS",
     "Additions",
     "ApprovalRecord",
     "ApprovalRow",

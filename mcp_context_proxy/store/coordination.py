@@ -93,9 +93,7 @@ class WorkingSetStore(Tables):
                 (day, budget, encoded),
             )
             transaction.next_revision(WORKING_SET)
-            transaction.forget_old(
-                "working_sets", ("day", "budget"), by="day", before=0, keep=WORKING_SETS_KEPT
-            )
+            transaction.forget_old("working_sets", ("day", "budget"), by="day", keep=WORKING_SETS_KEPT)
             query = "SELECT tools FROM working_sets WHERE day = ? AND budget = ?"
             (tools,) = transaction.execute(query, (day, budget)).fetchone()
         return _decoded(tools) or dict(chosen)

@@ -146,6 +146,8 @@ class Database(ABC):
     def __init__(self, replica: str = "") -> None:
         """Name the rows of this process; those of all processes that share a file are one."""
         self.replica = replica
+        self.place: str | None = None
+        """Address of the database, without its secrets; None for a file, and in memory."""
         self.writer = uuid.uuid4().hex
         """Id of this process in the batches that it writes."""
 
@@ -171,9 +173,25 @@ class Database(ABC):
     def version(self) -> int:
         """Return a number that changes when another process has written."""
 
+    def may_have_changed(self, area: str) -> bool:
+        """Return whether an area may have changed since this was asked before; in doubt, it may."""
+        return True
+
     @abstractmethod
     def now(self) -> float:
         """Return the time on the clock of the database, in seconds since 1970: all replicas share it."""
+
+    def migrate(self) -> tuple[int, int]:
+        """Bring the schema to this version; return the version before and after."""
+        version = self.schema_version()
+        return version, version
+
+    @abstractmethod
+    def schema_version(self) -> int:
+        """Return the version of the schema."""
+
+    def go_on_counting(self) -> None:  # noqa: B027 - only some databases need it
+        """Have ids go on after the greatest, when rows with ids were written."""
 
     @abstractmethod
     def overwrite_deleted(self) -> None:
@@ -212,6 +230,10 @@ class Tables:
     def version(self) -> int:
         """Return a number that changes when another process has changed the store."""
         return self._database.version()
+
+    def may_have_changed(self, area: str) -> bool:
+        """Return whether looking at an area is worth while since this was asked before."""
+        return self._database.may_have_changed(area)
 
 
 def columns_of(row: type[Any]) -> list[str]:

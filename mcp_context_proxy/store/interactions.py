@@ -10,6 +10,7 @@ from typing import Any
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store.database import INTERACTIONS, Tables
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
+from mcp_context_proxy.system.process import time_of_day
 
 TOMBSTONE_SECONDS = 86_400.0
 """Time for which the ids of forgotten interactions are kept: nobody sends one again so late."""
@@ -143,10 +144,10 @@ class InteractionStore(Tables):
         )
 
     def get(self, ids: Sequence[int]) -> list[Interaction]:
-        """Return the interactions by some ids that are still there, in any order."""
+        """Return the interactions by some ids that are still there, by id."""
         columns = "agent_name, interaction_type, content, time, id"
         rows = self._database.rows_of_keys(f"SELECT {columns} FROM interactions WHERE id IN", ids)
-        return [Interaction(*row) for row in rows]
+        return sorted((Interaction(*row) for row in rows), key=lambda one: one.id)
 
     def equal(self, rows: Sequence[Interaction]) -> set[Interaction]:
         """Return those of some interactions, with id 0, that are kept already."""
@@ -183,7 +184,7 @@ class InteractionStore(Tables):
         return self._deleted(" WHERE id = ?", [interaction]) == 1
 
     def _deleted(self, where: str, parameters: list[Any]) -> int:
-        now = self._database.now()
+        now = time_of_day()
         with self._database.transaction(INTERACTIONS) as transaction:
             revision = transaction.next_revision(INTERACTIONS)
             # Whoever sends one of them again did not hear that it was kept; it stays forgotten.

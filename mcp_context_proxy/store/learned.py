@@ -16,6 +16,7 @@ from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store.database import PAIRS, Tables, Transaction
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
+from mcp_context_proxy.system.process import time_of_day
 
 _KEY: Final = ("owner", "key", "server", "tool")
 _COLUMNS: Final = (
@@ -162,7 +163,7 @@ class LearnedStore(Tables):
         rows = [(pair.owner, pair.key, *pair.tool) for pair in pairs]
         if not rows:
             return
-        now = self._database.now()
+        now = time_of_day()
         with self._database.transaction(PAIRS) as transaction:
             if revision is not None:
                 changed = "SELECT owner, key, server, tool FROM learned WHERE revision > ?"
@@ -172,7 +173,7 @@ class LearnedStore(Tables):
 
     def forget_tools(self, tools: Iterable[ToolKey]) -> None:
         """Forget all pairs of some tools."""
-        now = self._database.now()
+        now = time_of_day()
         with self._database.transaction(PAIRS) as transaction:
             query = "SELECT owner, key, server, tool FROM learned WHERE server = ? AND tool = ?"
             rows = [tuple(row) for tool in tools for row in transaction.execute(query, tool).fetchall()]
@@ -180,7 +181,7 @@ class LearnedStore(Tables):
 
     def forget_uses(self) -> None:
         """Forget uses and tombstones that are too old or too many: nobody sends such a use again."""
-        since = self._database.now() - REMEMBERED_DAYS * DAY
+        since = time_of_day() - REMEMBERED_DAYS * DAY
         with self._database.transaction(PAIRS) as transaction:
             transaction.forget_old("uses", ("id",), before=since, keep=USES_KEPT)
             transaction.execute("DELETE FROM tombstones WHERE area = ? AND time < ?", (PAIRS, since))

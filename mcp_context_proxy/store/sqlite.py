@@ -86,6 +86,10 @@ class SqliteDatabase(Database):
         with self._logging_failures(), self._writing.acquire() as connection:
             return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
+    def schema_version(self) -> int:
+        """Return the version of the schema."""
+        return self.number("PRAGMA user_version")
+
     def now(self) -> float:
         """Return the time of the machine, on which all who use the file are."""
         return process.time_of_day()

@@ -18,6 +18,7 @@ import msgspec
 
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store.database import USAGE, Database, Tables, Transaction
+from mcp_context_proxy.system.process import time_of_day
 
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR
@@ -253,7 +254,7 @@ class StatisticsStore(Tables):
     ) -> None:
         """Add counts to those in the store, and replace searches of the same id; all or nothing."""
         database, number = self._database, self.next_batch() if batch is None else batch
-        now = database.now()
+        now = time_of_day()
         # Each replica has rows of its own, so they need not wait for each other, only for a roll-up.
         with database.transaction(USAGE, shared=True) as transaction:
             if not transaction.is_new(database.writer, USAGE, number, now):
@@ -267,7 +268,7 @@ class StatisticsStore(Tables):
     def roll_up(self, hours_before: float, days_before: float) -> None:
         """Turn hours before one moment into days, and forget the days before another."""
         # Whole days only: otherwise a report would count some hours twice, alone and as part of a day.
-        before, now = UsageSlot.of(hours_before, DAY).start, self._database.now()
+        before, now = UsageSlot.of(hours_before, DAY).start, time_of_day()
         with self._database.transaction(USAGE) as transaction:
             _TOOLS.roll_up(transaction, before, days_before)
             _SEARCHES.roll_up(transaction, before, days_before)
@@ -300,7 +301,7 @@ class StatisticsStore(Tables):
                 together[bucket] = together.get(bucket, 0) + count
         sums = self._database.rows(
             "SELECT owner, server, tool, SUM(calls), SUM(errors), SUM(timed), SUM(ms), SUM(result_bytes), "
-            f"MAX(last) {where} GROUP BY owner, server, tool",
+            f"MAX(last) {where} GROUP BY owner, server, tool ORDER BY owner, server, tool",
             (since,),
         )
         found: dict[str, dict[ToolKey, ToolUsage]] = defaultdict(dict)
@@ -341,7 +342,7 @@ class StatisticsStore(Tables):
 
     def definitions(self) -> list[DefinitionRow]:
         """Return the tools of the catalog when they were last counted."""
-        return self._database.read(DefinitionRow, "FROM definitions WHERE tokens >= 0")
+        return self._database.read(DefinitionRow, "FROM definitions WHERE tokens >= 0 ORDER BY server, tool")
 
     def put_definitions(self, server: str, rows: Sequence[DefinitionRow]) -> None:
         """Replace the tools of a server; the time at which one was first seen stays.

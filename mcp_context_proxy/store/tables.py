@@ -35,6 +35,8 @@ class VectorStore(Tables):
         """Keep vectors, all or none; another one under the same key is replaced."""
         blobs = [(key, encoded_vector(vector)) for key, vector in vectors.items()]
         rows = [(model_id, key, blob, _checksum(model_id, key, blob)) for key, blob in blobs]
+        # In one order, so that no two writers wait for each other.
+        rows.sort(key=lambda row: row[1] or b"")
         with self._database.transaction() as transaction:
             # A vector that is there already is not written again.
             transaction.executemany(
@@ -198,17 +200,19 @@ class ToolSessionStore(Tables):
         """Return the number of sessions since a time in which each tool was used."""
         rows = self._database.rows(
             "SELECT server, tool, COUNT(*), MAX(time) FROM tool_sessions WHERE time >= ? "
-            "GROUP BY server, tool",
+            "GROUP BY server, tool ORDER BY server, tool",
             (since,),
         )
         return [ToolSessions(*row) for row in rows]
 
     def tools(self) -> list[ToolKey]:
         """Return every tool that was used in a session."""
-        rows = self._database.rows("SELECT DISTINCT server, tool FROM tool_sessions")
+        rows = self._database.rows("SELECT DISTINCT server, tool FROM tool_sessions ORDER BY 1, 2")
         return [(server, tool) for server, tool in rows]
 
     def forget(self, tools: Iterable[ToolKey]) -> None:
         """Forget the sessions of some tools."""
         with self._database.transaction() as transaction:
             transaction.executemany("DELETE FROM tool_sessions WHERE server = ? AND tool = ?", list(tools))
+            # So is what was chosen from them today.
+            transaction.execute("DELETE FROM working_sets")

@@ -85,7 +85,7 @@ async def test_what_is_chosen_once_a_day_is_the_same_for_all_who_share_the_store
     with open_store(path) as store:
         store.statistics.put_definitions("s", [DefinitionRow("s", "a", "f", 10, 0.0)])
         assert running.choose(store, 100, clock)
-        store.tool_sessions.forget([("s", "a")])
+        store.tool_sessions.add([], 0.0, 0)
         assert not running.choose(store, 100, clock)
 
         clock.now += DAY / 4
