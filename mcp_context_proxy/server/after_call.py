@@ -129,7 +129,8 @@ class EndedCalls:
             return
         if self.usage is not None:
             failed = outcome is Outcome.FAILED
-            self.usage.called(tool.server, tool.name, seconds * 1000, failed, len(result))
+            ms, owner = seconds * 1000, caller.rights.owner
+            self.usage.called(tool.server, tool.name, ms, failed, len(result), owner)
         if self.log is not None:
             self.log.called(tool, params, caller, goal)
         if outcome is Outcome.SUCCEEDED:
@@ -151,7 +152,7 @@ class EndedCalls:
             self._audited(tool, params, caller, "not sent", "refused", "guards.secrets")
             return
         if self.usage is not None:
-            self.usage.called(tool.server, tool.name, ms, True, 0)
+            self.usage.called(tool.server, tool.name, ms, True, 0, caller.rights.owner)
         self._audited(tool, params, caller, "failed" if ms is not None else "not sent", "allowed", rule, ms)
 
     def refused(self, tool: Tool, params: Members, caller: Caller, rule: str) -> None:
@@ -197,11 +198,11 @@ class EndedCalls:
     def _attribute(
         self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None
     ) -> None:
-        # What one teaches ranks the results of all, so only an administrator's uses teach.
-        if (self.learn is None and self.used is None) or not caller.rights.admin:
+        if self.learn is None and self.used is None:
             return
-        principal = caller.principal
-        if self.in_session is not None:
+        # The uses of an administrator teach everybody's searches; those of others only their own.
+        principal, owner = caller.principal, caller.rights.owner
+        if self.in_session is not None and not owner:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._request_of(tool, session, principal)
         shows = context is not None and _shows(context, tool)
@@ -222,7 +223,7 @@ class EndedCalls:
             counted_as = session.id
         else:
             counted_as = f"request {context.id}" if context is not None else f"principal {principal}"
-        self.learn(Use(query, tool.key, signal, counted_as, tuple(shown)))
+        self.learn(Use(query, tool.key, signal, counted_as, tuple(shown), owner))
 
     def _request_of(
         self, tool: Tool, session: SessionContext | None, principal: str | None

@@ -85,6 +85,11 @@ class Principal:
     def __post_init__(self) -> None:
         object.__setattr__(self, "limited", self.servers is not None or self.classes is not None)
 
+    @property
+    def owner(self) -> str:
+        """Owner of the pairs that their uses teach, and of their counts: administrators share one, empty."""
+        return "" if self.admin else self.name or "unnamed"
+
     def reaches(self, server: str) -> bool:
         """Return whether they may reach a server."""
         return self.servers is None or server in self.servers
