@@ -300,6 +300,7 @@ class Proxy:
         """Run the proxy: start the servers without waiting for any, and stop everything on exit."""
         self.refresh.when_refreshed(self._index)
         await in_thread(self._choose_working_set)
+        await in_thread(self.contexts.presets.load)
         await self.refresh.load_listings()
         async with anyio.create_task_group() as group, self.search.reranker, self.fleet:
             group.start_soon(self.refresh.run)
@@ -349,6 +350,7 @@ class Proxy:
         if self.interactions is not None:
             self.interactions.configure(config)
         self.approvals.mode = config.approval.mode
+        self.gateway.profiles.configure(config)
         # Each of the other parts is reached only if a table that it reads has changed.
         if changed & {"expose", "limits"}:
             self.catalog.configure(config.expose, config.limits)

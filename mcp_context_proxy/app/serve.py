@@ -34,7 +34,7 @@ from mcp_context_proxy.system.process import (
 from mcp_context_proxy.system.threads import in_thread, load_sdk
 from mcp_context_proxy.trust.audit import audit_file
 from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
-from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
+from mcp_context_proxy.trust.tokens import ACTING, Principal, TokenBook, TokenFile, tokens_path
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -158,7 +158,7 @@ async def _stop_on_signal(
 ) -> None:
     await stop.wait()
     # Closed first, so that subscriptions end with a response and clients see no lost stream.
-    server.listen.close()
+    server.close_subscriptions()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
     # The servers stop while the front closes its connections.
     proxy.fleet.stop()
@@ -168,11 +168,14 @@ async def _stop_on_signal(
 logger = logging.getLogger(__name__)
 
 
-async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
+async def stdio_front(
+    proxy: Proxy, server: SdkServer, profile: str | None = None, presets: tuple[str, ...] = ()
+) -> None:
     """Serve one host over stdin and stdout, and the REST API beside it if configured."""
+    rights = proxy.gateway.profiles.started(profile, presets, launch_folder())
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
-        await _serve_streams(proxy, server)
+        await _serve_streams(proxy, server, rights)
         group.cancel_scope.cancel()
 
 
@@ -187,8 +190,17 @@ async def _serve_api(proxy: Proxy) -> None:
             await page.serve(routes, settings, settings.api_port, limits, proxy.health, access)
 
 
-async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
+def launch_folder() -> str | None:
+    """Return the folder in which the proxy was started; None if that no longer exists."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
+async def _serve_streams(proxy: Proxy, server: SdkServer, rights: Principal) -> None:
     if sys.platform == "win32":
+        ACTING.set(rights)
         from mcp.server.stdio import stdio_server  # noqa: PLC0415 - POSIX has its own front
 
         async with stdio_server() as (reader, writer):
@@ -196,7 +208,7 @@ async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
         return
     from mcp_context_proxy.front import stdio  # noqa: PLC0415 - POSIX only
 
-    await stdio.serve(proxy.gateway, proxy.config.limits, server)
+    await stdio.serve(proxy.gateway, proxy.config.limits, server, rights)
 
 
 async def shared_front(proxy: Proxy, server: SdkServer, listening: int) -> None:
@@ -240,7 +252,7 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
         policy = replace(policy, named=tokens, refused=proxy.audit.token_refused)
         app = http.application(server, limits, policy, proxy.health, web_routes(proxy))
-        await http.serve(app, bound, limits, on_stop=server.listen.close)
+        await http.serve(app, bound, limits, on_stop=server.close_subscriptions)
 
 
 @asynccontextmanager
@@ -267,12 +279,17 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def web_routes(proxy: Proxy) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics."""
+    from mcp_context_proxy.front.profiles import InProfile  # noqa: PLC0415 - the same
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
     from mcp_context_proxy.web.page import routes  # noqa: PLC0415
 
     counters = None if proxy.usage is None else proxy.usage.counters
     metrics = [] if counters is None else [prometheus.route(counters)]
-    return [*routes(operations(proxy), partial(shown_json, redact=proxy.redact.json)), *metrics]
+    shown, within = (
+        partial(shown_json, redact=proxy.redact.json),
+        partial(InProfile, profiles=proxy.gateway.profiles),
+    )
+    return [*routes(operations(proxy), shown, within), *metrics]
 
 
 def operations(proxy: Proxy) -> list[Operation]:
@@ -293,7 +310,7 @@ def operations(proxy: Proxy) -> list[Operation]:
         RunningApi(proxy),
         InventoryApi(proxy),
         ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log),
-        PromptsApi(proxy, log),
+        PromptsApi(proxy, proxy.gateway.profiles, log),
         SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
         UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),
         InteractionsApi(recorder),

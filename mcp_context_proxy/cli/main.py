@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "enable": ("Running proxy", "running", "Turn a server or a tool on."),
     "disable": ("Running proxy", "running", "Turn a server or a tool off."),
     "stop": ("Running proxy", "running", "Stop the proxy that hosts share."),
+    "session": ("Running proxy", "sessions", "Choose what a session has in its context, and save it."),
     "demo": ("Understand", "demo", "Show the proxy at work in front of example servers."),
     "explain": ("Understand", "contexts", "Explain why a tool is selected for a query, or why not."),
     "requests": ("Understand", "contexts", "Show the items selected for earlier requests, and why."),

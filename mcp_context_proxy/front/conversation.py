@@ -27,7 +27,7 @@ from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Gateway
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.tokens import ACTING, THE_USER, Principal
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
@@ -126,6 +126,7 @@ class Conversation:
         to_host, sdk_output = anyio.create_memory_object_stream["SessionMessage"](SDK_QUEUE)
         try:
             async with anyio.create_task_group() as self._group, self._to_sdk, self._sdk_input:
+                ACTING.set(self._rights)
                 task_status.started()
                 options = server.create_initialization_options()
                 self._group.start_soon(server.run, self._sdk_input, to_host, options)
@@ -149,6 +150,13 @@ class Conversation:
     def session(self) -> Session | None:
         """The session of the host; None before it is negotiated, and in the modern era."""
         return self._session
+
+    @property
+    def rights(self) -> Principal:
+        """The rights of the host, with the limits of its profile."""
+        if self._session is not None:
+            return self._session.rights
+        return self._gateway.profiles.of_client(self._rights, self._client_info)
 
     @property
     def client_info(self) -> Raw | None:
@@ -370,8 +378,9 @@ class Conversation:
             response_to = None if hasattr(message, "method") else message.id
             negotiated = hasattr(message, "result") and response_to == self._initialize_id
             if negotiated and self._session is None:
+                rights = self._gateway.profiles.of_client(self._rights, self._client_info)
                 self._session = server.session_after(
-                    getattr(message, "result", {}).get("instructions"), self._rights
+                    getattr(message, "result", {}).get("instructions"), rights
                 )
                 self._gateway.open_session(self._session, notify)
             await self._channel.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())

@@ -31,6 +31,7 @@ from mcp_context_proxy.front.http_connections import (
 )
 from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
 from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
+from mcp_context_proxy.front.profiles import PARAMETER, InProfile
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
@@ -86,10 +87,13 @@ def application(
             yield
 
     streamable = PostedMessages(HttpSessions(StreamableHTTPASGIApp(sessions), limits), server.gateway.methods)
+    profiles = server.gateway.profiles
+    hosts = InProfile(SessionRateLimit(streamable, guesses), profiles)
     routes = [
-        Route("/mcp", SessionRateLimit(streamable, guesses)),
-        Route("/sse", events, methods=["GET"]),
-        Mount(MESSAGES_PATH, app=SessionRateLimit(events.message, guesses)),
+        Route("/mcp", hosts),
+        Route(f"/mcp/p/{{{PARAMETER}}}", hosts),
+        Route("/sse", InProfile(events, profiles), methods=["GET"]),
+        Mount(MESSAGES_PATH, app=InProfile(SessionRateLimit(events.message, guesses), profiles)),
         *more,
     ]
     return guarded(routes, policy, health, limits, lifespan)

@@ -33,6 +33,7 @@ from mcp_context_proxy.protocol.framing import (
     gate,
 )
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.sdk import SdkServer
@@ -47,8 +48,8 @@ LAST_RESPONSES_SECONDS = 0.5
 soon enough for the servers to be stopped after a host has gone."""
 
 
-async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
-    """Serve until the host closes its end; requests that are still under way soon after are cancelled."""
+async def serve(gateway: Gateway, limits: Limits, server: SdkServer, rights: Principal = THE_USER) -> None:
+    """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
     unread = 0
     async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
 
@@ -67,7 +68,7 @@ async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
                     gate.open()
 
         conversation = Conversation(
-            gateway=gateway, limits=limits, channel=pipes, write_response=write_response
+            gateway=gateway, limits=limits, channel=pipes, write_response=write_response, rights=rights
         )
 
         def receive(frame: bytes | Oversized) -> None:

@@ -198,7 +198,7 @@ class EndedCalls:
         self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None
     ) -> None:
         # What one teaches ranks the results of all, so only an administrator's uses teach.
-        if (self.learn is None and self.used is None) or not caller.rights.admin:
+        if (self.learn is None and self.used is None) or not caller.rights.teaches:
             return
         principal = caller.principal
         if self.in_session is not None:
@@ -250,17 +250,18 @@ class InteractionLog:
 
     recorder: InteractionRecorder
 
-    def searched(self, query: str, agent_name: str | None) -> None:
+    def searched(self, query: str, agent_name: str | None, owner: str) -> None:
         """Record a search."""
-        interaction = Interaction(agent_name or "", SEARCH, query, time_of_day())
+        interaction = Interaction(agent_name or "", SEARCH, query, time_of_day(), owner=owner)
         self.recorder.note(lambda: interaction)
 
     def called(self, tool: Tool, params: Members, caller: Caller, goal: str | None) -> None:
         """Record a call; its arguments are decoded later, off the event loop."""
         now, client, arguments = time_of_day(), caller.client_info, params.get("arguments", NO_ARGUMENTS)
+        owner = caller.rights.owner
 
         def interaction() -> Interaction:
             content = memory.call(tool.exposed_name, bytes(arguments), goal)
-            return Interaction(eras.name_of(client) or "", CALL, content, now)
+            return Interaction(eras.name_of(client) or "", CALL, content, now, owner=owner)
 
         self.recorder.note(interaction)

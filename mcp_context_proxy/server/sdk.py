@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import anyio
@@ -55,7 +55,7 @@ from mcp_context_proxy.server.notifications import (
     ChangeNotifier,
 )
 from mcp_context_proxy.server.resources import TOO_MANY, too_many
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, THE_USER, Principal, acting_as
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,8 @@ class SdkServer(Server[Any]):
         self.gateway, self._changes, self._header_schema = gateway, changes, header_schema
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus)
+        self._buses: dict[Principal, tuple[InMemorySubscriptionBus, ListenHandler]] = {}
+        """Subscriptions of principals with limits."""
         super().__init__(
             "mcp-context-proxy",
             version=__version__,
@@ -174,6 +176,11 @@ class SdkServer(Server[Any]):
             self._check_headers(ctx.request, bypass.params)
         return await self._answer(ctx, bypass.params, era, bypass.leave)
 
+    def _rights(self, ctx: ServerRequestContext[Any, Any], client_info: Raw | None) -> Principal:
+        """Return the principal of a request, with the limits of its client's profile."""
+        known = ACTING.get() if ctx.request is None else rights_of(ctx.request.scope)
+        return self.gateway.profiles.of_client(known, client_info)
+
     def session_after(self, instructions: object, rights: Principal = THE_USER) -> Session:
         """Return a new session, which knows the rules in the instructions that its client was sent."""
         known = self._introduced if instructions == self._introduced.text else SessionIntroduction()
@@ -186,7 +193,11 @@ class SdkServer(Server[Any]):
 
     async def _introduce(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> Any:
         """Describe the proxy with the instructions of this moment; a session remembers the rules in them."""
-        introduction = self._introduced = self._introduction()
+        params = dict(ctx.params or {})
+        meta = params.get("_meta") or {}
+        info = params.get("clientInfo") if ctx.method == "initialize" else meta.get(eras.CLIENT_INFO_KEY)
+        with acting_as(self._rights(ctx, None if info is None else envelope.raw(info))):
+            introduction = self._introduced = self._introduction()
         if ctx.method == "initialize":
             state = ctx.session._connection.state
             state[HANDSHAKE_KEY], state[INTRODUCTION_KEY] = dict(ctx.params or {}), introduction
@@ -215,18 +226,20 @@ class SdkServer(Server[Any]):
         self, ctx: ServerRequestContext[Any, Any], params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
         """Serve a modern subscription, subscribed to the resources that it names while it lasts."""
-        self._changes.publish = self._publish
+        self._changes.publish, self._changes.subscribers = self._publish, self._subscribers
         uris = params.notifications.resource_subscriptions or ()
         if too_many(uris):
             raise MCPError(code=INVALID_PARAMS, message=TOO_MANY)
-        rights = THE_USER if ctx.request is None else rights_of(ctx.request.scope)
+        meta = (ctx.params or {}).get("_meta") or {}
+        info = meta.get(eras.CLIENT_INFO_KEY)
+        rights = self._rights(ctx, None if info is None else envelope.raw(info))
         if rights.limited:
             with acting_as(rights):
                 hidden = [uri for uri in uris if not self.gateway.resources.exists(uri)]
             if hidden:
                 raise MCPError(code=INVALID_PARAMS, message=f"unknown resource {hidden[0]!r}")
         async with self.gateway.resources.watching(uris):
-            return await self.listen(ctx, params)
+            return await self._listener(rights)(ctx, params)
 
     async def _answer(
         self,
@@ -284,7 +297,8 @@ class SdkServer(Server[Any]):
         if not isinstance(session, Session):
             known = connection.state.get(INTRODUCTION_KEY)
             known = known if isinstance(known, SessionIntroduction) else SessionIntroduction()
-            rights = THE_USER if ctx.request is None else rights_of(ctx.request.scope)
+            info = connection.state.get(HANDSHAKE_KEY, {}).get("clientInfo")
+            rights = self._rights(ctx, None if info is None else envelope.raw(info))
             session = Session(
                 principal=rights.name,
                 rights=rights,
@@ -298,11 +312,32 @@ class SdkServer(Server[Any]):
             connection.exit_stack.callback(self.gateway.end_session, session)
         return session
 
-    async def _publish(self, method: str, params: Members) -> None:
-        if method in _EVENTS:
-            await self._bus.publish(_EVENTS[method]())
-        elif (uri := envelope.text(params.get("uri"))) is not None:
-            await self._bus.publish(ResourceUpdated(uri))
+    def _subscribers(self) -> Iterable[Principal]:
+        return list(self._buses)
+
+    def _listener(self, rights: Principal) -> ListenHandler:
+        """Return the handler of the subscriptions of one principal, which hear nothing of others."""
+        if not rights.limited:
+            return self.listen
+        if rights not in self._buses:
+            bus = InMemorySubscriptionBus()
+            self._buses[rights] = bus, ListenHandler(bus)
+        return self._buses[rights][1]
+
+    def close_subscriptions(self) -> None:
+        """End all subscriptions, each with a response."""
+        self.listen.close()
+        for _, handler in self._buses.values():
+            handler.close()
+
+    async def _publish(self, method: str, params: Members, concerns: Callable[[Principal], bool]) -> None:
+        uri = envelope.text(params.get("uri"))
+        if method not in _EVENTS and uri is None:
+            return
+        event = _EVENTS[method]() if method in _EVENTS else ResourceUpdated(uri or "")
+        buses = [self._bus] if concerns(THE_USER) else []
+        for bus in (*buses, *(bus for rights, (bus, _) in list(self._buses.items()) if concerns(rights))):
+            await bus.publish(event)
 
 
 class RequestStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mcp_context_proxy.errors import StoreError
@@ -24,6 +24,8 @@ class Interaction:
     """Seconds since 1970."""
     id: int = 0
     """0 until the store has given it one."""
+    owner: str = ""
+    """Name of the principal that said or did it; empty for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class InteractionScope:
     interaction_type: str | None = None
     before: float | None = None
     """Only interactions before this time, in seconds since 1970."""
+    owner: str | None = None
+    """Only those of one owner; empty for the user."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +60,14 @@ class InteractionStore(Tables):
         Then all but the latest ``keep`` to arrive, and those that arrived before ``since``, are forgotten.
         """
         insert = (
-            "INSERT INTO interactions (agent_name, interaction_type, content, time, recorded) "
-            "VALUES (?, ?, ?, ?, ?)"
+            "INSERT INTO interactions (agent_name, interaction_type, content, time, owner, recorded) "
+            "VALUES (?, ?, ?, ?, ?, ?)"
         )
         kept = []
         with self._database.transaction() as connection:
             for row in rows:
-                facts = (row.agent_name, row.interaction_type, row.content, row.time)
-                kept.append(Interaction(*facts, connection.execute(insert, (*facts, now)).lastrowid or 0))
+                facts = (row.agent_name, row.interaction_type, row.content, row.time, row.owner)
+                kept.append(replace(row, id=connection.execute(insert, (*facts, now)).lastrowid or 0))
             connection.execute("DELETE FROM interactions WHERE recorded < ?", (since,))
             connection.execute(
                 "DELETE FROM interactions WHERE id <= "
@@ -120,13 +124,13 @@ class InteractionStore(Tables):
 
     def get(self, ids: Sequence[int]) -> list[Interaction]:
         """Return the interactions by some ids that are still there, in any order."""
-        columns = "agent_name, interaction_type, content, time, id"
+        columns = "agent_name, interaction_type, content, time, id, owner"
         rows = self._database.rows_of_keys(f"SELECT {columns} FROM interactions WHERE id IN", ids)
         return [Interaction(*row) for row in rows]
 
     def equal(self, rows: Sequence[Interaction]) -> set[Interaction]:
         """Return those of some interactions, with id 0, that are kept already."""
-        facts = "agent_name, interaction_type, content, time"
+        facts = "agent_name, interaction_type, content, time, 0, owner"
         times = list({row.time for row in rows})
         found = self._database.rows_of_keys(f"SELECT {facts} FROM interactions WHERE time IN", times)
         return {Interaction(*row) for row in found}.intersection(rows)
@@ -171,6 +175,7 @@ def _where(scope: InteractionScope) -> tuple[str, list[Any]]:
     conditions = {
         "agent_name = ?": scope.agent_name,
         "interaction_type = ?": scope.interaction_type,
+        "owner = ?": scope.owner,
         "time < ?": scope.before,
     }
     given = {condition: value for condition, value in conditions.items() if value is not None}

@@ -198,5 +198,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    ("ALTER TABLE interactions ADD COLUMN owner TEXT NOT NULL DEFAULT ''",),  # empty: the user
 )
 """Statements per version; each version is applied in one transaction."""

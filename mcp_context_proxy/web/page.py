@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp
 
 from mcp_context_proxy.config import HttpConfig, Limits
 from mcp_context_proxy.errors import ConfigError
@@ -147,8 +148,15 @@ async def _to_page(place: str, status: HTTPStatus, _request: Request) -> Respons
     return RedirectResponse(place, status, PAGE_HEADERS)
 
 
-def routes(operations: Sequence[Operation], shown: Shown = clean_json) -> list[BaseRoute]:
-    """Return the routes of the API, whose responses pass `shown`, its OpenAPI document, and the pages."""
+def routes(
+    operations: Sequence[Operation],
+    shown: Shown = clean_json,
+    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> list[BaseRoute]:
+    """Return the routes of the API, its OpenAPI document, and the pages.
+
+    Responses of the API pass `shown`; its requests are served `within` the limits of their clients.
+    """
     described = document(BASE, operations)
 
     async def openapi(_request: Request) -> Response:
@@ -164,7 +172,7 @@ def routes(operations: Sequence[Operation], shown: Shown = clean_json) -> list[B
         ],
         exception_handlers={HTTPException: on_http_error, Exception: _on_fault},
     )
-    mounted = Mount(BASE, app=inner)
+    mounted = Mount(BASE, app=within(inner))
     # Every path below the base is answered by the API, also one with a line break in it.
     mounted.path_regex = re.compile(mounted.path_regex.pattern, re.DOTALL)
     return [mounted, *page_routes()]

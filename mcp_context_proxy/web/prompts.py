@@ -21,8 +21,10 @@ from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
+from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import Principal, acting_as
 from mcp_context_proxy.web.api import Api, Given, Name, Operation, Words
 from mcp_context_proxy.web.inventory import Served
 
@@ -85,9 +87,9 @@ NOTHING: Final = PromptAnswer("", [], None, None)
 class PromptsApi(Api):
     """The operation for prompt hooks."""
 
-    def __init__(self, proxy: Served, log: InteractionLog | None) -> None:
+    def __init__(self, proxy: Served, profiles: Profiles, log: InteractionLog | None) -> None:
         """Work on a proxy that serves; without ``log`` no query is remembered."""
-        self._proxy, self._log = proxy, log
+        self._proxy, self._profiles, self._log = proxy, profiles, log
 
     @Operation(
         "POST",
@@ -99,21 +101,29 @@ class PromptsApi(Api):
     )
     async def _answer_prompt(self, given: Given) -> PromptAnswer:
         wanted: PromptWanted = given.body
-        proxy, host = self._proxy, host_of(wanted, self._proxy.hosts)
+        host = host_of(wanted, self._proxy.hosts)
         if wanted.connected and host is None:
             return NOTHING
         if len(content_words(wanted.prompt[:QUERY_CHARACTERS]).split()) < LEAST_WORDS:
             return NOTHING
-        session = None if host is None else host.session
+        rights = host.rights if host is not None else self._profiles.of_prompt(wanted.host, wanted.folder)
+        with acting_as(rights):
+            return await self._answer(wanted, host, rights)
+
+    async def _answer(
+        self, wanted: PromptWanted, host: ConnectedHost | None, rights: Principal
+    ) -> PromptAnswer:
+        proxy, session = self._proxy, None if host is None else host.session
         answer = await proxy.contexts.select(
             wanted.prompt[:QUERY_CHARACTERS],
             session,
             Overrides(DomainOverrides(top_n=PROMPT_TOOLS + FURTHER), DomainOverrides(top_n=DOCUMENTS)),
             rerank="never",
+            owner=rights.name,
         )
         if self._log is not None:
             name = wanted.host if host is None else host.name
-            self._log.searched(answer.context.query, name)
+            self._log.searched(answer.context.query, name, rights.owner)
         found = answer.found
         # Where a model reads all tools in any case, it needs no second list.
         listed = proxy.tool_list.lists_all(found.snapshot)
