@@ -14,6 +14,7 @@ from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
+from mcp_context_proxy.context.recollection import Recollector
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander, Costs
@@ -107,6 +108,8 @@ def build(config: Config, store: Store) -> Proxy:
         presets=PresetBook(None if (folder := state_folder(config)) is None else folder / FILE_NAME),
     )
     interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
+    if interactions is not None:
+        contexts.recollector = Recollector(interactions.memory, costs.of_text)
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
     # Large results of calls, shortened; the whole is kept beside the store.

@@ -32,7 +32,7 @@ COMMANDS: Final = {
     "add": ("Set up", "configure", "Add a server to the configuration."),
     "remove": ("Set up", "configure", "Remove a server from the configuration."),
     "init": ("Set up", "configure", "Write a configuration to begin with."),
-    "hook": ("Set up", "hooks", "Give a host's model what fits each prompt, by the host's prompt hook."),
+    "hook": ("Set up", "install", "Give a host's model what fits each prompt, by the host's prompt hook."),
     "serve": ("Daily use", "serve", "Serve hosts over stdio, or over HTTP with --http. The default command."),
     "ui": ("Daily use", "serve", "Print the address of the page that shows requests and usage."),
     "search": ("Daily use", "search", "Search the tools, rules and references behind the proxy."),

@@ -23,7 +23,7 @@ from mcp_context_proxy.protocol.strangers import one_line
 KINDS: Final = click.Choice([kind.value for kind in Kind])
 
 
-class Found:
+class ChosenSession:
     """A session that a command is about, and the proxy that has it."""
 
     def __init__(self, proxy: RunningProxy, facts: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ class Found:
         return f"/sessions/{quote(self.id, safe='')}/context"
 
 
-def all_sessions(source: AnswerSource) -> list[Found]:
+def all_sessions(source: AnswerSource) -> list[ChosenSession]:
     """Return the sessions of all proxies that run, each with the name of its host, oldest first."""
     source.expect_running()
     found = []
@@ -48,11 +48,13 @@ def all_sessions(source: AnswerSource) -> list[Found]:
         hosts = {one["session"]: one for one in proxy.get("/status")["hosts"]}
         for one in proxy.get("/sessions")["sessions"]:
             host = hosts.get(one["id"], {})
-            found.append(Found(proxy, {**one, "host": host.get("name"), "folder": host.get("folder")}))
+            found.append(
+                ChosenSession(proxy, {**one, "host": host.get("name"), "folder": host.get("folder")})
+            )
     return found
 
 
-def chosen_session(source: AnswerSource, wanted: str | None) -> Found:
+def chosen_session(source: AnswerSource, wanted: str | None) -> ChosenSession:
     """Return the session with an id that begins so; without one, the only session.
 
     Raises:
@@ -122,7 +124,9 @@ def list_sessions(source: AnswerSource, as_json: bool) -> None:
 @session_command.command("add")
 @_of_one
 @_named
-def add_items(session: Found, names: Sequence[str], kind: str, server: str | None, as_json: bool) -> None:
+def add_items(
+    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
+) -> None:
     """Add items to every context of a session, whatever their include mode."""
     _change(session, "add", names, kind, server, as_json)
 
@@ -130,7 +134,9 @@ def add_items(session: Found, names: Sequence[str], kind: str, server: str | Non
 @session_command.command("remove")
 @_of_one
 @_named
-def remove_items(session: Found, names: Sequence[str], kind: str, server: str | None, as_json: bool) -> None:
+def remove_items(
+    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
+) -> None:
     """Remove items from all contexts of a session: no query finds them until they are added again."""
     _change(session, "remove", names, kind, server, as_json)
 
@@ -141,7 +147,7 @@ def remove_items(session: Found, names: Sequence[str], kind: str, server: str | 
 @click.option("--max-tokens", type=WholeNumber(1), help="Budget of each context.")
 @click.option("--history", type=WholeNumber(0, 100), help="Earlier queries that count.")
 @click.option("--expansion-depth", type=WholeNumber(0, 5), help="Steps from selected items to similar ones.")
-def set_options(session: Found, as_json: bool, **given: Any) -> None:
+def set_options(session: ChosenSession, as_json: bool, **given: Any) -> None:
     """Change how much is selected in a session; without an option, everything is as configured again."""
     options = {name: value for name, value in given.items() if value is not None}
     _told(session, session.proxy.patch(session.path, {"options": options}), as_json)
@@ -150,7 +156,7 @@ def set_options(session: Found, as_json: bool, **given: Any) -> None:
 @session_command.command("save")
 @_of_one
 @click.argument("name")
-def save_session(session: Found, name: str, as_json: bool) -> None:
+def save_session(session: ChosenSession, name: str, as_json: bool) -> None:
     """Save what you have chosen in a session as the preset NAME.
 
     Other sessions begin with it by `serve --preset NAME`, or by `presets` in a table [clients.PROFILE].
@@ -184,13 +190,13 @@ def list_presets(source: AnswerSource, forget: str | None, as_json: bool) -> Non
 
 
 def _change(
-    session: Found, how: str, names: Sequence[str], kind: str, server: str | None, as_json: bool
+    session: ChosenSession, how: str, names: Sequence[str], kind: str, server: str | None, as_json: bool
 ) -> None:
     items = [{"type": kind, "name": name, "server": server} for name in names]
     _told(session, session.proxy.patch(session.path, {how: items}), as_json)
 
 
-def _told(session: Found, answer: Mapping[str, Any], as_json: bool) -> None:
+def _told(session: ChosenSession, answer: Mapping[str, Any], as_json: bool) -> None:
     facts = {**session.facts, **answer}
     if as_json:
         echo_json(facts)

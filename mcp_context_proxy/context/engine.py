@@ -23,6 +23,7 @@ from mcp_context_proxy.context.options import (
     overridden,
 )
 from mcp_context_proxy.context.presets import PresetBook
+from mcp_context_proxy.context.recollection import Recollector
 from mcp_context_proxy.context.records import (
     ContextItem,
     Delivery,
@@ -33,7 +34,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
-from mcp_context_proxy.context.session import SessionContext, Sessions, SessionView, key_of
+from mcp_context_proxy.context.session import Session, SessionContext, Sessions, SessionView, key_of
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
@@ -97,6 +98,8 @@ class ContextEngine:
         """Connect the parts; ``options`` are those of the configuration."""
         self.presets = presets or PresetBook(None)
         """Presets that sessions may begin with."""
+        self.recollector: Recollector | None = None
+        """Adds remembered interactions to contexts; None if nothing is remembered."""
         self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
         self.sessions, self.records = sessions, records
         self.count_tokens = costs.of_text
@@ -205,6 +208,9 @@ class ContextEngine:
         if rerank is None and (origin == "list" or not remember):
             rerank = "never"
         answer = await self._complete(selection, snapshot, rerank, client)
+        if self.recollector is not None and options.interactions_top_n and origin == "context":
+            rights = session.rights if isinstance(session, Session) else ACTING.get()
+            answer = await self.recollector.complete(answer, rights.owner)
         if remember:
             self.records.add(answer.context)
             if session is not None:

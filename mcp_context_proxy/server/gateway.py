@@ -15,7 +15,7 @@ import binascii
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -152,8 +152,7 @@ class Gateway:
         raise AssertionError("a request that is given up raises")
 
     async def _handle(self, handler: Handler, method: str, params: Members, caller: Caller) -> bytes:
-        rights = caller.rights
-        with acting_as(rights) if rights.limited or rights.presets else nullcontext():
+        with acting_as(caller.rights):
             if self.tracing is None:
                 return await handler(params, caller)
             with self.tracing.request(method, params, caller.era) as traced:

@@ -16,7 +16,7 @@ MARK: Final = "profile:"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one kind of client gets. None leaves everything in."""
+    """Part of everything that one kind of client gets; None leaves everything in."""
 
     name: str
     servers: tuple[str, ...] | None = None

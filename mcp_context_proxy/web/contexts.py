@@ -432,7 +432,7 @@ async def text_for(contexts: ContextEngine, wanted: TextWanted, owner: str | Non
         owner=owner,
         deliver="whole",
     )
-    text = context_text(answer.context, answer.found.snapshot)
+    text = context_text(answer.context, answer.found.snapshot, answer.recalled)
     return {"request": as_data(answer.context), "text": text}
 
 
