@@ -43,7 +43,7 @@ FILES: Final = {
     **dict.fromkeys(
         (
             *("api.js", "view.js", "servers.js", "tools.js", "page.js", "usage.js", "usage_view.js"),
-            *("audit.js", "approvals.js", "connect.js"),
+            *("audit.js", "approvals.js", "connect.js", "sessions.js"),
         ),
         "text/javascript",
     ),
@@ -114,6 +114,7 @@ PAGES: Final = (
     Page(PATH, "Servers", "Servers", "servers", "servers.html", "servers.js", _CARDS),
     Page(f"{PATH}/tools", "Tools", "Tools", "tools", "tools.html", "tools.js", _CARDS),
     Page(f"{PATH}/requests", "Requests", "Request contexts", "context", "requests.html", "page.js", _PLAIN),
+    Page(f"{PATH}/sessions", "Sessions", "Sessions", "sessions", "sessions.html", "sessions.js", _CARDS),
     Page(f"{PATH}/usage", "Usage", "Usage", "usage", "usage.html", "usage.js", _TABLES),
     Page(f"{PATH}/audit", "Audit", "Audit", "audit", "audit.html", "audit.js", _TABLES),
     Page(
