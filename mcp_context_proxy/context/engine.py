@@ -34,7 +34,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
-from mcp_context_proxy.context.session import Session, SessionContext, Sessions, SessionView, key_of
+from mcp_context_proxy.context.session import SessionContext, Sessions, SessionView, key_of
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
@@ -209,7 +209,7 @@ class ContextEngine:
             rerank = "never"
         answer = await self._complete(selection, snapshot, rerank, client)
         if self.recollector is not None and options.interactions_top_n and origin == "context":
-            rights = session.rights if isinstance(session, Session) else ACTING.get()
+            rights = ACTING.get() if session is None else session.rights
             answer = await self.recollector.complete(answer, rights.owner)
         if remember:
             self.records.add(answer.context)

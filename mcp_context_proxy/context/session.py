@@ -127,6 +127,8 @@ class SessionContext:
     """Servers of which the latest answer to a search could have said something, by the note about them."""
     principal: str | None = None
     """Principal that created it and alone may use it; None where callers have no names."""
+    rights: Principal = THE_USER
+    """What its client may reach."""
 
     @property
     def kind(self) -> str:
@@ -221,8 +223,6 @@ class Session(SessionContext):
 
     party: Party = field(default_factory=lambda: Party(lasting=True))
     """Identity of the client at the downstream connections."""
-    rights: Principal = THE_USER
-    """What its client may reach."""
     folders: tuple[str, ...] | None = None
     """Folders of the projects that its client has open; None until that is known, or matters."""
     log_level: str | None = None

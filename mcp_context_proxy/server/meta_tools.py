@@ -263,6 +263,7 @@ class MetaTools:
     def _new_handle(self, caller: Caller) -> Handle:
         """Create a handle; it knows the documents and notes that the client's session was given."""
         handle = self.handles.create(caller.principal)
+        handle.rights = caller.rights
         if caller.session is not None:
             handle.delivered.update(caller.session.delivered)
             handle.noted.update(caller.session.noted)

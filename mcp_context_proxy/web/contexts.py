@@ -28,7 +28,7 @@ from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import context_text
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import is_admin
+from mcp_context_proxy.trust.tokens import acting_as, is_admin
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     SELECTED_MOST,
@@ -273,13 +273,16 @@ class ContextsApi(Api):
     )
     async def _build_context(self, given: Given) -> dict[str, Any]:
         wanted: ContextWanted = given.body
-        context = await self._contexts.build(
-            wanted.query[:QUERY_CHARACTERS],
-            None if wanted.session is None else self._session(given, wanted.session),
-            wanted.options.overrides(),
-            remember=wanted.record,
-            owner=given.principal.name,
-        )
+        session = None if wanted.session is None else self._session(given, wanted.session)
+        # A context of a session is that of its client, whoever looks at it.
+        with acting_as(given.principal if session is None else session.rights):
+            context = await self._contexts.build(
+                wanted.query[:QUERY_CHARACTERS],
+                session,
+                wanted.options.overrides(),
+                remember=wanted.record,
+                owner=given.principal.name,
+            )
         if wanted.record and self._log is not None:
             self._log.searched(context.query, given.agent, given.principal.owner)
         data = as_data(context)
@@ -338,7 +341,8 @@ class ContextsApi(Api):
     async def _change_session_context(self, given: Given) -> dict[str, Any]:
         session, wanted = self._session(given, given.path["session"]), given.body
         # All names are looked up before anything is changed: a mistake in one changes nothing.
-        removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
+        with acting_as(session.rights):
+            removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
         # The client of a handle asks for its list itself; the client of a connection is notified.
         watched = self._changes.watching(session) if isinstance(session, Session) else nullcontext()
         with watched:
@@ -407,7 +411,8 @@ class ContextsApi(Api):
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
 
     async def _session_data(self, session: SessionContext, describe: bool = False) -> dict[str, Any]:
-        data: dict[str, Any] = msgspec.to_builtins(await self._contexts.state(session))
+        with acting_as(session.rights):
+            data: dict[str, Any] = msgspec.to_builtins(await self._contexts.state(session))
         return self._described(data, "items") if describe else data
 
     def _described(self, data: dict[str, Any], *names: str) -> dict[str, Any]:

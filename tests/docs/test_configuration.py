@@ -22,8 +22,8 @@ from mcp_context_proxy.config import (
     ServerConfig,
     ToolConfig,
 )
-from mcp_context_proxy.config.programs import INHERITED
 from mcp_context_proxy.config.clients import ClientConfig
+from mcp_context_proxy.config.programs import INHERITED
 from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig
 from mcp_context_proxy.config.tables import Table
 

@@ -178,6 +178,7 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     assert "removed, by you" in removed
     assert "notes__burn" in json.dumps(later.request("tools/list"))
     assert "Claude-Code" in shown
+    assert "unknown tool" in desk.run("session", "add", "code__commit", "--session", session)
     assert desk.run("session", "remove", "notes__nothing", "--session", session).count("unknown tool") == 1
     assert "there is no session 'zzz'" in desk.run("session", "add", "x", "--session", "zzz")
     assert "No preset is saved." in desk.run("session", "presets", "--forget", "burning")
