@@ -34,7 +34,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
-from mcp_context_proxy.context.session import SessionContext, Sessions, SessionView, key_of
+from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions, SessionView, key_of
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
@@ -175,11 +175,12 @@ class ContextEngine:
         query = clean(query[: context_session.QUERY_CHARACTERS])
         begun_with = ACTING.get().all_presets
         levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
-        levels = [*self.presets.options(begun_with), *levels]
+        if begun_with:
+            levels = [*self.presets.options(begun_with), *levels]
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options
         if session is None:
-            view = self.presets.view(begun_with)
+            view = self.presets.view(begun_with) if begun_with else NO_SESSION
         else:
             view = session.view(options.retain_requests, options.history)
         selection = Selection(

@@ -15,6 +15,10 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.app.serve import web_routes
+from mcp_context_proxy.cli import host_check
+from mcp_context_proxy.config import load
+from mcp_context_proxy.config.clients import ClientConfig
+from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server.caller import ConnectedHost
@@ -345,3 +349,48 @@ async def test_the_hook_gives_the_facts_of_the_profile_of_its_host(proxy: Proxy)
     assert "notes__read_maps" in connected["text"]
     assert "ledgers" not in connected["text"].replace(body["prompt"], "")
     assert "maps" not in by_name["text"].replace(body["prompt"], "")
+
+
+async def test_a_changed_profile_is_in_force_with_the_next_request(workshop: Workshop) -> None:
+    workshop.server("code", tools=[tool("read_ledgers")])
+    workshop.server("notes", tools=[tool("read_maps")])
+    config = workshop.config(clients={"coding": {"client": ["claude*"], "servers": ["code"]}})
+    async with inside(config) as proxy:
+        client = host(proxy, "handshake", "claude-code")
+        before = await client.names()
+        tables = {"coding": ClientConfig(client=("claude*",), servers=("notes",))}
+        await proxy.apply(proxy.config.model_copy(update={"clients": tables}))
+        with anyio.fail_after(30):
+            while ("notifications/tools/list_changed", {}) not in client.told:
+                await anyio.lowlevel.checkpoint()
+        after = await client.names()
+
+    assert any("ledgers" in name for name in before)
+    assert not any("maps" in name for name in before)
+    assert any("maps" in name for name in after)
+    assert not any("ledgers" in name for name in after)
+
+
+def test_a_mistake_in_a_profile_keeps_the_proxy_from_starting(workshop: Workshop) -> None:
+    for wrong in ({"servers": "code"}, {"nonsense": 1}):
+        with pytest.raises(ConfigError, match="clients"):
+            load(workshop.config(clients={"coding": wrong}), environ={})
+    with pytest.raises(ConfigError, match="letters, digits"):
+        load(workshop.config(clients={"a b": {}}), environ={})
+
+
+async def test_check_says_what_each_profile_sees(proxy: Proxy) -> None:
+    told = {(one.about, one.message) for one in host_check.profiles(proxy)}
+
+    assert ("clients.coding", "sees 3 tools of 1 server, 1 document") in told
+    assert ("clients.chat", "sees 2 tools of 1 server, 1 document") in told
+
+
+async def test_events_of_modern_subscriptions_stay_within_a_profile(proxy: Proxy) -> None:
+    coding = proxy.gateway.profiles.named(THE_USER, "coding")
+    tone = next(one for one in proxy.catalog.whole.snapshot.documents.values() if one.name == "tone")
+
+    assert not proxy.changes._may_know(coding, tone.uri)
+    assert not proxy.changes._may_know(coding, "file:///maps")
+    assert proxy.changes._may_know(coding, "file:///ledgers")
+    assert proxy.changes._may_know(THE_USER, tone.uri)
