@@ -29,9 +29,11 @@ def joins(arguments: Sequence[str]) -> bool:
     """Return whether a command line is a ``serve`` over stdio that may share a proxy."""
     words = iter(arguments)
     for word in words:
-        if word in {"--config", "--log-level"}:
+        if word in {"--config", "--log-level", "--profile", "--preset"}:
             next(words, None)
-        elif word not in {"serve", "--shared"} and not word.startswith(("--config=", "--log-level=")):
+        elif word not in {"serve", "--shared"} and not word.startswith(
+            ("--config=", "--log-level=", "--profile=", "--preset=")
+        ):
             return False
     return True
 

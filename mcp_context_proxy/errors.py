@@ -159,6 +159,16 @@ class AwaitedServersError(UnknownItemError):
         )
 
 
+class NotForModelsError(ContextProxyError):
+    """A model wants to add or remove an item that only a person may."""
+
+    def __init__(self, kind: str, name: str, why: str) -> None:
+        super().__init__(
+            f"{kind} {name!r} is for a person to add or remove: {why}. Tell the user, who can do so with "
+            "`mcp-context-proxy session`, or on the page"
+        )
+
+
 class ChangedMeaningError(UnknownItemError):
     """An own name would lead to another server than before in the same session."""
 

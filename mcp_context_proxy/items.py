@@ -185,6 +185,8 @@ class Document:
     """Name that begins with that of its configured folder, under which it is known as well."""
     server: str = ""
     """Server whose skill it describes, under the skill's URI as name; empty for the user's own documents."""
+    roots: tuple[str, ...] = ()
+    """Folders of the projects that it is for; none for all projects."""
 
     @property
     def uri(self) -> str:

@@ -13,6 +13,8 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import configured
+from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
+from mcp_context_proxy.context.recollection import Recollector
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander, Costs
@@ -30,6 +32,7 @@ from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
 from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.skills import Skills
@@ -37,7 +40,7 @@ from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
-from mcp_context_proxy.trust.audit import AuditLog, audit_file
+from mcp_context_proxy.trust.audit import AuditLog, audit_file, state_folder
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.kept_logs import KeptLogs
 
@@ -102,13 +105,18 @@ def build(config: Config, store: Store) -> Proxy:
         expander=expander,
         reranker=search.reranker,
         working_set=search.working_set,
+        presets=PresetBook(None if (folder := state_folder(config)) is None else folder / FILE_NAME),
     )
     interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
+    if interactions is not None:
+        contexts.recollector = Recollector(interactions.memory, costs.of_text)
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
     # Large results of calls, shortened; the whole is kept beside the store.
     kept_folder = None if store.path is None else store.path.parent
     results = LargeResults(config.results, KeptResults(kept_folder, config.limits.session_idle_seconds))
+
+    profiles = Profiles(config)
 
     # The lists that hosts see, and the statistics that need to know them.
     setup = tools_setup(config, recalls=recall_recorder is not None)
@@ -207,6 +215,7 @@ def build(config: Config, store: Store) -> Proxy:
             handles=handles,
             catch_up=refresh.catch_up,
         ),
+        profiles=profiles,
         page_size=config.expose.page_size,
     )
     refresh.when_rewritten(changes.resource_updated)

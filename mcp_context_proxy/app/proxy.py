@@ -300,6 +300,7 @@ class Proxy:
         """Run the proxy: start the servers without waiting for any, and stop everything on exit."""
         self.refresh.when_refreshed(self._index)
         await in_thread(self._choose_working_set)
+        await in_thread(self.contexts.presets.load)
         await self.refresh.load_listings()
         async with anyio.create_task_group() as group, self.search.reranker, self.fleet:
             group.start_soon(self.refresh.run)
@@ -349,6 +350,9 @@ class Proxy:
         if self.interactions is not None:
             self.interactions.configure(config)
         self.approvals.mode = config.approval.mode
+        self.gateway.profiles.configure(config)
+        if "clients" in changed:
+            self._follow_profiles()
         # Each of the other parts is reached only if a table that it reads has changed.
         if changed & {"expose", "limits"}:
             self.catalog.configure(config.expose, config.limits)
@@ -364,6 +368,14 @@ class Proxy:
         self.refresh.mark_stale()
         logger.info("the changed configuration is in use: %s", difference)
         self.audit.note("configuration", changed=sorted(changed), servers=str(difference))
+
+    def _follow_profiles(self) -> None:
+        """Give open sessions their profiles as they are now, and have clients list again that see others."""
+        for session in self.open_sessions:
+            rights = self.gateway.profiles.of_client(session.rights, None)
+            if rights != session.rights:
+                session.rights = rights
+                self.changes.tools_grew(session)
 
     async def wait_first_connect(self) -> None:
         """Wait until every server is ready or has failed once, and the catalog is up to date."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -36,7 +37,7 @@ from mcp_context_proxy.system.process import (
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import audit_file
 from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
-from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
+from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile, tokens_path
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -158,11 +159,14 @@ async def _stop_on_signal(
 logger = logging.getLogger(__name__)
 
 
-async def stdio_front(proxy: Proxy, negotiation: Negotiation) -> None:
+async def stdio_front(
+    proxy: Proxy, negotiation: Negotiation, profile: str | None = None, presets: tuple[str, ...] = ()
+) -> None:
     """Serve one host over stdin and stdout, and the REST API beside it if configured."""
+    rights = proxy.gateway.profiles.started(profile, presets, launch_folder())
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
-        await _serve_streams(proxy, negotiation)
+        await _serve_streams(proxy, negotiation, rights)
         group.cancel_scope.cancel()
 
 
@@ -177,13 +181,21 @@ async def _serve_api(proxy: Proxy) -> None:
             await page.serve(routes, settings, settings.api_port, limits, proxy.health, access)
 
 
-async def _serve_streams(proxy: Proxy, negotiation: Negotiation) -> None:
+def launch_folder() -> str | None:
+    """Return the folder in which the proxy was started; None if that no longer exists."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
+async def _serve_streams(proxy: Proxy, negotiation: Negotiation, rights: Principal) -> None:
     if sys.platform == "win32":
         from mcp_context_proxy.front import stdio_threads as stdio  # noqa: PLC0415 - POSIX waits for pipes
     else:
         from mcp_context_proxy.front import stdio  # noqa: PLC0415 - POSIX only
 
-    await stdio.serve(negotiation, proxy.config.limits)
+    await stdio.serve(negotiation, proxy.config.limits, rights)
 
 
 async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: int) -> None:
@@ -254,12 +266,17 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def web_routes(proxy: Proxy) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics."""
+    from mcp_context_proxy.front.profiles import InProfile  # noqa: PLC0415 - the same
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
     from mcp_context_proxy.web.page import routes  # noqa: PLC0415
 
     counters = None if proxy.usage is None else proxy.usage.counters
     metrics = [] if counters is None else [prometheus.route(counters)]
-    return [*routes(operations(proxy), partial(shown_json, redact=proxy.redact.json)), *metrics]
+    shown, within = (
+        partial(shown_json, redact=proxy.redact.json),
+        partial(InProfile, profiles=proxy.gateway.profiles),
+    )
+    return [*routes(operations(proxy), shown, within), *metrics]
 
 
 def operations(proxy: Proxy) -> list[Operation]:
@@ -280,7 +297,7 @@ def operations(proxy: Proxy) -> list[Operation]:
         RunningApi(proxy),
         InventoryApi(proxy),
         ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log),
-        PromptsApi(proxy, log),
+        PromptsApi(proxy, proxy.gateway.profiles, log),
         SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
         UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),
         InteractionsApi(recorder),

@@ -30,6 +30,8 @@ from mcp_context_proxy.system.variables import INHERITED, matches
 
 JOIN_OPTION: Final = "--shared"
 """Option of ``serve`` with which a host's session joins; without it, it does the same."""
+HOST_OPTIONS: Final = ("--profile", "--preset")
+"""Options of ``serve`` about one host, which hosts that share a proxy may have different."""
 LISTEN_OPTION: Final = "--listen-on"
 """Hidden option of ``serve`` with the descriptor of the socket that a bridge has opened."""
 CONFIG_VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
@@ -147,6 +149,17 @@ def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[st
     return Path(config).expanduser().absolute()
 
 
+def options_of(arguments: Sequence[str], wanted: str) -> list[str]:
+    """Return the values of an option in a command line, in its order."""
+    found: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == wanted:
+            found.append(value if equals else next(words, ""))
+    return found
+
+
 def _configuration(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the configuration of a command line, and its options that a shared proxy gets as well."""
     config: str | None = None
@@ -154,7 +167,10 @@ def _configuration(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
-        if name in {"--config", "--log-level"}:
+        if name in HOST_OPTIONS:
+            # For this host alone: its bridge tells the proxy.
+            value or next(words, "")
+        elif name in {"--config", "--log-level"}:
             value = value if equals else next(words, "")
             if name == "--config":
                 config = value

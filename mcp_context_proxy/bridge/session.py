@@ -23,7 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from mcp_context_proxy.bridge.meeting import JoinError, Meeting, connect, meeting
+from mcp_context_proxy.bridge.meeting import HOST_OPTIONS, JoinError, Meeting, connect, meeting, options_of
 
 SESSION_VARIABLES: Final = ("CLAUDE_CODE_SESSION_ID", "CODEX_SESSION_ID", "GEMINI_SESSION_ID")
 """Variables in which hosts tell the programs that they start the id of their session, as their hooks do."""
@@ -48,10 +48,17 @@ _INTERRUPTED: Final = (
 _UNAVAILABLE: Final = -32_000
 
 
-def greeting(environ: Mapping[str, str]) -> bytes:
+def greeting(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> bytes:
     """Return the line with which a bridge introduces itself to the proxy, ahead of the host's own lines."""
     session = next((environ[name] for name in SESSION_VARIABLES if environ.get(name)), None)
-    facts = {"pid": os.getpid(), "folder": _folder(), "session": session}
+    facts: dict[str, int | str | list[str] | None] = {
+        "pid": os.getpid(),
+        "folder": _folder(),
+        "session": session,
+    }
+    profiles, presets = (options_of(arguments, name) for name in HOST_OPTIONS)
+    facts |= {"profile": profiles[-1]} if profiles else {}
+    facts |= {"presets": presets} if presets else {}
     return json.dumps({"bridge": facts}).encode() + b"\n"
 
 
@@ -231,5 +238,5 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         sys.stderr.write(f"mcp-context-proxy: no shared proxy: {error}; this session has one of its own\n")
         return False
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    Bridge(place, peer, greeting(environ)).run()
+    Bridge(place, peer, greeting(environ, arguments)).run()
     return True

@@ -103,7 +103,7 @@ def load_documents(
     for folder, label in zip(folders, _labels([folder.path for folder in folders]), strict=True):
         reader = FolderReader(folder.path, allowance)
         for file in reader.files():
-            place = repr((folder.kind, folder.include, folder.path, file.path)).encode()
+            place = repr((folder.kind, folder.include, folder.path, file.path, folder.roots)).encode()
             key = hashlib.sha256(place + file.data).digest()
             documents, own_findings = parsed[key] = known.get(key) or _parse(file, folder)
             findings.extend(own_findings)
@@ -232,7 +232,8 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
         # As a JSON array, in which no two different lists look alike.
         identity = json.dumps((*facts, include, priority, front.tags), ensure_ascii=True)
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-        documents.append(Document(*facts, fingerprint, include, priority, front.tags, skill))
+        bound = tuple(map(str, folder.roots))
+        documents.append(Document(*facts, fingerprint, include, priority, front.tags, skill, roots=bound))
     problems: list[Problem] = [*front.problems]
     if form is Format.SKILL and not front.description:
         problems.append((1, "the front matter of a skill needs a 'description'; its first words are used"))

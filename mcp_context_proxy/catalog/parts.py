@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from mcp_context_proxy.items import Item, Prompt, Resource, Snapshot, Tool, TurnedOffTool, Withheld
+from mcp_context_proxy.items import Item, Prompt, Resource, Snapshot, Tool, ToolKey, TurnedOffTool, Withheld
 from mcp_context_proxy.trust.tokens import Principal
 
 Owned = TypeVar("Owned", Tool, Prompt, Resource, TurnedOffTool, Withheld)
@@ -16,8 +16,8 @@ Owned = TypeVar("Owned", Tool, Prompt, Resource, TurnedOffTool, Withheld)
 def part_for(principal: Principal, whole: Snapshot) -> Snapshot:
     """Return the part of a snapshot that a principal may reach.
 
-    Documents of the user's own are for everybody. Names of all servers stay known, so that a name that states
-    its server never leads to another.
+    Documents of the user's own are for everybody whose profile and project have them. Names of all servers
+    stay known, so that a name that states its server never leads to another.
     """
 
     def of_server(items: Mapping[str, Owned]) -> dict[str, Owned]:
@@ -28,9 +28,16 @@ def part_for(principal: Principal, whole: Snapshot) -> Snapshot:
         return found if found is not None and principal.reaches(found.server) else None
 
     def seen(item: Item) -> bool:
-        if isinstance(item, Tool):
-            return principal.may_call(item)
-        return not item.server or principal.reaches(item.server)
+        return principal.may_call(item) if isinstance(item, Tool) else principal.sees(item)
+
+    profile, fitted = principal.profile, dict[ToolKey, Tool]()
+    if profile is not None:
+        # Only the tools about which its clients alone are asked; the others stay the same objects.
+        asked = ((tool, profile.asked_by(tool)) for tool in whole.tools.values() if not tool.asked_by)
+        fitted = {tool.key: replace(tool, asked_by=by) for tool, by in asked if by}
+
+    def tools(named: Mapping[str, Tool]) -> dict[str, Tool]:
+        return {name: fitted.get(one.key, one) for name, one in named.items() if principal.may_call(one)}
 
     sources = tuple(replace(one, items=tuple(filter(seen, one.items))) for one in whole.sources)
     hidden = [item for source in whole.sources for item in source.items if not seen(item)]
@@ -39,8 +46,8 @@ def part_for(principal: Principal, whole: Snapshot) -> Snapshot:
         # Unlike that of any whole.
         generation=-next(_parts_made),
         sources=tuple(source for source in sources if source.items),
-        tools={name: tool for name, tool in whole.tools.items() if principal.may_call(tool)},
-        wider={name: tool for name, tool in whole.wider.items() if principal.may_call(tool)},
+        tools=tools(whole.tools),
+        wider=tools(whole.wider),
         documents={uri: one for uri, one in whole.documents.items() if seen(one)},
         other_uris={uri: one for uri, one in whole.other_uris.items() if seen(one)},
         resources=of_server(whole.resources),

@@ -284,6 +284,8 @@ async def _check_proxy(
         verdicts += await in_thread(_taken_lately, proxy)
         verdicts += await _copies(proxy)
         verdicts += _suspected(proxy)
+        for seen in host_check.profiles(proxy):
+            verdicts.append(Verdict(Level(seen.severity), seen.about, seen.message, remedy=seen.remedy))
         for one in host_check.names(proxy) if host is None else host_check.effects(proxy, host):
             subject = one.about if host is None else f"{host.title}: {one.about}"
             verdicts.append(Verdict(Level(one.severity), subject, one.message, remedy=one.remedy))

@@ -182,6 +182,21 @@ def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
         console.prose(Text(f"Rerank: {one_line(context['rerank']['reason'])}", style="dim"), hanging=8)
     _show_items(console, "Items", context["items"])
     _show_items(console, "Over budget", context["dropped"])
+    if context["interactions"]:
+        console.section("Remembered")
+        console.columns(
+            [
+                (
+                    f"{one['score']:.2f}",
+                    moment(one["time"]),
+                    f"{one['interaction_type']} of {one_line(one['agent_name'])}",
+                    f"{one['tokens']:,}",
+                )
+                for one in context["interactions"]
+            ],
+            indent=2,
+            right=(0, 3),
+        )
     _show_items(console, "Closest, because nothing fits", context["near_misses"])
 
 

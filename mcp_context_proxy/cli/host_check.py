@@ -10,12 +10,16 @@ from msgspec import Raw
 
 from mcp_context_proxy.catalog.definitions import SEPARATOR
 from mcp_context_proxy.catalog.names import name_within
+from mcp_context_proxy.catalog.parts import part_for
 from mcp_context_proxy.cli.terminal import counted
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile, NameRule, room_given
-from mcp_context_proxy.config.settings import SHORTEST_NAME
+from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
+from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.trust.profiles import profile_of
+from mcp_context_proxy.trust.tokens import THE_USER
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -62,6 +66,31 @@ def names(proxy: Proxy) -> Iterator[Effect]:
         )
         remedy = "leave out expose.max_name_length, or run check --host NAME for the host that you use"
         yield Effect("warning", "names", message, remedy)
+
+
+def profiles(proxy: Proxy) -> Iterator[Effect]:
+    """Yield what the clients of each profile see, and mistakes in the profiles that no other check finds."""
+    config, saved = proxy.config, {*proxy.contexts.presets.names, *PRESETS}
+    for name, settings in config.clients.items():
+        about = f"clients.{name}"
+        seen = part_for(THE_USER.within(profile_of(name, settings)), proxy.catalog.whole.snapshot)
+        servers = {tool.server for tool in seen.tools.values()}
+        documents = sum(not one.server for one in seen.documents.values())
+        sees = (
+            f"sees {counted(len(seen.tools), 'tool')} of {counted(len(servers), 'server')}, "
+            f"{counted(documents, 'document')}"
+        )
+        yield Effect("ok" if seen.tools or documents else "warning", about, sees)
+        for glob in settings.servers or ():
+            if not any(matches(glob, server) for server in config.servers):
+                yield Effect("warning", about, f"no server is named {glob!r}")
+        for preset in settings.presets:
+            if preset not in saved:
+                remedy = f"`mcp-context-proxy session save {preset}` saves one"
+                yield Effect("warning", about, f"there is no preset {preset!r}", remedy)
+    if config.context.interactions_top_n and not config.interactions.enabled:
+        text = "context.interactions_top_n has no effect: nothing is remembered"
+        yield Effect("warning", "context", text, "set interactions.enabled = true")
 
 
 def effects(proxy: Proxy, host: HostProfile) -> Iterator[Effect]:

@@ -1,5 +1,7 @@
 """``install`` and ``uninstall``: hosts are connected to this proxy, and get their own settings back.
 
+``hook``: a host gives the user's own words to the proxy at each prompt, and its model what fits.
+
 Each shows what it would change before it does, and keeps a copy of a host's file.
 """
 
@@ -22,6 +24,9 @@ from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation.hooks import PLACES as HOOK_PLACES
+from mcp_context_proxy.installation.hooks import is_ours_alone, kept_copy
+from mcp_context_proxy.installation.hooks import planned as planned_hook
 from mcp_context_proxy.installation.journal import Journal, kept_data, read_text, write
 from mcp_context_proxy.installation.places import PLACES, HostPlace, hosts_here
 from mcp_context_proxy.installation.plan import (
@@ -350,3 +355,76 @@ def _purge(console: Terminal, dry_run: bool, yes: bool) -> None:
         console.say("Removed.")
     if (file := default_path(os.environ)).exists():
         console.say(f"The configuration stays: {file}")
+
+
+host_argument = click.argument("host", type=click.Choice(list(HOOK_PLACES)))
+
+
+@click.group("hook")
+def hook_command() -> None:
+    """Give a host's model, at each prompt, the tools, rules and references that fit the user's own words."""
+
+
+@hook_command.command("install")
+@host_argument
+@config_option
+@dry_option
+@click.pass_context
+def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_run: bool) -> None:
+    """Add the hook to the settings of HOST, in place; the file as it was is kept beside it."""
+    console, place = results(), HOOK_PLACES[host]
+    words = own_command(configuration_file(ctx, config_path))
+    at = words.index("serve")
+    change = planned_hook(place, Path.home(), [*words[:at], "hook", "run", host, *words[at + 1 :]])
+    if change is None:
+        console.say("Nothing to change: the hook is there already.")
+        return
+    show_change(console, change, [])
+    if dry_run:
+        console.say("Nothing was changed: --dry-run.")
+        return
+    _carry_out(change)
+    console.say(Text(f"Written: {change.file}", style="green"))
+    if place.note:
+        console.prose(place.note)
+    console.say(f"Back to how it was: {PROGRAM} hook uninstall {host}")
+
+
+@hook_command.command("uninstall")
+@host_argument
+@dry_option
+def uninstall_hook(host: str, dry_run: bool) -> None:
+    """Remove the hook from the settings of HOST."""
+    console = results()
+    change = planned_hook(HOOK_PLACES[host], Path.home(), None)
+    if change is None:
+        console.say("There is no hook of ours.")
+        return
+    show_change(console, change, [])
+    if dry_run:
+        console.say("Nothing was changed: --dry-run.")
+        return
+    if change.before is not None and is_ours_alone(HOOK_PLACES[host], change.before):
+        change.file.unlink()
+    else:
+        write(change)
+    kept_copy(change.file).unlink(missing_ok=True)
+    console.say(Text(f"Removed from {change.file}", style="green"))
+
+
+@hook_command.command("run", hidden=True)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_hook(arguments: tuple[str, ...]) -> None:
+    """Answer a hook; see `bridge.hook`. Here, where there are no sockets, with nothing."""
+    del arguments
+
+
+def _carry_out(change: FileChange) -> None:
+    if change.before is not None:
+        kept = kept_copy(change.file)
+        if (there := read_text(kept)) != change.before:
+            write(FileChange(kept, there, change.before))
+    try:
+        write(change)
+    except OSError as error:
+        raise InstallError(f"{shown(str(change.file))}: {error.strerror or error}") from None

@@ -79,6 +79,14 @@ class RunningProxy:
         """Return the answer to a POST."""
         return self._ask("POST", path, body, seconds)
 
+    def patch(self, path: str, body: Any) -> Any:
+        """Return the answer to a PATCH."""
+        return self._ask("PATCH", path, body, ANSWER_SECONDS)
+
+    def delete(self, path: str) -> Any:
+        """Return the answer to a DELETE."""
+        return self._ask("DELETE", path, None, ANSWER_SECONDS)
+
     def _ask(self, method: str, target: str, body: Any, seconds: float) -> Any:
         try:
             return ask(self._socket, method, target, body, seconds=seconds)
@@ -150,7 +158,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
     return source_and_run
 
 
-def _running(command: Callable[..., None]) -> Callable[..., None]:
+def of_running(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command, as its first argument, the `AnswerSource` of its answer, which is never a new proxy."""
 
     @config_option
@@ -163,7 +171,7 @@ def _running(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("status")
-@_running
+@of_running
 @json_option
 def status_command(source: AnswerSource, as_json: bool) -> None:
     """Show the proxies that run for the configuration: their hosts, memory, and the state of each server."""
@@ -241,7 +249,7 @@ def _span(seconds: float) -> str:
 
 
 @click.command("logs")
-@_running
+@of_running
 @click.argument("name", metavar="[SERVER]", required=False)
 @click.option("--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
 @click.option(
@@ -306,7 +314,7 @@ def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float]
 
 
 @click.command("call")
-@_running
+@of_running
 @click.argument("tool")
 @click.argument("arguments", metavar="[JSON]", default="{}")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
@@ -344,7 +352,7 @@ def _texts(result: Mapping[str, Any]) -> Iterable[str]:
 
 
 @click.command("restart")
-@_running
+@of_running
 @click.argument("name", metavar="SERVER")
 @json_option
 def restart_command(source: AnswerSource, name: str, as_json: bool) -> None:
@@ -358,7 +366,7 @@ def restart_command(source: AnswerSource, name: str, as_json: bool) -> None:
 
 
 @click.command("stop")
-@_running
+@of_running
 @json_option
 def stop_command(source: AnswerSource, as_json: bool) -> None:
     """Stop the proxies that hosts share, after the requests under way. A host that is open starts another."""
@@ -372,7 +380,7 @@ def stop_command(source: AnswerSource, as_json: bool) -> None:
 
 
 @click.command("enable")
-@_running
+@of_running
 @click.argument("name", metavar="SERVER|TOOL")
 @json_option
 def enable_command(source: AnswerSource, name: str, as_json: bool) -> None:
@@ -381,7 +389,7 @@ def enable_command(source: AnswerSource, name: str, as_json: bool) -> None:
 
 
 @click.command("disable")
-@_running
+@of_running
 @click.argument("name", metavar="SERVER|TOOL")
 @json_option
 def disable_command(source: AnswerSource, name: str, as_json: bool) -> None:

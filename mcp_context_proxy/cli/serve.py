@@ -33,6 +33,10 @@ PROBE_SECONDS = 2.0
     default=None,
     help="With stdio: a port of this machine for the API and the page. With --http they share its port.",
 )
+@click.option("--profile", metavar="NAME", help="With stdio: the profile [clients.NAME] for this host.")
+@click.option(
+    "--preset", "presets", metavar="NAME", multiple=True, help="With stdio: a preset to begin with."
+)
 @click.option("--own", is_flag=True, help="With stdio: a proxy for this session alone.")
 @click.option("--shared", is_flag=True, hidden=True, help="Share a proxy with other hosts: the default.")
 @click.option("--listen-on", type=int, default=None, hidden=True)
@@ -45,6 +49,8 @@ def serve_command(
     port: int | None,
     no_auth: bool,
     api_port: int | None,
+    profile: str | None,
+    presets: tuple[str, ...],
     own: bool,
     shared: bool,
     listen_on: int | None,
@@ -60,6 +66,8 @@ def serve_command(
         raise click.UsageError("--host and --port need --http; --no-auth needs --http or --api-port")
     if shared and (own or http or api_port is not None):
         raise click.UsageError("--shared is for stdio; set http.api_port in the configuration")
+    if http and (profile is not None or presets):
+        raise click.UsageError("--profile and --preset are for stdio; over HTTP, hosts use /mcp/p/NAME")
     if own and http:
         raise click.UsageError("--own is for stdio; over HTTP, all hosts share one proxy")
     if http and api_port is not None:
@@ -78,7 +86,11 @@ def serve_command(
         # Beside it, a host or a service manager would only have a line more in its log.
         how = "HTTP" if http else "stdio; normally a host starts this command"
         click.echo(f"Serving over {how}. Ctrl-C stops it.", err=True)
-    front = app.http_front if http else app.stdio_front
+    if profile is not None and profile not in config.clients:
+        known = ", ".join(config.clients)
+        there = f"there are: {known}" if known else "there are none"
+        raise click.UsageError(f"--profile: there is no table [clients.{profile}]; {there}")
+    front = app.http_front if http else partial(app.stdio_front, profile=profile, presets=presets)
     if listen_on is not None:
         front = partial(app.shared_front, listening=listen_on)
     try:

@@ -64,8 +64,8 @@ _MODEL_TABLES: Final = ("embedding", "rerank")
 _EXPANDED_MODEL_KEYS: Final = ("endpoint", "api_key")
 _EXPANDED_STORE_KEYS: Final = ("url", "listen_url", "replica")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
-_NEEDED: Final = frozenset({"http"})
-"""Tables without which nothing starts: who may connect is not decided by a default."""
+_NEEDED: Final = frozenset({"http", "clients"})
+"""Tables without which nothing starts: who may connect, and to what, is not decided by a default."""
 _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "context": {"keep_requests": False},
     "approval": {"mode": "all"},
@@ -303,8 +303,18 @@ class _Draft:
         documents = self.tables.get("documents")
         for index, document in enumerate(documents if isinstance(documents, list) else ()):
             path = ("documents", index, "path")
+            if not isinstance(document, dict):
+                continue
+            roots, launched = document.get("roots"), document.get("cwd") == LAUNCH
+            if isinstance(roots, list) and all(isinstance(root, str) for root in roots):
+                folder = self.source.file.parent
+                document["roots"] = [str(folder / expand_home(root, self.environ)) for root in roots]
+            if launched and isinstance(document.get("path"), str):
+                # Where a project has no such file, it has no such documents.
+                document["path"] = str(Path.cwd() / expand_home(document["path"], self.environ))
+                continue
             self._resolve(path, document, "path")
-            text = document.get("path") if isinstance(document, dict) else None
+            text = document.get("path")
             if isinstance(text, str) and (reason := _unreadable(Path(text))):
                 self.found.append(Mistake(path, f"{text}: {reason}"))
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
+from mcp_context_proxy.config.clients import Clients
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
 from mcp_context_proxy.config.tables import (
@@ -323,6 +324,10 @@ class ContextConfig(Table):
     """Whether models get ``manage_context``, to add and remove items."""
     retain_requests: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
     """Requests of a session for which a used tool stays selected."""
+    interactions_top_n: Annotated[int, Field(strict=True, ge=0, le=50)] = 0
+    """Remembered interactions in a context, if they fit the query; 0 for none."""
+    interaction_tokens: Count = 300
+    """Budget for the text of them in one context."""
 
 
 class ResultsConfig(Table):
@@ -521,6 +526,10 @@ class DocumentsConfig(Table):
     path: Path
     include: IncludeMode | None = None
     """Include mode of documents that have none of their own."""
+    roots: tuple[Path, ...] = ()
+    """Folders of the projects that the documents are for; none for all projects."""
+    cwd: Literal["launch"] | None = None
+    """``launch`` takes the path from the folder in which the host starts the proxy; there may be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,6 +576,8 @@ class Config(Table):
     servers: Annotated[dict[str, ServerConfig], Reload.LIVE] = Field(default={})
     """Servers by name, in the order of the file."""
     documents: Annotated[tuple[DocumentsConfig, ...], Reload.LIVE] = ()
+    clients: Annotated[Clients, Reload.LIVE] = Field(default={})
+    """Profiles of clients, by name."""
     path: Annotated[Path | None, Reload.LIVE] = None
     """The file that the configuration was loaded from."""
     off: Annotated[dict[str, ServerOff], Reload.LIVE] = Field(default={})

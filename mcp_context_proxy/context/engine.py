@@ -22,6 +22,8 @@ from mcp_context_proxy.context.options import (
     Overrides,
     overridden,
 )
+from mcp_context_proxy.context.presets import PresetBook
+from mcp_context_proxy.context.recollection import Recollector
 from mcp_context_proxy.context.records import (
     ContextItem,
     Delivery,
@@ -40,6 +42,7 @@ from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
+from mcp_context_proxy.trust.profiles import profile_in
 from mcp_context_proxy.trust.tokens import ACTING
 
 RELATED = 20
@@ -69,6 +72,10 @@ class SessionState:
     removed: tuple[RemovedItem, ...]
     options: Overrides
     latest_request: str | None
+    profile: str | None = None
+    """Profile of its client; None without one."""
+    by_person: tuple[RemovedItem, ...] = ()
+    """Items that a person has added or removed, about which a model changes nothing."""
 
 
 class ContextEngine:
@@ -86,8 +93,13 @@ class ContextEngine:
         expander: ContextExpander,
         reranker: Reranker | None = None,
         working_set: WorkingSet | None = None,
+        presets: PresetBook | None = None,
     ) -> None:
         """Connect the parts; ``options`` are those of the configuration."""
+        self.presets = presets or PresetBook(None)
+        """Presets that sessions may begin with."""
+        self.recollector: Recollector | None = None
+        """Adds remembered interactions to contexts; None if nothing is remembered."""
         self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
         self.sessions, self.records = sessions, records
         self.count_tokens = costs.of_text
@@ -161,10 +173,16 @@ class ContextEngine:
             UnknownFilterError: a server, category or tag in the scope does not exist.
         """
         query = clean(query[: context_session.QUERY_CHARACTERS])
+        begun_with = ACTING.get().all_presets
         levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
+        if begun_with:
+            levels = [*self.presets.options(begun_with), *levels]
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options
-        view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
+        if session is None:
+            view = self.presets.view(begun_with) if begun_with else NO_SESSION
+        else:
+            view = session.view(options.retain_requests, options.history)
         selection = Selection(
             query=query,
             origin=origin,
@@ -191,6 +209,9 @@ class ContextEngine:
         if rerank is None and (origin == "list" or not remember):
             rerank = "never"
         answer = await self._complete(selection, snapshot, rerank, client)
+        if self.recollector is not None and options.interactions_top_n and origin == "context":
+            rights = ACTING.get() if session is None else session.rights
+            answer = await self.recollector.complete(answer, rights.owner)
         if remember:
             self.records.add(answer.context)
             if session is not None:
@@ -268,23 +289,56 @@ class ContextEngine:
             removed=tuple(RemovedItem(*key) for key in sorted(session.removed)),
             options=session.overrides,
             latest_request=session.latest_request,
+            profile=profile_in(session.principal),
+            by_person=tuple(RemovedItem(*key) for key in sorted(session.by_person)),
         )
 
     async def items(self, session: SessionContext | None = None) -> tuple[ContextItem, ...]:
         """Return the items of a session; without one, those of every session."""
-        view = NO_SESSION if session is None else session.view()
+        view = self.presets.view(ACTING.get().all_presets) if session is None else session.view()
         listed = partial(self._selector.session_items, self._catalog.snapshot, view)
         return await self._searcher.off_loop(lambda: tuple(listed()))
 
-    def add(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
-        """Add an item to a session by hand, whatever its include mode."""
-        snapshot = self._catalog.snapshot
-        context_session.add(session, context_session.resolve_in(session, snapshot, kind, name, server))
+    def add(
+        self,
+        session: SessionContext,
+        kind: Kind,
+        name: str,
+        server: str | None = None,
+        *,
+        by_model: bool = False,
+    ) -> None:
+        """Add an item to a session by hand, whatever its include mode; a model may add ``agent`` items only.
 
-    def remove(self, session: SessionContext, kind: Kind, name: str, server: str | None = None) -> None:
-        """Remove an item from all contexts of a session, until it is added again."""
-        snapshot = self._catalog.snapshot
-        context_session.remove(session, context_session.resolve_in(session, snapshot, kind, name, server))
+        Raises:
+            NotForModelsError: only a person may add it.
+        """
+        context_session.add(session, self._decided(session, kind, name, server, by_model))
+
+    def remove(
+        self,
+        session: SessionContext,
+        kind: Kind,
+        name: str,
+        server: str | None = None,
+        *,
+        by_model: bool = False,
+    ) -> None:
+        """Remove an item from all contexts of a session, until it is added again; for a model as in `add`.
+
+        Raises:
+            NotForModelsError: only a person may remove it.
+        """
+        context_session.remove(session, self._decided(session, kind, name, server, by_model))
+
+    def _decided(
+        self, session: SessionContext, kind: Kind, name: str, server: str | None, by_model: bool
+    ) -> Item:
+        """Return an item that a model may change, or that a person has decided on."""
+        item = context_session.resolve_in(session, self._catalog.snapshot, kind, name, server)
+        decide = context_session.check_model_may if by_model else context_session.decided
+        decide(session, item)
+        return item
 
     async def requests(self, session: str | None = None, limit: int = 50) -> list[RequestContext]:
         """Return the latest request contexts of a session (by public id) or of all, newest first."""

@@ -66,6 +66,10 @@ class ContextOptions:
     select ``by_fit``."""
     document_tokens: int = 1500
     """Budget for the text of the rules and references in one answer."""
+    interactions_top_n: int = 0
+    """Remembered interactions in one context at most."""
+    interaction_tokens: int = 300
+    """Budget for the text of them."""
     list_tokens: int = 0
     """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
 
@@ -113,6 +117,8 @@ def configured(config: Config) -> ContextOptions:
         expand_results=context.expand_results,
         calibrated=calibrated,
         document_tokens=context.document_tokens,
+        interactions_top_n=context.interactions_top_n,
+        interaction_tokens=context.interaction_tokens,
         list_tokens=config.expose.list_all_below,
     )
 

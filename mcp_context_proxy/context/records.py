@@ -96,6 +96,20 @@ class ContextItem:
 
 
 @dataclass(frozen=True, slots=True)
+class RecalledInteraction:
+    """A remembered interaction in a request context."""
+
+    id: int
+    agent_name: str
+    interaction_type: str
+    time: float
+    """When it happened, in seconds since 1970."""
+    score: float
+    tokens: int
+    """Estimated cost of its text for a model."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestContext:
     """Everything that a model was given for one request, by name."""
 
@@ -113,6 +127,8 @@ class RequestContext:
     """Selected items that did not fit into `ContextOptions.max_tokens`."""
     near_misses: tuple[ContextItem, ...] = ()
     """Closest items if nothing fits; not part of the context."""
+    interactions: tuple[RecalledInteraction, ...] = ()
+    """Remembered interactions of the same owner that the query means."""
     failure: str | None = None
     """Reason why the selection failed; the session's items were served."""
     note: str | None = None
@@ -131,8 +147,8 @@ class RequestContext:
 
     @property
     def tokens(self) -> int:
-        """Estimated tokens of all items together."""
-        return sum(item.tokens for item in self.items)
+        """Estimated tokens of all items and interactions together."""
+        return sum(item.tokens for item in self.items) + sum(one.tokens for one in self.interactions)
 
     def of(self, *types: Kind) -> tuple[ContextItem, ...]:
         """Return the items of some types."""

@@ -143,6 +143,8 @@ class SearchAnswer:
     """Results of the search, without those over budget; the session's items if the search failed."""
     told: tuple[ToldDocument, ...] = ()
     """Rules and references as the answer tells them; none where it tells only names."""
+    recalled: tuple[str, ...] = ()
+    """Remembered interactions in the context, a line each."""
 
     @property
     def tool_names(self) -> list[str]:

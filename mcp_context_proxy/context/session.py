@@ -23,7 +23,7 @@ from mcp_context_proxy.catalog import names
 from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
 from mcp_context_proxy.context.records import Delivery, Mode
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError
+from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool, uri_of
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
@@ -107,6 +107,8 @@ class SessionContext:
     """Items added by hand, in that order."""
     removed: set[ItemKey] = field(default_factory=set)
     """Items removed by hand: part of no context of this session until they are added again."""
+    by_person: set[ItemKey] = field(default_factory=set)
+    """Items that a person has added or removed: a model changes nothing about them."""
     overrides: Overrides = NO_OVERRIDES
     latest_request: str | None = None
     """Id of the latest request context."""
@@ -126,6 +128,8 @@ class SessionContext:
     """Servers of which the latest answer to a search could have said something, by the note about them."""
     principal: str | None = None
     """Principal that created it and alone may use it; None where callers have no names."""
+    rights: Principal = THE_USER
+    """What its client may reach."""
 
     @property
     def kind(self) -> str:
@@ -224,6 +228,8 @@ class Session(SessionContext):
     """What its client may reach."""
     hello: Hello | None = None
     """The terms on which its client opened it."""
+    folders: tuple[str, ...] | None = None
+    """Folders of the projects that its client has open; None until that is known, or matters."""
     log_level: str | None = None
     """Least severe log level that the client asked for; None until it does."""
     introduced: set[str] = field(default_factory=set)
@@ -455,6 +461,23 @@ def resolve_in(
     if isinstance(item, Tool) and server is None:
         session.means(Kind.TOOL, name, item.server)
     return item
+
+
+def check_model_may(session: SessionContext, item: Item) -> None:
+    """Raise `NotForModelsError` unless a model may add and remove an item.
+
+    It may those that a search can find, whose include mode is ``agent``, and that no person has decided on.
+    """
+    kind, name = key = key_of(item)
+    if key in session.by_person:
+        raise NotForModelsError(kind, name, "a person has decided on it in this session")
+    if item.include is not IncludeMode.AGENT:
+        raise NotForModelsError(kind, name, f'its include mode is "{item.include}"')
+
+
+def decided(session: SessionContext, item: Item) -> None:
+    """Note that a person has decided on an item."""
+    session.by_person.add(key_of(item))
 
 
 def add(session: SessionContext, item: Item) -> None:

@@ -133,6 +133,13 @@ class Conversation:
         return self._session
 
     @property
+    def rights(self) -> Principal:
+        """The rights of the host, with the limits of its profile."""
+        if self._session is not None:
+            return self._session.rights
+        return self._gateway.profiles.of_client(self._rights, self._client_info)
+
+    @property
     def client_info(self) -> Raw | None:
         """The latest introduction of the host; None if it has not introduced itself."""
         return self._client_info
@@ -197,7 +204,10 @@ class Conversation:
                 self._reply_now(envelope.reply(request_id, self._initialize(params)))
                 return None
             caller = self._caller(method, params, released.set)
-            if not gateway and (result := self._negotiation.answer(method, params, caller.era)) is not None:
+            if (
+                not gateway
+                and (result := self._negotiation.answer(method, params, caller.era, self._rights)) is not None
+            ):
                 self._reply_now(envelope.reply(request_id, result))
                 return None
         except RequestError as error:
@@ -215,7 +225,7 @@ class Conversation:
     def _initialize(self, params: Members) -> bytes:
         """Return the result of ``initialize``; the first one opens the session."""
         if self._session is not None:
-            return self._negotiation.initialize_again(params)
+            return self._negotiation.initialize_again(params, self._rights)
 
         result, self._session = self._negotiation.initialize(params, self._rights)
         self._client_info = params["clientInfo"]
@@ -265,7 +275,7 @@ class Conversation:
             with scope, self._gateway.drain.busy():
                 try:
                     if method == LISTEN and caller.era is Era.MODERN:
-                        listen = self._negotiation.subscriptions.listen
+                        listen = self._negotiation.listen
                         result = await listen(request_id, params, self._rights, self._messages.tell)
                     else:
                         result = await self._gateway.handle(method, params, caller)

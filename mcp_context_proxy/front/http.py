@@ -30,6 +30,7 @@ from mcp_context_proxy.front.http_connections import (
 )
 from mcp_context_proxy.front.http_requests import WholeBodies
 from mcp_context_proxy.front.http_sessions import Guesses
+from mcp_context_proxy.front.profiles import PARAMETER, InProfile
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
@@ -82,10 +83,13 @@ def application(
         async with streamable.running():
             yield
 
+    profiles = negotiation.gateway.profiles
+    hosts = InProfile(streamable, profiles)
     routes = [
-        Route("/mcp", streamable),
-        Route("/sse", events, methods=["GET"]),
-        Mount(MESSAGES_PATH, app=events.message),
+        Route("/mcp", hosts),
+        Route(f"/mcp/p/{{{PARAMETER}}}", hosts),
+        Route("/sse", InProfile(events, profiles), methods=["GET"]),
+        Mount(MESSAGES_PATH, app=InProfile(events.message, profiles)),
         *more,
     ]
     return guarded(routes, policy, health, limits, lifespan)

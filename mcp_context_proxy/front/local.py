@@ -170,7 +170,7 @@ class Hosts:
             elif first.isalpha():
                 await (await self._opened_api(group)).serve(connection)
             else:
-                await self._converse(connection)
+                await self._converse(connection, greeting_of(connection))
         except Exception:
             # boundary: a bug of the proxy ends one connection, and its details are for the log
             logger.exception("a connection of the shared proxy has failed")
@@ -185,7 +185,8 @@ class Hosts:
                 group.start_soon(self._api.run)
         return self._api
 
-    async def _converse(self, connection: socket.socket) -> None:
+    async def _converse(self, connection: socket.socket, greeting: Greeting) -> None:
+        started = self._negotiation.gateway.profiles.started
         async with anyio.create_task_group() as group:
             channel = await SocketChannel.open(connection, self._limits.message_bytes)
             conversation = Conversation(
@@ -193,6 +194,7 @@ class Hosts:
                 limits=self._limits,
                 channel=channel,
                 write_response=channel.send,
+                rights=started(greeting.profile, greeting.presets, greeting.folder),
             )
             self._open[conversation] = channel
             try:
@@ -214,14 +216,32 @@ class Greeting(msgspec.Struct, frozen=True):
     pid: int | None = None
     folder: str | None = None
     session: str | None = None
+    profile: str | None = None
+    """Profile that the host has chosen by ``serve --profile``."""
+    presets: tuple[str, ...] = ()
+    """Presets that it has named."""
 
 
 class _Greeted(msgspec.Struct, frozen=True):
     bridge: Greeting
 
 
+GREETING_BYTES: Final = 16_384
+"""Longest greeting: a folder has at most 4,096 bytes, which JSON may write as three times as many."""
+
 GREETING_START: Final = b'{"bridge":'
 """Beginning of the line with them. No message of a host begins so."""
+
+
+def greeting_of(connection: socket.socket) -> Greeting:
+    """Return the greeting of a bridge, which it writes at once, ahead of everything; none is taken away."""
+    try:
+        line, end, _ = connection.recv(GREETING_BYTES, socket.MSG_PEEK).partition(b"\n")
+        if end and line.startswith(GREETING_START):
+            return msgspec.json.decode(line, type=_Greeted).bridge
+    except (OSError, msgspec.DecodeError):
+        pass
+    return Greeting()
 
 
 def _host(conversation: Conversation, channel: SocketChannel) -> ConnectedHost:
@@ -238,6 +258,7 @@ def _host(conversation: Conversation, channel: SocketChannel) -> ConnectedHost:
         folder=greeting.folder,
         host_session=greeting.session,
         session=conversation.session,
+        rights=conversation.rights,
     )
 
 

@@ -32,6 +32,7 @@ from mcp_context_proxy.protocol.framing import (
     gate,
 )
 from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ LAST_RESPONSES_SECONDS = 0.5
 soon enough for the servers to be stopped after a host has gone."""
 
 
-async def serve(negotiation: Negotiation, limits: Limits) -> None:
-    """Serve until the host closes its end; requests that are still under way soon after are cancelled."""
+async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
+    """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
     unread = 0
     async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
 
@@ -63,7 +64,11 @@ async def serve(negotiation: Negotiation, limits: Limits) -> None:
                     gate.open()
 
         conversation = Conversation(
-            negotiation=negotiation, limits=limits, channel=pipes, write_response=write_response
+            negotiation=negotiation,
+            limits=limits,
+            channel=pipes,
+            write_response=write_response,
+            rights=rights,
         )
 
         def receive(frame: bytes | Oversized) -> None:

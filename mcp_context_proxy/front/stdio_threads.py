@@ -18,6 +18,7 @@ from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, is_large
 from mcp_context_proxy.protocol.framing import LineFramer, Oversized
 from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
 READ_BYTES: Final = 64 * 1024
 
@@ -28,12 +29,12 @@ LAST_RESPONSES_SECONDS: Final = 0.5
 """Time for requests that are under way when the input ends."""
 
 
-async def serve(negotiation: Negotiation, limits: Limits) -> None:
-    """Serve until the host closes its end; requests that are still under way soon after are cancelled."""
+async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
+    """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
     source, sink = _taken_over()
     streams = ThreadedStreams(source, sink)
     conversation = Conversation(
-        negotiation=negotiation, limits=limits, channel=streams, write_response=streams.send
+        negotiation=negotiation, limits=limits, channel=streams, write_response=streams.send, rights=rights
     )
     async with anyio.create_task_group() as group:
         group.start_soon(streams.write)

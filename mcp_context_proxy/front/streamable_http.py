@@ -148,7 +148,7 @@ class StreamableHttp:
             era = self._negotiation.era_of(method, params, meta, None)
             if method == "tools/call":
                 self._check_arguments(fields, params)
-            result = self._negotiation.answer(method, params, era)
+            result = self._negotiation.answer(method, params, era, rights_of(scope))
         except RequestError as error:
             known = request_id if isinstance(request_id, int | str) else None
             frame = envelope.error_reply(known, error.code, error.message, error.data)
@@ -160,7 +160,7 @@ class StreamableHttp:
         capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
         caller = _caller(scope, era, None, capabilities, client_info, messages)
         if method == LISTEN:
-            listen = self._negotiation.subscriptions.listen
+            listen = self._negotiation.listen
             work = partial(listen, request_id, params, caller.rights, messages.tell)
         else:
             work = partial(self._gateway.handle, method, params, caller)
@@ -212,7 +212,7 @@ class StreamableHttp:
         try:
             params = _params_of(message)
             if session is not None:
-                result = self._negotiation.initialize_again(params)
+                result = self._negotiation.initialize_again(params, rights_of(scope))
             elif not self._sessions.make_room():
                 text, status = "busy: all sessions are in use", HTTPStatus.SERVICE_UNAVAILABLE
                 return error_response(status, None, text, INTERNAL_ERROR)
@@ -242,7 +242,7 @@ class StreamableHttp:
         try:
             params = _params_of(message)
             era = self._negotiation.era_of(method, params, eras.meta_of(params), session.state)
-            result = self._negotiation.answer(method, params, era)
+            result = self._negotiation.answer(method, params, era, rights_of(scope))
         except RequestError as error:
             frame = envelope.error_reply(request_id, error.code, error.message, error.data)
             return Response(frame, HTTPStatus.OK, named, JSON_TYPE)

@@ -170,6 +170,7 @@ class InteractionMemory:
         top_k: int | None = None,
         time_decay_factor: float | None = None,
         interaction_type: str | None = None,
+        owner: str | None = None,
     ) -> Recall:
         """Find interactions that a query means, by default of all agents and types.
 
@@ -183,13 +184,14 @@ class InteractionMemory:
             time_decay_factor: Share of a score that is left after a day, above 0 and at most 1; by default
                 that of the configuration for each type.
             interaction_type: Only of this type.
+            owner: Only those of this principal; empty for the user.
 
         Raises:
             ValueError: a number is outside its bounds.
         """
         top_k = self._keep.top_k if top_k is None else top_k
         check_numbers(top_k, time_decay_factor)
-        scope, note = scope_of(agent_name, interaction_type), ""
+        scope, note = replace(scope_of(agent_name, interaction_type), owner=owner), ""
         model_id, vector = None, None
         try:
             model_id, (vector,) = self._model.run(
@@ -209,7 +211,7 @@ class InteractionMemory:
         if vector is None:
             if not results:
                 note = note.replace("so only words were compared", "so these are the latest interactions")
-                return replace(self.recent(agent_name, top_k, interaction_type), note=note)
+                return replace(self.recent(agent_name, top_k, interaction_type, owner), note=note)
             return Recall(results, "words", known, known, note)
         if unembedded:
             have = "1 interaction has" if unembedded == 1 else f"{unembedded:,} interactions have"
@@ -220,7 +222,11 @@ class InteractionMemory:
         return Recall(results, "semantic", known, unembedded, note or None)
 
     def recent(
-        self, agent_name: str | None = None, limit: int | None = None, interaction_type: str | None = None
+        self,
+        agent_name: str | None = None,
+        limit: int | None = None,
+        interaction_type: str | None = None,
+        owner: str | None = None,
     ) -> Recall:
         """Return the latest interactions, newest first; by default as many as a search finds.
 
@@ -230,7 +236,7 @@ class InteractionMemory:
         limit = self._keep.top_k if limit is None else limit
         if limit < 1:
             raise ValueError(f"limit is {limit}; it must be at least 1")
-        scope = scope_of(agent_name, interaction_type)
+        scope = replace(scope_of(agent_name, interaction_type), owner=owner)
         results = tuple(Recollection(_readable(one), None, None) for one in self._store.latest(limit, scope))
         return Recall(results, "recent", self._store.count(scope), 0)
 
@@ -256,7 +262,8 @@ def scope_of(
     agent_name: str | None, interaction_type: str | None, before: float | None = None
 ) -> InteractionScope:
     """Return the interactions of an agent, by any spelling of its name, and of a type; None is any."""
-    return InteractionScope(None if agent_name is None else agent_named(agent_name), interaction_type, before)
+    agent = None if agent_name is None else agent_named(agent_name)
+    return InteractionScope(agent, interaction_type, before)
 
 
 def agent_named(name: str | None) -> str:

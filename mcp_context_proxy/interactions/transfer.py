@@ -64,13 +64,14 @@ class Imported:
     """The first reasons for it, each with its place."""
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, omit_defaults=True):
     """An interaction as it is exported."""
 
     agent_name: str
     interaction_type: str
     content: str
     time: float
+    owner: str = ""
 
 
 REASONS: Final = 5
@@ -87,7 +88,7 @@ def export_lines(store: InteractionStore, scope: InteractionScope) -> Iterator[b
                 None,
                 one.interaction_type,
             ):
-                line = _Line(one.agent_name, one.interaction_type, one.content, one.time)
+                line = _Line(one.agent_name, one.interaction_type, one.content, one.time, one.owner)
                 yield msgspec.json.encode(line) + b"\n"
 
 
@@ -146,7 +147,8 @@ def _of_lines(path: Path, done: Imported) -> Iterator[Interaction]:
             except msgspec.MsgspecError as error:
                 _unusable(done, f"line {number}: {error}")
                 continue
-            yield Interaction(found.agent_name, found.interaction_type, found.content, found.time)
+            facts = (found.agent_name, found.interaction_type, found.content, found.time)
+            yield Interaction(*facts, owner=found.owner)
 
 
 def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Interaction]:

@@ -200,8 +200,9 @@ class EndedCalls:
     ) -> None:
         if self.learn is None and self.used is None:
             return
-        # The uses of an administrator teach everybody's searches; those of others only their own.
-        principal, owner = caller.principal, caller.rights.owner
+        # The uses of an administrator teach everybody's searches; those of others only their own, unless
+        # their profile says otherwise.
+        principal, owner = caller.principal, "" if caller.rights.teaches else caller.rights.owner
         if self.in_session is not None and not owner:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._request_of(tool, session, principal)
@@ -251,17 +252,18 @@ class InteractionLog:
 
     recorder: InteractionRecorder
 
-    def searched(self, query: str, agent_name: str | None) -> None:
+    def searched(self, query: str, agent_name: str | None, owner: str) -> None:
         """Record a search."""
-        interaction = Interaction(agent_name or "", SEARCH, query, time_of_day())
+        interaction = Interaction(agent_name or "", SEARCH, query, time_of_day(), owner=owner)
         self.recorder.note(lambda: interaction)
 
     def called(self, tool: Tool, params: Members, caller: Caller, goal: str | None) -> None:
         """Record a call; its arguments are decoded later, off the event loop."""
         now, client, arguments = time_of_day(), caller.client_info, params.get("arguments", NO_ARGUMENTS)
+        owner = caller.rights.owner
 
         def interaction() -> Interaction:
             content = memory.call(tool.exposed_name, bytes(arguments), goal)
-            return Interaction(eras.name_of(client) or "", CALL, content, now)
+            return Interaction(eras.name_of(client) or "", CALL, content, now, owner=owner)
 
         self.recorder.note(interaction)

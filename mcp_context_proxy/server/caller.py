@@ -18,6 +18,9 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
 
+AGENT_HEADER = "X-Agent-Name"
+"""Header of an HTTP request with the name of the agent on whose behalf it is made."""
+
 PRINCIPAL_KEY = "mcp-context-proxy/principal"
 """Key of an ASGI scope: the identity behind the request. The guard of the front sets it."""
 
@@ -61,6 +64,8 @@ class ConnectedHost:
     """The host's own id of its session, which its hooks are told as well."""
     session: Session | None = None
     """Its session here; None in the modern era."""
+    rights: Principal = THE_USER
+    """What it may reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

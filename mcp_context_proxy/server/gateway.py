@@ -40,13 +40,14 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions, Send
+from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.prompts import Prompts
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import THE_USER, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, acting_as
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -88,12 +89,13 @@ class Gateway:
         resources: Resources,
         skills: Skills,
         prompts: Prompts,
+        profiles: Profiles,
         page_size: int = 0,
     ) -> None:
         """Route requests to these parts; `page_size` is the number of entries on a page, 0 for no pages."""
         self._fleet, self._contexts, self._open_sessions = fleet, contexts, open_sessions
         self._tool_calls, self._meta_tools, self._page_size = tool_calls, meta_tools, page_size
-        self.resources = resources
+        self.resources, self.profiles = resources, profiles
         self._announcing: dict[tuple[Session, str], bool] = {}
         """Notifications that are being passed on; True if one came again meanwhile."""
         self.drain = Drain()
@@ -136,14 +138,10 @@ class Gateway:
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
         try:
-            acting = nullcontext() if caller.rights is THE_USER else acting_as(caller.rights)
-            with self.drain.request(), acting:
-                if self.tracing is None:
-                    return await handler(params, caller)
-                with self.tracing.request(method, params, caller.era) as traced:
-                    result = await handler(params, caller)
-                    traced.answered(result)
-                    return result
+            with self.drain.request():
+                if self.profiles.active or caller.rights.profile is not None:
+                    caller = await self.profiles.admit(caller)
+                return await self._handle(handler, method, params, caller)
         except RequestError:
             raise
         except Exception:
@@ -153,10 +151,21 @@ class Gateway:
                 INTERNAL_ERROR, "internal error of the proxy; its log has the details"
             ) from None
 
+    async def _handle(self, handler: Handler, method: str, params: Members, caller: Caller) -> bytes:
+        acting = nullcontext() if caller.rights is ACTING.get() else acting_as(caller.rights)
+        with acting:
+            if self.tracing is None:
+                return await handler(params, caller)
+            with self.tracing.request(method, params, caller.era) as traced:
+                result = await handler(params, caller)
+                traced.answered(result)
+                return result
+
     def open_session(self, session: Session, send: Send) -> None:
         """Open a handshake-era session; `send` notifies its client beside its requests."""
         self._open_sessions.open(session, send)
         self._contexts.sessions.register(session)
+        self._contexts.presets.begin(session, session.rights.all_presets)
 
     def end_session(self, session: Session) -> None:
         """End a session, its subscriptions, and its connections to servers; do nothing if it has ended."""
@@ -171,6 +180,7 @@ class Gateway:
         key = session, method
         if method not in RELAYED_NOTIFICATIONS:
             return
+        session.folders = None  # asked again with the next request
         if key in self._announcing:
             self._announcing[key] = True
             return

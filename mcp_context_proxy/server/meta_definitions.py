@@ -382,7 +382,7 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "title": "Manage the context",
         "description": (
             "Add an item to the context of this conversation, remove one, or list what is in it. What is "
-            "added is part of every later request, what is removed of none."
+            "added is part of every later request, what is removed of none. What a person has decided stays."
         ),
         "inputSchema": input_schema(ManageArguments),
         "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},

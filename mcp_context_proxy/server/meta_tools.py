@@ -28,7 +28,13 @@ from mcp_context_proxy.context.session import (
 )
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
-from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
+from mcp_context_proxy.errors import (
+    DownstreamError,
+    NotForModelsError,
+    StoreError,
+    UnknownFilterError,
+    UnknownItemError,
+)
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
@@ -194,7 +200,7 @@ class MetaTools:
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
         if self.log is not None:
-            self.log.searched(answer.context.query, eras.name_of(caller.client_info))
+            self.log.searched(answer.context.query, eras.name_of(caller.client_info), caller.rights.owner)
         if caller.session is not None:
             caller.session.query = answer.context.query
             self.changes.show(caller.session, sorted(answer.tool_names))
@@ -241,8 +247,8 @@ class MetaTools:
             watched = nullcontext() if caller.session is None else self.changes.watching(caller.session)
             try:
                 with watched:
-                    change(session, Kind(wanted.type), wanted.name, wanted.server)
-            except UnknownItemError as error:
+                    change(session, Kind(wanted.type), wanted.name, wanted.server, by_model=True)
+            except (UnknownItemError, NotForModelsError) as error:
                 raise _UnusableArgumentsError(str(error)) from error
         items = await self.contexts.items(session)
         context_id = session.secret if isinstance(session, Handle) else None
@@ -257,9 +263,11 @@ class MetaTools:
     def _new_handle(self, caller: Caller) -> Handle:
         """Create a handle; it knows the documents and notes that the client's session was given."""
         handle = self.handles.create(caller.principal)
+        handle.rights = caller.rights
         if caller.session is not None:
             handle.delivered.update(caller.session.delivered)
             handle.noted.update(caller.session.noted)
+        self.contexts.presets.begin(handle, caller.rights.all_presets)
         return handle
 
     async def _read(self, wanted: ReadArguments, params: Members, caller: Caller) -> bytes:
@@ -279,7 +287,8 @@ class MetaTools:
         return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
 
     async def _recall(self, wanted: RecallArguments, params: Members, caller: Caller) -> bytes:
-        if not is_admin(caller.rights):
+        everybody = is_admin(caller.rights)
+        if not everybody and caller.rights.profile is None:
             return failure(f"{RECALL} searches what all agents did, so it needs an administrator's token")
         if self.recorder is None:
             return failure(f"{RECALL} is switched off; [interactions] recall_tool switches it on")
@@ -292,6 +301,7 @@ class MetaTools:
                 wanted.top_k,
                 wanted.time_decay_factor,
                 wanted.interaction_type,
+                None if everybody else caller.rights.owner,
             )
             found = await in_thread(search, abandon_on_cancel=True)
             if _wants_data(params):

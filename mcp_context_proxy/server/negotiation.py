@@ -15,11 +15,12 @@ from msgspec import Raw
 from mcp_context_proxy.context.delivery import SessionIntroduction
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras, validation
-from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError, RequestId
 from mcp_context_proxy.protocol.eras import Era, Hello
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.notifications import Send
 from mcp_context_proxy.server.subscriptions import Subscriptions
-from mcp_context_proxy.trust.tokens import Principal
+from mcp_context_proxy.trust.tokens import Principal, acting_as
 
 INITIALIZE: Final = "initialize"
 PING: Final = "ping"
@@ -84,7 +85,8 @@ class Negotiation:
             RequestError: the params are not those of the method.
         """
         hello = _hello(params)
-        introduction = self._introduction()
+        rights = self.gateway.profiles.of_client(rights, hello.client_info)
+        introduction = self._introduction_to(rights)
         session = Session(
             principal=rights.name,
             rights=rights,
@@ -94,9 +96,22 @@ class Negotiation:
         )
         return _introduced(hello, introduction.text), session
 
-    def initialize_again(self, params: Members) -> bytes:
+    def initialize_again(self, params: Members, rights: Principal) -> bytes:
         """Return the result of a further ``initialize`` in an open session, which stays as it is."""
-        return _introduced(_hello(params), self._introduction().text)
+        return _introduced(_hello(params), self._introduction_to(rights).text)
+
+    def _introduction_to(self, rights: Principal) -> SessionIntroduction:
+        with acting_as(rights):
+            return self._introduction()
+
+    def _rights_of(self, params: Members, rights: Principal) -> Principal:
+        """Return the rights of a modern request, with the limits of its client's profile."""
+        return self.gateway.profiles.of_client(rights, eras.meta_of(params).get(eras.CLIENT_INFO_KEY))
+
+    async def listen(self, request_id: RequestId, params: Members, rights: Principal, send: Send) -> bytes:
+        """Serve a stream of notifications; see `Subscriptions.listen`."""
+        rights = self._rights_of(params, rights)
+        return await self.subscriptions.listen(request_id, params, rights, send)
 
     def era_of(self, method: str, params: Members, meta: Members, session: Session | None) -> Era:
         """Return the era of a request, whose ``_meta`` is decoded, of a client with this session, if any.
@@ -118,16 +133,17 @@ class Negotiation:
         check_version(said)
         return Era.MODERN
 
-    def discover(self) -> bytes:
-        """Return the result of ``server/discover``."""
+    def discover(self, params: Members, rights: Principal) -> bytes:
+        """Return the result of ``server/discover`` for a client with these rights."""
+        introduction = self._introduction_to(self._rights_of(params, rights))
         members: Members = {
             "supportedVersions": envelope.raw([eras.MODERN_VERSION]),
             "capabilities": _DECLARED[Era.MODERN],
-            "instructions": envelope.raw(self._introduction().text),
+            "instructions": envelope.raw(introduction.text),
         }
         return eras.fit_own_to_client(DISCOVER, members, Era.MODERN)
 
-    def answer(self, method: str, params: Members, era: Era) -> bytes | None:
+    def answer(self, method: str, params: Members, era: Era, rights: Principal) -> bytes | None:
         """Return the result of a method that needs no more than this; None if it is not one of those.
 
         Raises:
@@ -141,7 +157,7 @@ class Negotiation:
             raise RequestError(INVALID_PARAMS, fault)
         if method == LISTEN:
             return None
-        return self.discover() if method == DISCOVER else b"{}"
+        return self.discover(params, rights) if method == DISCOVER else b"{}"
 
 
 def _introduced(hello: Hello, instructions: str) -> bytes:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import anyio
 import anyio.lowlevel
 from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.parts import part_for
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -32,6 +34,7 @@ from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.validation import containing
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, acting_as
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +74,9 @@ PROMPTS_CHANGED = "notifications/prompts/list_changed"
 
 Send = Callable[[str, Members], Awaitable[None]]
 """Sends a notification: method, params."""
+
+Publish = Callable[[str, Members, Callable[[Principal], bool]], Awaitable[None]]
+"""Publishes an event to the subscriptions of those principals that it concerns: method, params, who."""
 
 
 class OpenSessions:
@@ -315,9 +321,14 @@ class ChangeNotifier:
 
     def __init__(self, catalog: Catalog, tools: ToolList, sessions: OpenSessions, watches: Watches) -> None:
         self._catalog, self._tools, self._sessions, self._watches = catalog, tools, sessions, watches
-        self.publish: Send | None = None
+        self.publish: Publish | None = None
         """Publishes events to subscriptions of modern clients; None before the first of them."""
-        self._announced: dict[str, bytes] = {}
+        self.subscribers: Callable[[], Iterable[Principal]] = tuple
+        """Returns the principals that have such subscriptions."""
+        self._announced: dict[Principal, dict[str, bytes]] = {}
+        """Digest of each list as announced last, by principal; those without limits see the same."""
+        self._whole = catalog.whole.snapshot
+        """The catalog as announced last."""
         self._grown: set[Session] = set()
         self._modern_grown = False
         self._rewritten: dict[str, Members] = {}
@@ -375,7 +386,8 @@ class ChangeNotifier:
 
     async def run(self) -> None:
         """Announce changes until cancelled."""
-        self._announced = await self._visible()
+        self._whole = self._catalog.whole.snapshot
+        self._announced = {THE_USER: await self._visible(self._whole)}
         async with anyio.create_task_group() as group:
             group.start_soon(self._watches.run)
             group.start_soon(self._announce_lists)
@@ -386,15 +398,28 @@ class ChangeNotifier:
             await self._catalog_changed.wait()
             await anyio.sleep(LISTS_SETTLE_SECONDS)
             self._catalog_changed = anyio.Event()
-            visible = await self._visible()
-            changed = [method for method, digest in visible.items() if self._announced.get(method) != digest]
-            self._announced = visible
-            for method in changed:
-                await self._publish_event(method, {})
-                for session in self._sessions:
-                    self._sessions.notify(session, method, {})
-            if changed:
+            if await self._announce_changed():
                 await anyio.sleep(LISTS_PAUSE_SECONDS)
+
+    async def _announce_changed(self) -> bool:
+        """Announce each list to those who see it changed; return whether there was anything to announce."""
+        before, self._announced = self._announced, {}
+        whole_before, self._whole = self._whole, self._catalog.whole.snapshot
+        limited = {_seen_by(each) for each in (*(one.rights for one in self._sessions), *self.subscribers())}
+        concerned: dict[str, set[Principal]] = {}
+        for rights in {THE_USER, *limited}:
+            with acting_as(rights):
+                visible = self._announced[rights] = await self._visible(self._catalog.snapshot)
+                known = before.get(rights) or await self._visible(part_for(rights, whole_before))
+            for method, digest in visible.items():
+                if known.get(method) != digest:
+                    concerned.setdefault(method, set()).add(rights)
+        for method, seen_changed in concerned.items():
+            await self._publish_event(method, {}, partial(_is_among, seen_changed))
+            for session in self._sessions:
+                if _seen_by(session.rights) in seen_changed:
+                    self._sessions.notify(session, method, {})
+        return bool(concerned)
 
     async def _announce_others(self) -> None:
         while True:
@@ -408,15 +433,15 @@ class ChangeNotifier:
             if self._modern_grown:
                 self._modern_grown = False
                 await self._publish_event(TOOLS_CHANGED, {})
-            for _, params in updated:
-                await self._publish_event(RESOURCE_UPDATED, params)
+            for uri, params in updated:
+                await self._publish_event(RESOURCE_UPDATED, params, partial(self._may_know, uri=uri))
             for session in self._sessions:
                 if session in grown:
                     self._sessions.notify(session, TOOLS_CHANGED, {})
                 if not session.subscriptions:
                     continue
                 for uri, params in updated:
-                    if session.subscribes(uri) and self._may_know(session, uri):
+                    if session.subscribes(uri) and self._may_know(session.rights, uri):
                         self._sessions.notify(session, RESOURCE_UPDATED, params)
                 # Many sessions with many subscriptions take their time; others go on meanwhile.
                 await anyio.lowlevel.checkpoint()
@@ -424,20 +449,24 @@ class ChangeNotifier:
                 self._other_changed.set()
             await anyio.sleep(PAUSE_SECONDS)
 
-    def _may_know(self, session: Session, uri: str) -> bool:
-        """Return whether a session may know of a resource: one that contains it may be another server's."""
-        if not session.rights.limited:
+    def _may_know(self, rights: Principal, uri: str) -> bool:
+        """Return whether a principal may know of a resource: one that contains it may be another server's."""
+        if not rights.limited:
             return True
-        owner = self._catalog.whole.snapshot.owner_of(uri)
-        return owner is None or session.rights.reaches(owner.server)
+        whole = self._catalog.whole.snapshot
+        document, owner = whole.document(uri), whole.owner_of(uri)
+        if document is not None and not rights.sees(document):
+            return False
+        return owner is None or rights.reaches(owner.server)
 
-    async def _publish_event(self, method: str, params: Members) -> None:
+    async def _publish_event(
+        self, method: str, params: Members, concerns: Callable[[Principal], bool] = lambda _: True
+    ) -> None:
         if self.publish is not None:
-            await self.publish(method, params)
+            await self.publish(method, params, concerns)
 
-    async def _visible(self) -> dict[str, bytes]:
+    async def _visible(self, snapshot: Snapshot) -> dict[str, bytes]:
         """Return a digest of each list, as seen without a query, by the method that announces it."""
-        snapshot = self._catalog.snapshot
         names = self._tools.base_names(snapshot)
         own = self._tools.meta_tools(snapshot, names)
         return await in_thread(self._digests, snapshot, own, names)
@@ -454,6 +483,15 @@ class ChangeNotifier:
             RESOURCES_CHANGED: _digest(resources),
             PROMPTS_CHANGED: _digest(item.definition for item in snapshot.prompts.values()),
         }
+
+
+def _seen_by(rights: Principal) -> Principal:
+    """Return a principal that stands for all who see the same lists."""
+    return rights if rights.limited else THE_USER
+
+
+def _is_among(principals: Collection[Principal], rights: Principal) -> bool:
+    return _seen_by(rights) in principals
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:

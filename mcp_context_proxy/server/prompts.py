@@ -109,6 +109,8 @@ class Prompts:
         texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
         if tools := rendering.tools_text(context, snapshot, caller.name_of):
             texts.append(tools)
+        if selected.recalled:
+            texts.append(rendering.recalled_text(selected.recalled))
         messages = [{"role": "user", "content": {"type": "text", "text": text}} for text in (*texts, query)]
         return envelope.encode({"description": f"Context for: {query}", "messages": messages})
 

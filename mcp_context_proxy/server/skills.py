@@ -14,6 +14,7 @@ import mimetypes
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,14 @@ from msgspec import Raw
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import UnfitError, fit
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
-from mcp_context_proxy.catalog.own_skills import own_roots, own_skill, own_skills, read_own_file
+from mcp_context_proxy.catalog.files import SUFFIXES
+from mcp_context_proxy.catalog.own_skills import (
+    SkillPlace,
+    own_roots,
+    own_skill,
+    own_skills,
+    read_own_file,
+)
 from mcp_context_proxy.catalog.skills import (
     MANIFEST,
     REASON_CHARACTERS,
@@ -45,7 +53,7 @@ from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import reaches
+from mcp_context_proxy.trust.tokens import ACTING, reaches
 
 FOLDER_TYPE: Final = "inode/directory"
 MARKDOWN: Final = "text/markdown"
@@ -74,7 +82,7 @@ class Skills:
     async def list(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``skills/list``: the user's own skills, then those of the servers."""
         del params, caller
-        places = self.library.loaded.skills
+        places = self._places()
         own = await in_thread(lambda: list(own_skills(places))) if places else []
         return {"skills": await encoded_list((), entry_of, [*own, *self.catalog.snapshot.skills.values()])}
 
@@ -252,7 +260,7 @@ class Skills:
         return envelope.encode({**parts, "contents": [content]})
 
     async def _read_own(self, uri: str, caller: Caller) -> bytes:
-        roots = own_roots(self.library.loaded.skills)
+        roots = own_roots(self._places())
         root = max((root for root in roots if uri.startswith(f"{root}/")), key=len, default=None)
         if root is None:
             raise _not_found(uri, caller.era)
@@ -269,7 +277,7 @@ class Skills:
         return eras.fit_result_to_client("resources/read", result, caller.era)
 
     async def _own(self, root: str) -> Skill | None:
-        place = own_roots(self.library.loaded.skills).get(root)
+        place = own_roots(self._places()).get(root)
         try:
             return None if place is None else await in_thread(own_skill, root, place)
         except UnfitError as error:
@@ -277,9 +285,18 @@ class Skills:
 
     async def _own_around(self, uri: str) -> Skill | None:
         """Return the user's own skill whose folder this is, or is within; the outer one of nested skills."""
-        roots = own_roots(self.library.loaded.skills)
+        roots = own_roots(self._places())
         root = min((root for root in roots if f"{uri}/".startswith(f"{root}/")), key=len, default=None)
         return None if root is None else await self._own(root)
+
+    def _places(self) -> Sequence[SkillPlace]:
+        """Return the places of the user's own skills, those that the principal gets for whom this is done."""
+        places = self.library.loaded.skills
+        if not places or not ACTING.get().limited:
+            return places
+        folders = (one.folder for one in self.catalog.snapshot.documents.values() if not one.server)
+        seen = {(folder.root, folder.parts) for folder in folders if folder is not None}
+        return [place for place in places if (_folder_of(place.root), place.below) in seen]
 
     def sources(self, snapshot: Snapshot) -> frozenset[tuple[str, str]]:
         """Return server and URI of all files that are listed with the skills of their servers."""
@@ -314,6 +331,11 @@ class Skills:
     def _around(self, uri: str) -> Iterator[Skill]:
         """Yield the skills of servers whose folder this is, or in whose folder it is."""
         return (skill for skill in self._of(_owner_of(uri)) if f"{uri}/".startswith(f"{skill.root}/"))
+
+
+def _folder_of(root: Path) -> Path:
+    """Return a configured folder, or that of a configured file, as documents name it."""
+    return root.absolute().parent if root.suffix.lower() in SUFFIXES else root.absolute()
 
 
 def _owner_of(uri: str) -> str:

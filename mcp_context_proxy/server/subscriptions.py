@@ -7,6 +7,7 @@ second time: a client that does not read costs no more than what it asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import anyio
@@ -57,8 +58,8 @@ class _Filter(msgspec.Struct):
 class _Stream:
     """One stream: what its client asked for, and what waits to be sent."""
 
-    def __init__(self, methods: frozenset[str], uris: frozenset[str]) -> None:
-        self._methods, self._uris = methods, uris
+    def __init__(self, methods: frozenset[str], uris: frozenset[str], rights: Principal) -> None:
+        self._methods, self._uris, self.rights = methods, uris, rights
         self.waiting: dict[tuple[str, str | None], Members] = {}
         self.changed = anyio.Event()
         self.ended = False
@@ -81,7 +82,7 @@ class Subscriptions:
         """Take the events of `changes`; the resources that a client names are watched meanwhile."""
         self._resources = resources
         self._streams: set[_Stream] = set()
-        changes.publish = self._publish
+        changes.publish, changes.subscribers = self._publish, self._principals
 
     async def listen(self, request_id: RequestId, params: Members, rights: Principal, send: Send) -> bytes:
         """Serve one stream by `send`, which waits while the client does not read, until `close`.
@@ -103,7 +104,7 @@ class Subscriptions:
         if len(self._streams) >= SUBSCRIPTION_STREAMS:
             raise RequestError(INTERNAL_ERROR, f"there are {SUBSCRIPTION_STREAMS:,} subscriptions already")
         flags = {name: True for name in _WANTED if getattr(wanted, name)}
-        stream = _Stream(frozenset(_WANTED[name] for name in flags), frozenset(uris))
+        stream = _Stream(frozenset(_WANTED[name] for name in flags), frozenset(uris), rights)
         self._streams.add(stream)
         meta: Members = {eras.SUBSCRIPTION_KEY: envelope.raw(request_id)}
         own: Members = {"_meta": envelope.raw(meta)}
@@ -129,9 +130,13 @@ class Subscriptions:
         for stream in self._streams:
             stream.end()
 
-    async def _publish(self, method: str, params: Members) -> None:
+    def _principals(self) -> set[Principal]:
+        return {stream.rights for stream in self._streams}
+
+    async def _publish(self, method: str, params: Members, concerns: Callable[[Principal], bool]) -> None:
         for stream in self._streams:
-            stream.put(method, params)
+            if concerns(stream.rights):
+                stream.put(method, params)
         await anyio.lowlevel.checkpoint()
 
 

@@ -17,6 +17,7 @@ from msgspec import Raw
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config import ExposeConfig
+from mcp_context_proxy.config.clients import ExposeMode
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
@@ -31,7 +32,7 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import reaches
+from mcp_context_proxy.trust.tokens import ACTING, Principal, acting_as, reaches
 
 BYTES_PER_TOKEN = 4
 """Bytes of JSON in a token, about: only to tell small lists from large before anything else is loaded.
@@ -42,6 +43,9 @@ BASE_TTL_MS = 60_000
 
 LISTED_AT_ONCE = 1_000
 """Entries of a list that are encoded without a worker thread: a few milliseconds."""
+
+BASES_KEPT = 32
+"""Base lists that are kept: as many as parts of the catalog."""
 
 TOOL_ONLY = frozenset({Kind.TOOL})
 
@@ -63,7 +67,6 @@ async def encoded_list(
 class _BaseList:
     """The tools of one catalog that are listed without a query, by exposed name."""
 
-    generation: int
     everything: bool
     """True if everything is listed: by configuration, or because hiding would save nothing."""
     names: tuple[str, ...]
@@ -113,8 +116,15 @@ class ToolList:
         """Follow changed settings, and the definitions of the proxy's own tools that go with them."""
         self._expose, self._setup, self._has_documents = expose, setup, setup.has_documents
         self._meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
-        self._base: _BaseList | None = None
-        self._cached: dict[int, tuple[object, Raw]] = {}
+        self._bases: dict[int, _BaseList] = {}
+        """Base lists by generation: of the whole catalog, and of the parts of it that clients see."""
+        self._cached: dict[tuple[int, Principal], tuple[object, Raw]] = {}
+
+    @property
+    def _mode(self) -> ExposeMode:
+        """Mode of the list for whom this is done: that of the client's profile, or the configured one."""
+        profile = ACTING.get().profile
+        return self._expose.mode if profile is None or profile.expose is None else profile.expose
 
     async def answer(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``tools/list``."""
@@ -122,7 +132,7 @@ class ToolList:
         snapshot, names = await self._names(query, caller.principal)
         state = snapshot.generation, names, self.hides_nothing(snapshot, names)
         room = caller.name_room if snapshot.wider else 0
-        known, tools = self._cached.get(room, (None, Raw(b"")))
+        known, tools = self._cached.get((room, caller.rights), (None, Raw(b"")))
         if known != state:
 
             def define(tool: Tool) -> Raw:
@@ -130,7 +140,9 @@ class ToolList:
 
             listed = [snapshot.tools[name] for name in names]
             tools = await encoded_list(self.meta_tools(snapshot, names), define, listed)
-            self._cached[room] = state, tools
+            if len(self._cached) >= BASES_KEPT:
+                self._cached.clear()
+            self._cached[room, caller.rights] = state, tools
         if self._results.by_id and self._results.owns(caller.owner):
             # At the end, so that what a prompt cache has of the list stays.
             before = bytes(tools)[:-1]
@@ -159,7 +171,7 @@ class ToolList:
     async def _names(self, query: _Query | None, owner: str | None) -> tuple[Snapshot, tuple[str, ...]]:
         """Return the snapshot that is listed, and the exposed names out of it."""
         snapshot = self._catalog.snapshot
-        if query is None or self._expose.mode == "all":
+        if query is None or self._mode == "all":
             return snapshot, self.base_names(snapshot)
         if not query.text:
             assert query.session is not None
@@ -197,8 +209,9 @@ class ToolList:
 
     def _base_of(self, snapshot: Snapshot) -> _BaseList:
         """Return the base list, made once for each catalog: each search of a session needs it twice."""
-        if self._base is not None and self._base.generation == snapshot.generation:
-            return self._base
+        known = self._bases.get(snapshot.generation)
+        if known is not None:
+            return known
         chosen = bool(self.working_set.reasons)
         standing = tuple(
             name
@@ -206,9 +219,9 @@ class ToolList:
             if tool.include is IncludeMode.ALWAYS or (chosen and self.working_set.why(tool) is not None)
         )
         everything, names = False, standing
-        if self._expose.mode == "all":
+        if self._mode == "all":
             everything, names = True, tuple(snapshot.tools)
-        elif self._expose.mode == "auto":
+        elif self._mode == "auto":
             size = sum(len(tool.definition) for tool in snapshot.tools.values())
             if size // BYTES_PER_TOKEN < self._expose.list_all_below:
                 everything = True
@@ -221,8 +234,11 @@ class ToolList:
             setup = replace(self._setup, servers=tuple(filter(reaches, self._setup.servers)))
             meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         own = {whole: _with_result_size(tools, snapshot) for whole, tools in meta_tools.items()}
-        self._base = _BaseList(snapshot.generation, everything, names, standing, own)
-        return self._base
+        base = _BaseList(everything, names, standing, own)
+        if len(self._bases) >= BASES_KEPT:
+            self._bases.clear()
+        self._bases[snapshot.generation] = base
+        return base
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Return the exposed names that are listed without a query."""
@@ -249,7 +265,8 @@ class ToolList:
         """
         base = self._base_of(snapshot)
         complete = base.everything and len(base.names) <= len(names) and bool(names)
-        return complete and not (self._has_documents or snapshot.documents or snapshot.unlisted)
+        has_documents = self._has_documents and snapshot.part_of is None
+        return complete and not (has_documents or snapshot.documents or snapshot.unlisted)
 
     def header_schema(self, name: str) -> dict[str, Any] | None:
         """Return the input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
@@ -267,15 +284,21 @@ class ToolList:
 
     def visible(self, session: Session) -> tuple[str, ...]:
         """Return the exposed names that a session's list shows now, beside the proxy's own tools."""
-        return self._of_session(self._catalog.snapshot, session)
+        with acting_as(session.rights):
+            return self._of_session(self._catalog.snapshot, session)
 
     def grows(self, session: Session, more: Iterable[str]) -> bool:
         """Return whether showing `more` tools adds to a session's list.
 
         The same as comparing `visible` before and after, without going through all that was ever shown.
         """
-        snapshot = (self._catalog if session.rights.limited else self._catalog.whole).snapshot
-        base = self._base_of(snapshot)
+        if session.rights.limited:
+            with acting_as(session.rights):
+                snapshot = self._catalog.snapshot
+                base = self._base_of(snapshot)
+        else:
+            snapshot = self._catalog.whole.snapshot
+            base = self._base_of(snapshot)
         if base.everything:
             return False
         return any(

@@ -27,6 +27,8 @@ class Interaction:
     """Seconds since 1970."""
     id: int = 0
     """0 until the store has given it one."""
+    owner: str = ""
+    """Name of the principal that said or did it; empty for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class InteractionScope:
     interaction_type: str | None = None
     before: float | None = None
     """Only interactions before this time, in seconds since 1970."""
+    owner: str | None = None
+    """Only those of one owner; empty for the user."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +76,11 @@ class InteractionStore(Tables):
             gone = "SELECT id FROM tombstones WHERE area = ? AND id IN"
             forgotten = {id_ for (id_,) in transaction.rows_of_keys(gone, origins, [INTERACTIONS])}
             transaction.executemany(
-                "INSERT INTO interactions (agent_name, interaction_type, content, time, recorded, origin) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (origin) DO NOTHING",
+                "INSERT INTO interactions "
+                "(agent_name, interaction_type, content, time, owner, recorded, origin) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (origin) DO NOTHING",
                 [
-                    (row.agent_name, row.interaction_type, row.content, row.time, now, origin)
+                    (row.agent_name, row.interaction_type, row.content, row.time, row.owner, now, origin)
                     for row, origin in named
                     if origin not in forgotten
                 ],
@@ -145,13 +150,13 @@ class InteractionStore(Tables):
 
     def get(self, ids: Sequence[int]) -> list[Interaction]:
         """Return the interactions by some ids that are still there, by id."""
-        columns = "agent_name, interaction_type, content, time, id"
+        columns = "agent_name, interaction_type, content, time, id, owner"
         rows = self._database.rows_of_keys(f"SELECT {columns} FROM interactions WHERE id IN", ids)
         return sorted((Interaction(*row) for row in rows), key=lambda one: one.id)
 
     def equal(self, rows: Sequence[Interaction]) -> set[Interaction]:
         """Return those of some interactions, with id 0, that are kept already."""
-        facts = "agent_name, interaction_type, content, time"
+        facts = "agent_name, interaction_type, content, time, 0, owner"
         times = list({row.time for row in rows})
         found = self._database.rows_of_keys(f"SELECT {facts} FROM interactions WHERE time IN", times)
         return {Interaction(*row) for row in found}.intersection(rows)
@@ -210,6 +215,7 @@ def _where(scope: InteractionScope) -> tuple[str, list[Any]]:
     conditions = {
         "agent_name = ?": scope.agent_name,
         "interaction_type = ?": scope.interaction_type,
+        "owner = ?": scope.owner,
         "time < ?": scope.before,
     }
     given = {condition: value for condition, value in conditions.items() if value is not None}

@@ -323,5 +323,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "UPDATE interactions SET origin = lower(hex(randomblob(16)))",
         "CREATE UNIQUE INDEX interactions_by_origin ON interactions (origin)",
     ),
+    ("ALTER TABLE interactions ADD COLUMN owner TEXT NOT NULL DEFAULT ''",),  # empty: the user
 )
 """Statements per version; each version is applied in one transaction."""

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,10 +32,11 @@ import platformdirs
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ContextProxyError
-from mcp_context_proxy.items import Tool, ToolClass
+from mcp_context_proxy.items import Document, Tool, ToolClass
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import state_folder
+from mcp_context_proxy.trust.profiles import MARK, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -78,25 +79,60 @@ class Principal:
     """Servers that they may reach; None for all."""
     classes: frozenset[ToolClass] | None = None
     """Classes of tools that they may call; None for all."""
+    profile: Profile | None = None
+    """Profile of their client, which limits them further."""
+    projects: tuple[str, ...] | None = None
+    """Those of the folders that documents are bound to which their client has open; None for all."""
+    launched: str | None = field(default=None, compare=False)
+    """Folder in which their host has started the proxy."""
+    presets: tuple[str, ...] = field(default=(), compare=False)
+    """Presets that their sessions begin with, after those of the profile."""
 
     limited: bool = field(init=False, default=False)
     """True if there is anything that they may not reach. A field, because every call asks for it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limited", self.servers is not None or self.classes is not None)
+        limits = (self.servers, self.classes, self.profile, self.projects)
+        object.__setattr__(self, "limited", any(limit is not None for limit in limits))
 
     @property
     def owner(self) -> str:
-        """Owner of the pairs that their uses teach, and of their counts: administrators share one, empty."""
+        """Owner of what they say, do and teach, and of their counts: administrators share one, empty."""
         return "" if self.admin else self.name or "unnamed"
 
     def reaches(self, server: str) -> bool:
         """Return whether they may reach a server."""
-        return self.servers is None or server in self.servers
+        reached = self.servers is None or server in self.servers
+        return reached and (self.profile is None or self.profile.reaches(server))
 
     def may_call(self, tool: Tool) -> bool:
         """Return whether they may call a tool."""
-        return self.reaches(tool.server) and (self.classes is None or tool.tool_class in self.classes)
+        allowed = self.classes is None or tool.tool_class in self.classes
+        return allowed and self.reaches(tool.server) and (self.profile is None or self.profile.has(tool))
+
+    def sees(self, document: Document) -> bool:
+        """Return whether they get a rule or reference: their profile has it, and it is for their project."""
+        if document.server and not self.reaches(document.server):
+            return False
+        elsewhere = self.projects is not None and set(self.projects).isdisjoint(document.roots)
+        if document.roots and elsewhere:
+            return False
+        return self.profile is None or self.profile.sees(document)
+
+    def within(self, profile: Profile) -> Principal:
+        """Return them as a client of a profile: what they leave behind is apart from other profiles."""
+        name = MARK + profile.name if self.name is None else f"{self.name} {MARK}{profile.name}"
+        return replace(self, name=name, admin=False, profile=profile)
+
+    @property
+    def all_presets(self) -> tuple[str, ...]:
+        """Presets that their sessions begin with, those of the profile first."""
+        return self.presets if self.profile is None else (*self.profile.presets, *self.presets)
+
+    @property
+    def teaches(self) -> bool:
+        """Return whether their calls teach the ranking that all share."""
+        return self.admin or (self.profile is not None and self.profile.learns)
 
 
 THE_USER: Final = Principal(None)

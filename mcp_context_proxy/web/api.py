@@ -30,7 +30,7 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.protocol.validation import holds_more
-from mcp_context_proxy.server.caller import may_decide, rights_of
+from mcp_context_proxy.server.caller import AGENT_HEADER, may_decide, rights_of
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,6 @@ MOST_VALUES = 10_000
 LIST_CHARACTERS = 1000
 """Length of a query parameter that is a list: its values, separated by commas."""
 
-AGENT_HEADER = "X-Agent-Name"
 """Header that names the agent on whose behalf a request is made."""
 
 NEEDS_ADMIN = "This needs an administrator's token: the proxy's own, or one that was added with --admin."
@@ -134,6 +133,8 @@ class Operation:
     """Errors beside those that every operation can have."""
     admin: bool = False
     """True if it needs an administrator: it changes what concerns others, or shows what is theirs."""
+    own_of_profile: bool = False
+    """True if a client of a profile may use it as well, for what is its own."""
     names_agent: bool = False
     """True if it reads the header `AGENT_HEADER`."""
     decides: bool = False
@@ -188,7 +189,9 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
     async def endpoint(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         assert operation.handler is not None
-        if (operation.admin or operation.decides) and not is_admin(rights_of(request.scope)):
+        rights = rights_of(request.scope)
+        may = is_admin(rights) or (operation.own_of_profile and rights.profile is not None)
+        if (operation.admin or operation.decides) and not may:
             return refused(HTTPStatus.FORBIDDEN, NEEDS_ADMIN, shown)
         if operation.decides and not may_decide(request.scope):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
 from mcp_context_proxy.context.options import Amount, Depth, Overrides
+from mcp_context_proxy.context.presets import PresetError, SavedPreset, choices_of
 from mcp_context_proxy.context.records import ContextItem, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownItemError
@@ -25,7 +27,8 @@ from mcp_context_proxy.retrieval.item_metadata import danger_data
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import context_text
-from mcp_context_proxy.trust.tokens import is_admin
+from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import acting_as, is_admin
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     SELECTED_MOST,
@@ -120,6 +123,13 @@ class RequestsWanted(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=LISTED_MOST)] = 50
 
 
+class PresetWanted(Struct, frozen=True, forbid_unknown_fields=True):
+    """A session, and the name under which its choices are saved."""
+
+    name: Name
+    session: Name
+
+
 class ItemName(Struct, frozen=True, forbid_unknown_fields=True):
     """A tool by its exposed name, or by its own with its server; a rule or reference by its name."""
 
@@ -176,6 +186,14 @@ SessionsResponse: Final = answer_form(
     "SessionsAnswer",
     "All sessions, oldest first.",
     sessions=list[SessionResponse],  # type: ignore[valid-type]
+)
+
+PresetAnswer: Final = answer_form("PresetAnswer", "A saved preset.", SavedPreset, name=str)
+
+PresetsResponse: Final = answer_form(
+    "PresetsAnswer",
+    "The saved presets, by name.",
+    presets=list[PresetAnswer],  # type: ignore[valid-type]
 )
 
 ContextText: Final = answer_form(
@@ -255,15 +273,18 @@ class ContextsApi(Api):
     )
     async def _build_context(self, given: Given) -> dict[str, Any]:
         wanted: ContextWanted = given.body
-        context = await self._contexts.build(
-            wanted.query[:QUERY_CHARACTERS],
-            None if wanted.session is None else self._session(given, wanted.session),
-            wanted.options.overrides(),
-            remember=wanted.record,
-            owner=given.principal.name,
-        )
+        session = None if wanted.session is None else self._session(given, wanted.session)
+        # A context of a session is that of its client, whoever looks at it.
+        with acting_as(given.principal if session is None else session.rights):
+            context = await self._contexts.build(
+                wanted.query[:QUERY_CHARACTERS],
+                session,
+                wanted.options.overrides(),
+                remember=wanted.record,
+                owner=given.principal.name,
+            )
         if wanted.record and self._log is not None:
-            self._log.searched(context.query, given.agent)
+            self._log.searched(context.query, given.agent, given.principal.owner)
         data = as_data(context)
         return self._described(data, *ITEM_LISTS) if wanted.describe else data
 
@@ -320,10 +341,13 @@ class ContextsApi(Api):
     async def _change_session_context(self, given: Given) -> dict[str, Any]:
         session, wanted = self._session(given, given.path["session"]), given.body
         # All names are looked up before anything is changed: a mistake in one changes nothing.
-        removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
+        with acting_as(session.rights):
+            removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
         # The client of a handle asks for its list itself; the client of a connection is notified.
         watched = self._changes.watching(session) if isinstance(session, Session) else nullcontext()
         with watched:
+            for item in (*removed, *added):
+                context_session.decided(session, item)
             for item in removed:
                 context_session.remove(session, item)
             for item in added:
@@ -331,6 +355,46 @@ class ContextsApi(Api):
         if wanted.options is not None:
             session.overrides = wanted.options.overrides()
         return await self._session_data(session)
+
+    @Operation("GET", "/presets", "The saved presets, by name.", answer=PresetsResponse)
+    async def _list_presets(self, given: Given) -> dict[str, Any]:
+        del given
+        return self._presets()
+
+    @Operation(
+        "POST",
+        "/presets",
+        "Save what a person has chosen in a session as a preset, with which other sessions can begin.",
+        body=PresetWanted,
+        answer=PresetsResponse,
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        admin=True,
+    )
+    async def _save_preset(self, given: Given) -> dict[str, Any]:
+        chosen = choices_of(self._session(given, given.body.session))
+        return await self._changed(partial(self._contexts.presets.save, given.body.name, chosen))
+
+    @Operation(
+        "DELETE",
+        "/presets/{preset}",
+        "Forget a saved preset.",
+        answer=PresetsResponse,
+        problems=(HTTPStatus.CONFLICT,),
+        admin=True,
+    )
+    async def _forget_preset(self, given: Given) -> dict[str, Any]:
+        return await self._changed(partial(self._contexts.presets.forget, given.path["preset"]))
+
+    async def _changed(self, change: Callable[[], None]) -> dict[str, Any]:
+        try:
+            await in_thread(change)
+        except PresetError as error:
+            text = str(error)
+            raise BadRequestError(HTTPStatus.CONFLICT, f"{text[0].upper()}{text[1:]}.") from None
+        return self._presets()
+
+    def _presets(self) -> dict[str, Any]:
+        return {"presets": [{"name": name, **one} for name, one in self._contexts.presets.as_data().items()]}
 
     def _session(self, given: Given, session_id: str) -> SessionContext:
         session = self._contexts.sessions.get(session_id)
@@ -347,7 +411,8 @@ class ContextsApi(Api):
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
 
     async def _session_data(self, session: SessionContext, describe: bool = False) -> dict[str, Any]:
-        data: dict[str, Any] = msgspec.to_builtins(await self._contexts.state(session))
+        with acting_as(session.rights):
+            data: dict[str, Any] = msgspec.to_builtins(await self._contexts.state(session))
         return self._described(data, "items") if describe else data
 
     def _described(self, data: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -372,7 +437,7 @@ async def text_for(contexts: ContextEngine, wanted: TextWanted, owner: str | Non
         owner=owner,
         deliver="whole",
     )
-    text = context_text(answer.context, answer.found.snapshot)
+    text = context_text(answer.context, answer.found.snapshot, answer.recalled)
     return {"request": as_data(answer.context), "text": text}
 
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import anyio
+import msgspec
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
@@ -17,6 +18,7 @@ from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import is_admin
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,
@@ -67,12 +69,15 @@ class InteractionsUnwanted(Struct, frozen=True, forbid_unknown_fields=True):
     interaction_type: InteractionType | None = None
 
 
-InteractionAnswer: Final = answer_form("InteractionAnswer", "An interaction as it is kept.", Interaction)
+InteractionAnswer: Final = answer_form(
+    "InteractionAnswer", "An interaction as it is kept.", Interaction, without={"owner"}
+)
 
 InteractionFound: Final = answer_form(
     "InteractionFound",
     "An interaction that was found.",
     Interaction,
+    without={"owner"},
     score=float | None,
     cosine=float | None,
     times=int,
@@ -123,17 +128,21 @@ class InteractionsApi(Api):
         answer=InteractionAnswer,
         problems=_PROBLEMS,
         admin=True,
+        own_of_profile=True,
         names_agent=True,
     )
-    async def _post_interaction(self, given: Given) -> Interaction:
+    async def _post_interaction(self, given: Given) -> dict[str, Any]:
         posted: InteractionPosted = given.body
         interaction = Interaction(
             agent_name=agent_named(posted.agent_name or given.agent),
             interaction_type=posted.interaction_type,
             content=posted.content,
             time=self._clock() if posted.time is None else posted.time,
+            owner=given.principal.owner,
         )
-        return await self._remembering().post(interaction)
+        kept: dict[str, Any] = msgspec.to_builtins(await self._remembering().post(interaction))
+        del kept["owner"]
+        return kept
 
     @Operation(
         "GET",
@@ -143,13 +152,15 @@ class InteractionsApi(Api):
         answer=InteractionsAnswer,
         problems=_PROBLEMS,
         admin=True,
+        own_of_profile=True,
     )
     async def _recall_interactions(self, given: Given) -> dict[str, Any]:
         wanted: InteractionsWanted = given.query
+        owner = None if is_admin(given.principal) else given.principal.owner
         memory = self._remembering().memory
         await self._remembering().wait_for_recent()
         if wanted.query is None:
-            search = partial(memory.recent, wanted.agent_name, wanted.top_k, wanted.interaction_type)
+            search = partial(memory.recent, wanted.agent_name, wanted.top_k, wanted.interaction_type, owner)
         else:
             search = partial(
                 memory.semantic_search_interactions,
@@ -158,6 +169,7 @@ class InteractionsApi(Api):
                 wanted.top_k,
                 wanted.time_decay_factor,
                 wanted.interaction_type,
+                owner,
             )
         return {"query": wanted.query, **recall_data(await in_thread(search, abandon_on_cancel=True))}
 

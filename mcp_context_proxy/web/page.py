@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp
 
 from mcp_context_proxy.config import HttpConfig, Limits
 from mcp_context_proxy.errors import ConfigError
@@ -42,7 +43,7 @@ FILES: Final = {
     **dict.fromkeys(
         (
             *("api.js", "view.js", "servers.js", "tools.js", "page.js", "usage.js", "usage_view.js"),
-            *("audit.js", "approvals.js", "connect.js"),
+            *("audit.js", "approvals.js", "connect.js", "sessions.js"),
         ),
         "text/javascript",
     ),
@@ -113,6 +114,7 @@ PAGES: Final = (
     Page(PATH, "Servers", "Servers", "servers", "servers.html", "servers.js", _CARDS),
     Page(f"{PATH}/tools", "Tools", "Tools", "tools", "tools.html", "tools.js", _CARDS),
     Page(f"{PATH}/requests", "Requests", "Request contexts", "context", "requests.html", "page.js", _PLAIN),
+    Page(f"{PATH}/sessions", "Sessions", "Sessions", "sessions", "sessions.html", "sessions.js", _CARDS),
     Page(f"{PATH}/usage", "Usage", "Usage", "usage", "usage.html", "usage.js", _TABLES),
     Page(f"{PATH}/audit", "Audit", "Audit", "audit", "audit.html", "audit.js", _TABLES),
     Page(
@@ -147,8 +149,15 @@ async def _to_page(place: str, status: HTTPStatus, _request: Request) -> Respons
     return RedirectResponse(place, status, PAGE_HEADERS)
 
 
-def routes(operations: Sequence[Operation], shown: Shown = clean_json) -> list[BaseRoute]:
-    """Return the routes of the API, whose responses pass `shown`, its OpenAPI document, and the pages."""
+def routes(
+    operations: Sequence[Operation],
+    shown: Shown = clean_json,
+    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> list[BaseRoute]:
+    """Return the routes of the API, its OpenAPI document, and the pages.
+
+    Responses of the API pass `shown`; its requests are served `within` the limits of their clients.
+    """
     described = document(BASE, operations)
 
     async def openapi(_request: Request) -> Response:
@@ -164,7 +173,7 @@ def routes(operations: Sequence[Operation], shown: Shown = clean_json) -> list[B
         ],
         exception_handlers={HTTPException: on_http_error, Exception: _on_fault},
     )
-    mounted = Mount(BASE, app=inner)
+    mounted = Mount(BASE, app=within(inner))
     # Every path below the base is answered by the API, also one with a line break in it.
     mounted.path_regex = re.compile(mounted.path_regex.pattern, re.DOTALL)
     return [mounted, *page_routes()]

@@ -21,8 +21,11 @@ from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
+from mcp_context_proxy.server.profiles import Profiles
+from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import Principal, acting_as
 from mcp_context_proxy.web.api import Api, Given, Name, Operation, Words
 from mcp_context_proxy.web.inventory import Served
 
@@ -37,6 +40,9 @@ PROMPT_TOOLS: Final = 5
 
 NAMES_SHARE: Final = 0.4
 """Share of the budget for the names of further tools: a model that has a name can look its signature up."""
+
+RECALLED_SHARE: Final = 0.4
+"""Share of the budget for remembered interactions, where contexts have them."""
 
 _PROMPT_HEAD: Final = "Found by the search of the MCP server context-proxy for this request:"
 _PROMPT_CALL: Final = "Its tools are called through call_tool{marked}, with name and arguments."
@@ -85,9 +91,9 @@ NOTHING: Final = PromptAnswer("", [], None, None)
 class PromptsApi(Api):
     """The operation for prompt hooks."""
 
-    def __init__(self, proxy: Served, log: InteractionLog | None) -> None:
+    def __init__(self, proxy: Served, profiles: Profiles, log: InteractionLog | None) -> None:
         """Work on a proxy that serves; without ``log`` no query is remembered."""
-        self._proxy, self._log = proxy, log
+        self._proxy, self._profiles, self._log = proxy, profiles, log
 
     @Operation(
         "POST",
@@ -99,28 +105,36 @@ class PromptsApi(Api):
     )
     async def _answer_prompt(self, given: Given) -> PromptAnswer:
         wanted: PromptWanted = given.body
-        proxy, host = self._proxy, host_of(wanted, self._proxy.hosts)
+        host = host_of(wanted, self._proxy.hosts)
         if wanted.connected and host is None:
             return NOTHING
         if len(content_words(wanted.prompt[:QUERY_CHARACTERS]).split()) < LEAST_WORDS:
             return NOTHING
-        session = None if host is None else host.session
+        rights = host.rights if host is not None else self._profiles.of_prompt(wanted.host, wanted.folder)
+        with acting_as(rights):
+            return await self._answer(wanted, host, rights)
+
+    async def _answer(
+        self, wanted: PromptWanted, host: ConnectedHost | None, rights: Principal
+    ) -> PromptAnswer:
+        proxy, session = self._proxy, None if host is None else host.session
         answer = await proxy.contexts.select(
             wanted.prompt[:QUERY_CHARACTERS],
             session,
             Overrides(DomainOverrides(top_n=PROMPT_TOOLS + FURTHER), DomainOverrides(top_n=DOCUMENTS)),
             rerank="never",
+            owner=rights.name,
         )
         if self._log is not None:
             name = wanted.host if host is None else host.name
-            self._log.searched(answer.context.query, name)
+            self._log.searched(answer.context.query, name, rights.owner)
         found = answer.found
         # Where a model reads all tools in any case, it needs no second list.
         listed = proxy.tool_list.lists_all(found.snapshot)
         tools = [] if listed or found.near_misses else found.tools.results
         documents = [] if found.documents is None else found.documents.results[:DOCUMENTS]
         count = proxy.contexts.count_tokens
-        write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens)
+        write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens, answer.recalled)
         text: str = await in_thread(write)
         names = {item.name for item in answer.context.of(Kind.TOOL)}
         told: list[Any] = [one.item for one in tools]
@@ -157,6 +171,7 @@ def prompt_text(
     snapshot: Snapshot,
     count: Callable[[str], int],
     tokens: int = PROMPT_TOKENS,
+    recalled: Sequence[str] = (),
 ) -> str:
     """Return the facts that a model gets beside a prompt; empty if nothing fits. Blocks.
 
@@ -169,9 +184,13 @@ def prompt_text(
         snapshot: The catalog.
         count: Counts the tokens of a text.
         tokens: Budget of the text.
+        recalled: Lines with remembered interactions.
     """
+    lines, whole = _remembered(recalled, count, tokens), tokens
+    last = [recalled_text(lines)] if lines else []
     if not tools and not documents:
-        return ""
+        return "".join(last)
+    tokens -= sum(map(count, last))
     items = [one.item for one in tools]
     marked = any(isinstance(one, Tool) and one.tool_class is ToolClass.READ for one in items)
     tail = [_PROMPT_CALL.format(marked=_PROMPT_MARKED if marked else "")] if tools else []
@@ -182,10 +201,21 @@ def prompt_text(
         )
         shown = [*tools[:signed], *documents]
         told = Fitting(shown, snapshot, count, EXPOSED).fit([_PROMPT_HEAD, *named, *tail], tokens)
-        text = "\n\n".join([_PROMPT_HEAD, *told, *named, *tail])
-        if count(text) <= tokens:
+        text = "\n\n".join([_PROMPT_HEAD, *told, *named, *tail, *last])
+        if count(text) <= whole:
             break
     return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]} ..."
+
+
+def _remembered(lines: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:
+    """Return the first lines that fit into their share of a budget."""
+    left, taken = int(tokens * RECALLED_SHARE), list[str]()
+    for line in lines:
+        left -= count(line)
+        if left < 0:
+            break
+        taken.append(line)
+    return taken
 
 
 def _within(names: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:

@@ -212,7 +212,7 @@ class SearchApi(Api):
         except UnknownFilterError as error:
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
         if self._log is not None:
-            self._log.searched(answer.context.query, given.agent)
+            self._log.searched(answer.context.query, given.agent, given.principal.owner)
         return await in_thread(_search_response, wanted.query, answer)
 
     @Operation(

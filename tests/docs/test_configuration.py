@@ -22,6 +22,7 @@ from mcp_context_proxy.config import (
     ServerConfig,
     ToolConfig,
 )
+from mcp_context_proxy.config.clients import ClientConfig
 from mcp_context_proxy.config.programs import INHERITED
 from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig
 from mcp_context_proxy.config.tables import Table
@@ -33,6 +34,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "[servers.NAME.classes]": ClassesConfig,
     "[servers.NAME.tools.TOOL]": ToolConfig,
     "[[documents]]": DocumentsConfig,
+    "[clients.NAME]": ClientConfig,
     "[search.tools]": DomainConfig,
 } | {f"[{name}]": type(value) for name, value in Config() if isinstance(value, BaseModel)}
 

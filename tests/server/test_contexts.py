@@ -11,6 +11,7 @@ from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio
 
@@ -203,18 +204,46 @@ async def test_manage_context_adds_lists_and_removes_items(proxy: Proxy, era: st
     host = Host(proxy, era)
     named = {"context_id": await made(host)} if era == "modern" else {}
 
-    added = await host.data("manage_context", {"action": "add", "type": "rule", "name": "secret", **named})
-    await host.call("manage_context", {"action": "remove", "type": "rule", "name": "tone", **named})
     await host.call(
         "manage_context", {"action": "add", "type": "tool", "name": "clock", "server": "work", **named}
     )
     listed = await host.data("manage_context", {"action": "list", **named})
     tools = await host.names(**({OWN + "context": named["context_id"]} if named else {}))
 
-    assert {one["name"] for one in added["items"]} == {"tone", "secret"}
     modes = {one["name"]: one["include_mode"] for one in listed["items"]}
-    assert modes == {"secret": "manual", "work__clock": "manual"}
+    assert modes == {"tone": "always", "work__clock": "manual"}
     assert "work__clock" in tools
+
+
+@pytest.mark.parametrize(
+    ("action", "name", "why"), [("add", "secret", '"manual"'), ("remove", "tone", '"always"')]
+)
+async def test_a_model_changes_nothing_about_manual_items_and_always_rules(
+    proxy: Proxy, era: str, action: str, name: str, why: str
+) -> None:
+    host = Host(proxy, era)
+    named = {"context_id": await made(host)} if era == "modern" else {}
+
+    wanted = {"action": action, "type": "rule", "name": name, **named}
+    refused = await host.call("manage_context", wanted)
+    listed = await host.data("manage_context", {"action": "list", **named})
+
+    assert refused["isError"]
+    assert f"its include mode is {why}" in refused["content"][0]["text"]
+    assert [one["name"] for one in listed["items"]] == ["tone"]
+
+
+async def test_a_model_changes_nothing_that_a_person_has_decided(proxy: Proxy) -> None:
+    host = Host(proxy, "handshake")
+    assert host.session is not None
+    proxy.contexts.remove(host.session, Kind.TOOL, "work__commit")
+    proxy.contexts.add(host.session, Kind.RULE, "secret")
+    for action, kind, name in (("add", "tool", "work__commit"), ("remove", "rule", "secret")):
+        refused = await host.call("manage_context", {"action": action, "type": kind, "name": name})
+        assert "a person has decided on it" in refused["content"][0]["text"]
+    listed = await host.data("manage_context", {"action": "list"})
+
+    assert {one["name"] for one in listed["items"]} == {"tone", "secret"}
 
 
 async def test_a_tool_that_was_removed_by_hand_is_not_found_nor_listed_again(proxy: Proxy) -> None:

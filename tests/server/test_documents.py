@@ -315,14 +315,13 @@ async def test_a_rule_that_is_added_by_hand_comes_with_the_next_answer(
     async with opened(workshop, folder, "rule", context={"manage_tool": True}) as proxy:
         host = Host(proxy, era)
         given = {"context_id": (await host.data("set_context", {"query": "time"}))["context_id"]}
-        added = await host.call(
-            "manage_context", {"action": "add", "type": "rule", "name": "commits", **given}
-        )
+        handle = proxy.handles.get(given["context_id"])
+        assert handle is not None
+        proxy.contexts.add(handle, Kind.RULE, "commits")
         answer = await text_of(host, SEARCH, {"query": "tell the time", **given})
         items = await recorded(proxy)
         again = await text_of(host, SEARCH, {"query": "roll a die", **given})
 
-    assert "isError" not in added
     assert "Commit messages say why." in answer
     assert items["commits"].delivered is Delivery.WHOLE
     assert "Be polite" not in answer

@@ -13,7 +13,7 @@ import("/ui/view.js").then(({ contextView }) => {
     priority: 5,
   }));
   const told = { time: 1, query: "q", origin: "search", session: "s", failure: "failed", note: "noted", seconds: 1, rerank: { reason: "by" } };
-  const request = { ...told, id: "1", tokens: 6, items, dropped: items, near_misses: items };
+  const request = { ...told, id: "1", tokens: 6, items, dropped: items, near_misses: items, interactions: [{ interaction_type: "call", agent_name: "a", time: 1, tokens: 1 }] };
   document.getElementById("context").replaceChildren(...contextView(request, 100, "name", false));
   return true;
 })

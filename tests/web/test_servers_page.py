@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from support.browser import Page, browser, program
 from support.proxies import HttpProxy, http_proxy
@@ -25,7 +26,7 @@ CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text(encoding="utf-8")
 AXE = "MCP_CONTEXT_PROXY_AXE"
 """Variable with the path of axe.min.js, of the npm package axe-core."""
 
-PATHS = ("ui", "ui/tools", "ui/requests", "ui/usage", "ui/audit", "ui/approvals", "ui/connect")
+PATHS = ("ui", "ui/tools", "ui/requests", "ui/sessions", "ui/usage", "ui/audit", "ui/approvals", "ui/connect")
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +266,37 @@ def test_the_pages_are_readable_and_fit_from_a_phone_to_a_desktop(page: Page, pr
         labels = "[...document.querySelectorAll('main input, select')].map((one) => one.labels.length)"
         assert all(page.value(labels))
         assert all(texts(page, "button"))
+
+
+def test_a_person_chooses_for_a_session_and_saves_it_as_a_preset(page: Page, proxy: HttpProxy) -> None:
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    headers = {"authorization": f"Bearer {TOKEN}", "accept": "application/json, text/event-stream"}
+    with httpx2.Client(base_url=proxy.base, headers=headers) as client:
+        opened = client.post(
+            "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+        )
+        client.headers["mcp-session-id"] = opened.headers["mcp-session-id"]
+        client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        visit(page, proxy, "ui/sessions")
+        page.look(width=390)
+        for form, text, there in (
+            ("add", "desk__tidy", ".items"),
+            ("save", "mine", "#presets .card"),
+        ):
+            field = f"document.querySelector('form[data-name^=\"{form}\"] input')"
+            page.until(field)
+            page.value(f"{field}.value = '{text}'")
+            page.value(f"{field}.form.requestSubmit()")
+            page.until(f"document.querySelector('{there}')?.textContent.includes('{text}')")
+        chosen = texts(page, ".items li")[0]
+        press(page, "Remove: desk__tidy")
+        page.until("document.querySelector('.items').textContent.includes('removed, by you')")
+        press(page, "Forget mine")
+        page.until("!document.querySelector('#presets .card')")
+        wide = page.value("document.documentElement.scrollWidth")
+
+    assert "added to this session by hand, by you" in chosen
+    assert wide <= 390
 
 
 def test_axe_finds_nothing_serious_on_any_page(page: Page, proxy: HttpProxy) -> None:

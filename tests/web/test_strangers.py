@@ -119,6 +119,7 @@ async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
         "tool": quote(HOSTILE[:300], safe=""),
         "request": request,
         "session": session,
+        "preset": MARKUP.replace("/", ""),
         "interaction": MARKUP.replace("/", ""),
     }
     bodies: dict[str, Any] = {
@@ -126,6 +127,7 @@ async def answers(api: httpx2.AsyncClient) -> dict[str, httpx2.Response]:
         "/interactions": {"agent_name": MARKUP, "interaction_type": "message", "content": HOSTILE},
         "/sessions/{session}/context": {"add": [{"type": "tool", "name": HOSTILE[:900]}]},
         "/call": {"tool": HOSTILE[:900]},
+        "/presets": {"name": HOSTILE[:60], "session": session},
         "/approvals/{server}/approve": {"names": [HOSTILE[:900]], "hash": HOSTILE[:60]},
         "/approvals/{server}/reject": {"names": [HOSTILE[:900]]},
     }

@@ -60,6 +60,7 @@ export function contextView(request, behind, order, live) {
     element("div", { class: "columns" }, ...COLUMNS.map(([type, title]) => column(type, title, request.items, order))),
     further("Nearest, but not part of the context", request.near_misses, "score"),
     further("Selected, and too dear for the token budget", request.dropped, order),
+    remembered(request.interactions),
   ].filter((part) => part !== null);
 }
 
@@ -71,6 +72,14 @@ function outcome(request) {
   const said = found ? "No tool fits this query well." : near ? "Nothing fits this query well." : "Nothing fits this query.";
   return element("p", { class: "notice", id: "outcome" }, near ? `${said} The nearest are below.` : said);
 }
+
+/** The remembered interactions of a context; their text is in the answer alone. */
+function remembered(interactions) {
+  if (!interactions.length) return null;
+  const lines = interactions.map((one) => element("li", {}, `${one.interaction_type} of ${one.agent_name}, ${new Date(one.time * 1000).toLocaleString()}, ${counted(one.tokens, "token")}`));
+  return element("section", {}, element("h3", {}, "Remembered"), element("ul", {}, ...lines));
+}
+
 
 /** What is shown of what is behind the proxy, as a bar and in words. */
 export function shareOf(request, behind) {

@@ -1,0 +1,195 @@
+"""Presets: choices that a person made in a session, saved by a name, with which other sessions begin.
+
+The names of the packaged presets, such as ``conservative``, are presets as well: they only say how much is
+selected.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mcp_context_proxy.config.settings import PRESETS, Preset
+from mcp_context_proxy.context.options import NO_OVERRIDES, DomainOverrides, Overrides
+from mcp_context_proxy.context.session import NO_SESSION, ItemKey, SessionContext, SessionView
+from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.items import JSON, Kind
+from mcp_context_proxy.system import process
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "presets.json"
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", re.ASCII)
+
+MOST_SAVED: Final = 200
+"""Saved presets: each has a person behind it."""
+
+MOST_ITEMS: Final = 1_000
+"""Items of one preset, added or removed."""
+
+
+class PresetError(ContextProxyError):
+    """A preset cannot be saved, or there is none of a name."""
+
+
+class ChosenItem(Struct, frozen=True):
+    """An item that a person chose."""
+
+    type: Kind
+    name: str
+    """Exposed name of a tool, name of a rule or reference."""
+    server: str | None = None
+    """Server of a tool, whose name must not lead to another one later."""
+
+    @property
+    def key(self) -> ItemKey:
+        """The key by which contexts refer to it."""
+        return self.type, self.name
+
+
+Chosen = Annotated[tuple[ChosenItem, ...], Meta(max_length=MOST_ITEMS)]
+
+
+class SavedPreset(Struct, frozen=True):
+    """Choices of a person."""
+
+    added: Chosen = ()
+    removed: Chosen = ()
+    options: Overrides = NO_OVERRIDES
+
+
+class _File(Struct, frozen=True):
+    presets: dict[str, SavedPreset] = {}
+
+
+_PACKAGED: Final[tuple[Preset, ...]] = ("aggressive", "normal", "conservative")
+
+_AMOUNTS: Final[Mapping[str, SavedPreset]] = {
+    name: SavedPreset(options=Overrides(DomainOverrides(preset=name), DomainOverrides(preset=name)))
+    for name in _PACKAGED
+}
+
+
+def choices_of(session: SessionContext) -> SavedPreset:
+    """Return what a person has chosen in a session, without what a model has added or removed itself."""
+
+    def chosen(keys: Iterable[ItemKey]) -> tuple[ChosenItem, ...]:
+        return tuple(ChosenItem(*key, session.meant.get(key)) for key in keys if key in session.by_person)
+
+    return SavedPreset(chosen(session.added), chosen(sorted(session.removed)), session.overrides)
+
+
+class PresetBook:
+    """The presets by name: the packaged ones, and those of a file. Without a file, none outlives it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._saved: dict[str, SavedPreset] = {}
+        self._told: set[str] = set()
+
+    def load(self) -> None:
+        """Read the file. Blocks; one that cannot be used is logged."""
+        if self._path is None:
+            return
+        try:
+            self._saved = msgspec.json.decode(self._path.read_bytes(), type=_File).presets
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("%s cannot be used: %s; there are no saved presets", self._path, error)
+
+    def as_data(self) -> dict[str, dict[str, JSON]]:
+        """Return the saved presets as data, by name."""
+        return {name: msgspec.to_builtins(self._saved[name]) for name in self.names}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the saved presets."""
+        return sorted(self._saved)
+
+    def save(self, name: str, preset: SavedPreset) -> None:
+        """Save a preset; one of the same name is replaced. Blocks.
+
+        Raises:
+            PresetError: it cannot be named so, there are too many, or the file cannot be written.
+        """
+        if not NAME.fullmatch(name) or name in PRESETS:
+            raise PresetError(
+                f"a preset cannot be named {name[:70]!r}: write 1 to 32 letters, digits, '_' or '-', "
+                f"beginning with a letter or digit; {', '.join(PRESETS)} are packaged"
+            )
+        saved = self._saved | {name: preset}
+        if len(saved) > MOST_SAVED:
+            raise PresetError(f"there are {MOST_SAVED} presets already; forget one that is not needed")
+        self._write(saved)
+
+    def forget(self, name: str) -> None:
+        """Forget a saved preset. Blocks.
+
+        Raises:
+            PresetError: there is none of that name, or the file cannot be written.
+        """
+        if name not in self._saved:
+            known = ", ".join(self.names)
+            raise PresetError(
+                f"there is no saved preset {name!r}; "
+                + (f"there are: {known}" if known else "there are none")
+            )
+        self._write({key: preset for key, preset in self._saved.items() if key != name})
+
+    def begin(self, session: SessionContext, names: Iterable[str]) -> None:
+        """Begin a session with the items of some presets; a later one counts before an earlier one."""
+        for preset in self._of(names):
+            for one in preset.removed:
+                session.added.pop(one.key, None)
+                session.removed.add(one.key)
+            for one in preset.added:
+                session.removed.discard(one.key)
+                session.added[one.key] = None
+                if one.server is not None:
+                    session.meant[one.key] = one.server
+            session.by_person.update(one.key for one in (*preset.added, *preset.removed))
+
+    def view(self, names: Iterable[str]) -> SessionView:
+        """Return the items of some presets as the view of a request without a session."""
+        names = tuple(names)
+        if not names:
+            return NO_SESSION
+        session = SessionContext()
+        self.begin(session, names)
+        return replace(session.view(), id=None)
+
+    def options(self, names: Iterable[str]) -> list[Overrides]:
+        """Return the options of some presets, those of a later one after those of an earlier one."""
+        return [preset.options for preset in self._of(names) if preset.options != NO_OVERRIDES]
+
+    def _of(self, names: Iterable[str]) -> Iterator[SavedPreset]:
+        for name in names:
+            preset = _AMOUNTS.get(name) or self._saved.get(name)
+            if preset is not None:
+                yield preset
+            elif name not in self._told:
+                self._told.add(name)
+                logger.warning("there is no preset %r: `session save %s` would save one", name, name)
+
+    def _write(self, saved: dict[str, SavedPreset]) -> None:
+        if self._path is not None:
+            try:
+                process.make_private_folder(self._path.parent)
+                descriptor, whole = tempfile.mkstemp(prefix=f".{FILE_NAME}-", dir=self._path.parent)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(msgspec.json.format(msgspec.json.encode(_File(saved))) + b"\n")
+                Path(whole).replace(self._path)
+            except OSError as error:
+                raise PresetError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        self._saved = saved

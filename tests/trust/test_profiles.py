@@ -1,0 +1,396 @@
+"""Profiles: each kind of client gets its part of everything, by every way, and nothing of another's."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from support.proxies import Host, inside
+from support.raw_client import OWN, RpcError
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.serve import web_routes
+from mcp_context_proxy.cli import host_check
+from mcp_context_proxy.config import load
+from mcp_context_proxy.config.clients import ClientConfig
+from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.front.http import LocalApi
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.server.caller import ConnectedHost
+from mcp_context_proxy.server.profiles import UnknownProfileError
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
+
+pytestmark = pytest.mark.anyio
+
+READS = {"annotations": {"readOnlyHint": True}}
+DELETES = {"annotations": {"destructiveHint": True}}
+
+CODING: dict[str, Any] = {
+    "client": ["Claude-C*"],
+    "agent": ["builder"],
+    "servers": ["code"],
+    "documents": ["commits"],
+    "expose": "all",
+    "presets": ["conservative"],
+    "classes": {"destructive": "ask"},
+}
+CHAT: dict[str, Any] = {
+    "client": ["chat*"],
+    "tokens": ["bound"],
+    "servers": ["no*"],
+    "tools": ["notes__read_*", "notes__drop_*"],
+    "documents": ["to*"],
+    "expose": "search",
+    "presets": ["aggressive"],
+}
+
+SECRETS = {"coding": ("maps", "branch"), "chat": ("ledgers", "polite")}
+"""Words that only the other profile's servers and documents have."""
+
+
+def spec(word: str) -> dict[str, Any]:
+    return {
+        "tools": [
+            tool(f"read_{word}", f"Read the {word}", **READS),
+            tool(f"write_{word}", f"Write the {word}"),
+            tool(f"drop_{word}", f"Delete the {word}", **DELETES),
+        ],
+        "prompts": [{"name": f"ask_{word}", "description": f"Ask about {word}"}],
+        "resources": [{"uri": f"file:///{word}", "name": word}],
+        "templates": [{"uriTemplate": f"{word}://{{id}}", "name": word}],
+    }
+
+
+def document(name: str, text: str) -> str:
+    return f"---\nname: {name}\ndescription: {text}\n---\n{text}\n"
+
+
+@pytest.fixture(scope="module")
+async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy]:
+    """A proxy for a coding host and a chat host."""
+    workshop = Workshop(tmp_path_factory.mktemp("profiles"))
+    workshop.server("code", instructions="About ledgers.", **spec("ledgers"))
+    workshop.server("notes", instructions="About maps.", **spec("maps"))
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "commits.md").write_text(document("commits", "Read the polite words of each commit."))
+    (rules / "tone.md").write_text(document("tone", "Read each branch of the tone."))
+    skill = rules / "branching"
+    skill.mkdir()
+    (skill / "SKILL.md").write_text(document("branching", "How to branch politely."))
+    config = workshop.config(
+        expose={"list_all_below": 0},
+        documents=[{"path": str(rules), "kind": "rule"}],
+        interactions={"enabled": True, "recall_tool": True},
+        context={"manage_tool": True, "set_context_tool": True},
+        clients={"coding": CODING, "chat": CHAT},
+    )
+    async with inside(config) as opened:
+        yield opened
+    workshop.close()
+
+
+def host(proxy: Proxy, era: str, name: str, **more: Any) -> Host:
+    made = Host(proxy, era, **more)
+    made.client_info = envelope.raw({"name": name, "version": "1"})
+    return made
+
+
+@pytest.fixture
+def coding(proxy: Proxy, era: str) -> Host:
+    return host(proxy, era, "claude-code")
+
+
+@pytest.fixture
+def chat(proxy: Proxy, era: str) -> Host:
+    return host(proxy, era, "Chatty")
+
+
+async def everything(client: Host) -> str:
+    methods = ["tools/list", "resources/list", "resources/templates/list", "prompts/list", "skills/list"]
+    seen = [await client.request(method) for method in methods]
+    for query in ("read the ledgers", "read the maps", "a polite branch"):
+        seen.append(await client.call("search_available_tools", {"query": query, "top_n": 50}))
+        seen.append(await client.request("tools/list", **{OWN + "query": query}))
+        prompt = {"name": "with_context", "arguments": {"query": query}}
+        seen.append((await client.request("prompts/get", prompt))["messages"][:-1])
+        seen.append((await client.data("search_available_tools", {"query": query, "top_n": 50}))["results"])
+    return json.dumps(seen)
+
+
+async def test_each_profile_lists_and_finds_its_own_alone(coding: Host, chat: Host) -> None:
+    to_code, to_chat = await everything(coding), await everything(chat)
+
+    for word in (
+        "code__read_ledgers",
+        "code__write_ledgers",
+        "code__ask_ledgers",
+        "file:///ledgers",
+        "commits",
+    ):
+        assert word in to_code
+        assert word not in to_chat
+    for word in ("notes__read_maps", "notes__ask_maps", "file:///maps", "tone"):
+        assert word in to_chat
+        assert word not in to_code
+    assert "write_maps" not in to_chat
+    assert "branching" not in to_code + to_chat
+
+
+@pytest.mark.parametrize("name", ["notes__read_maps", "read_maps", "notes__write_maps"])
+async def test_no_tool_of_another_profile_is_called_by_any_way(coding: Host, name: str) -> None:
+    results = [await coding.call(name), await coding.call("call_tool", {"name": name, "arguments": {}})]
+    results.append(await coding.call("call_read_only_tool", {"name": name, "arguments": {}}))
+
+    for result in results:
+        assert result["isError"]
+        assert f"unknown tool '{name}'" in result["content"][0]["text"]
+    assert not (await coding.call("read_ledgers")).get("isError")
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("resources/read", {"uri": "file:///maps"}),
+        ("resources/read", {"uri": "maps://1"}),
+        ("resources/read", {"uri": "rule://tone"}),
+        ("resources/read", {"uri": "skill://user/branching/SKILL.md"}),
+        ("skills/get", {"uri": "skill://user/branching/SKILL.md"}),
+        ("prompts/get", {"name": "notes__ask_maps"}),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "notes__ask_maps"}}),
+        ("completion/complete", {"ref": {"type": "ref/resource", "uri": "maps://{id}"}}),
+    ],
+)
+async def test_nothing_of_another_profile_is_read_or_completed(
+    coding: Host, chat: Host, method: str, params: dict[str, Any]
+) -> None:
+    more = {"argument": {"name": "a", "value": ""}} if method.startswith("completion") else {}
+    with pytest.raises(RpcError):
+        await coding.request(method, params | more)
+    if "branching" not in str(params):
+        assert await chat.request(method, params | more)
+
+
+async def test_a_client_without_a_profile_gets_everything(proxy: Proxy, era: str) -> None:
+    seen = await everything(host(proxy, era, "other"))
+
+    assert "notes__write_maps" in seen
+    assert "code__write_ledgers" in seen
+    assert "branching" in seen
+
+
+async def test_the_list_has_the_mode_of_the_profile(coding: Host, chat: Host) -> None:
+    assert {"code__read_ledgers", "code__write_ledgers"} <= set(await coding.names())
+    assert not any("maps" in name for name in await chat.names())
+
+
+async def test_a_preset_of_the_profile_says_how_much_is_selected(
+    coding: Host, chat: Host, proxy: Proxy
+) -> None:
+    for client, most in ((coding, 10), (chat, 3)):
+        await client.call("search_available_tools", {"query": "read something"})
+        latest = next(proxy.records.recent())
+        assert latest.options.tools.top_n == most
+
+
+async def test_a_person_is_asked_where_the_profile_demands_it(proxy: Proxy) -> None:
+    coding, other = host(proxy, "handshake", "claude-code"), host(proxy, "handshake", "other")
+    asked = await coding.call("code__drop_ledgers")
+
+    assert "clients.coding.classes.destructive" in asked["content"][0]["text"]
+    assert not (await other.call("code__drop_ledgers")).get("isError")
+
+
+async def test_requests_are_recorded_apart(coding: Host, chat: Host) -> None:
+    await chat.call("search_available_tools", {"query": "zebra crossings"})
+    for client, there in ((chat, True), (coding, False)):
+        read = await client.request("resources/read", {"uri": "context://requests"})
+        assert ("zebra crossings" in json.dumps(read)) is there
+
+
+async def test_a_handle_of_another_profile_is_unknown(coding: Host, chat: Host) -> None:
+    made = await chat.data("set_context", {"query": "read the maps"})
+    used = await coding.call("search_available_tools", {"query": "x", "context_id": made["context_id"]})
+
+    assert "unknown or expired context_id" in used["content"][0]["text"]
+
+
+async def test_what_one_profile_did_is_not_recalled_by_another(proxy: Proxy, era: str) -> None:
+    clients = {name: host(proxy, era, name) for name in ("claude-code", "chat")}
+    query = f"purple walrus of the {era} era"
+    await clients["chat"].call("search_available_tools", {"query": query})
+    assert proxy.interactions is not None
+    await proxy.interactions.recorder.drain()
+    for name, there in (("chat", True), ("claude-code", False)):
+        found = await clients[name].data("recall", {"query": query})
+        assert (query in json.dumps(found["results"])) is there
+
+
+async def test_log_messages_and_changed_lists_reach_the_profile_of_their_server(workshop: Workshop) -> None:
+    tools = [tool("read_ledgers"), tool("read_books")]
+    workshop.server("code", tools=tools[:1], calls={"read_ledgers": [{"set": {"tools": tools}}]})
+    workshop.server("notes", tools=[tool("read_maps")])
+    config = workshop.config(clients={"coding": CODING, "chat": CHAT})
+    async with inside(config) as proxy:
+        clients = {name: host(proxy, "handshake", name) for name in ("claude-code", "chat")}
+        for client in clients.values():
+            await client.names()
+        message: Any = {"level": b'"error"', "data": b'"x"'}
+        proxy.open_sessions.relay("code", "notifications/message", message, frozenset())
+        await clients["claude-code"].call("code__read_ledgers")
+        with anyio.fail_after(30):
+            while len(clients["claude-code"].told) < 2:
+                await anyio.lowlevel.checkpoint()
+        assert {method for method, _ in clients["claude-code"].told} == {
+            "notifications/message",
+            "notifications/tools/list_changed",
+        }
+        assert clients["chat"].told == []
+
+
+def test_an_unknown_profile_serves_nothing(proxy: Proxy) -> None:
+    profiles = proxy.gateway.profiles
+    nobody = profiles.named(THE_USER, "typo")
+
+    assert not nobody.reaches("code")
+    with pytest.raises(UnknownProfileError, match=r"\[clients\.typo\]"):
+        profiles.of_request(THE_USER, "typo", None)
+
+
+async def test_a_host_that_names_an_unknown_profile_is_told_so(proxy: Proxy, era: str) -> None:
+    nobody = host(proxy, era, "x", rights=proxy.gateway.profiles.named(THE_USER, "typo"))
+    with pytest.raises(RpcError, match="there is no profile 'typo'"):
+        await nobody.names()
+
+
+def test_a_token_that_is_bound_to_a_profile_has_it_at_every_address(proxy: Proxy) -> None:
+    profiles, bound = proxy.gateway.profiles, Principal("bound", False)
+
+    for wanted in (None, "chat"):
+        rights = profiles.of_request(bound, wanted, "builder")
+        assert not rights.reaches("code")
+        # Nor does another name in the introduction change anything.
+        assert profiles.of_client(rights, envelope.raw({"name": "claude-code"})) == rights
+    with pytest.raises(UnknownProfileError, match="bound to the profile 'chat'"):
+        profiles.of_request(bound, "coding", None)
+
+
+def test_the_limits_of_a_token_stay_in_a_profile(proxy: Proxy) -> None:
+    limited = Principal("anna", False, frozenset({"notes"}))
+    rights = proxy.gateway.profiles.of_request(limited, "coding", None)
+
+    assert not rights.reaches("notes")
+    assert not rights.reaches("code")
+
+
+class Web:
+    """The REST API over the local socket, as agents and commands ask it."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        api = LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
+        self.app: Starlette = api._config.app  # type: ignore[assignment]
+
+    async def ask(self, method: str, path: str, agent: str | None = None, **more: Any) -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=self.app)
+        headers = {} if agent is None else {"X-Agent-Name": agent}
+        async with httpx2.AsyncClient(transport=transport, timeout=60) as client:
+            return await client.request(method, f"http://localhost/api/v1{path}", headers=headers, **more)
+
+
+async def test_an_agent_gets_its_profile_over_rest(proxy: Proxy) -> None:
+    web = Web(proxy)
+    for path in (
+        "/tools",
+        "/tools/search?query=read+the+maps&top_k=50",
+        "/servers",
+        "/sessions",
+        "/requests",
+    ):
+        seen = (await web.ask("GET", path, "Builder")).text.replace("read the maps", "")
+        assert "maps" not in seen, path
+        assert '"notes"' not in seen, path
+    assert "read_maps" in (await web.ask("GET", "/tools")).text
+    built = await web.ask("POST", "/context", "builder", json={"query": "read maps and ledgers"})
+    assert "read_ledgers" in built.text
+    assert "read_maps" not in built.text
+
+
+async def test_an_agent_in_a_profile_recalls_its_own_interactions_alone(proxy: Proxy) -> None:
+    web = Web(proxy)
+    said = {"content": "The heron likes mangoes."}
+    assert (await web.ask("POST", "/interactions", "builder", json=said)).status_code == 200
+    own = await web.ask("GET", "/interactions?query=heron+mangoes", "builder")
+    others = await web.ask("GET", "/interactions?query=heron+mangoes", "chatter")
+    chat = host(proxy, "handshake", "chat")
+
+    assert "heron" in own.text
+    assert "heron" in others.text, "whoever has no profile is the user, who sees everybody's"
+    assert "heron likes" not in json.dumps(await chat.data("recall", {"query": "heron mangoes"}))
+    assert (await web.ask("DELETE", "/interactions?older_than_days=0", "builder")).status_code == 403
+
+
+async def test_the_hook_gives_the_facts_of_the_profile_of_its_host(proxy: Proxy) -> None:
+    web, session = Web(proxy), host(proxy, "handshake", "chat").session
+    assert session is not None
+    rights = proxy.gateway.profiles.of_client(THE_USER, envelope.raw({"name": "chat"}))
+    proxy.hosts = lambda: [
+        ConnectedHost(name="chat", version="1", since=time.time(), host_session="s", rights=rights)
+    ]
+    body = {"prompt": "read the ledgers and read the maps", "session": "s"}
+    connected = (await web.ask("POST", "/prompt", json=body)).json()
+    proxy.hosts = list
+    by_name = (await web.ask("POST", "/prompt", json=body | {"host": "claude-code"})).json()
+
+    assert "notes__read_maps" in connected["text"]
+    assert "ledgers" not in connected["text"].replace(body["prompt"], "")
+    assert "maps" not in by_name["text"].replace(body["prompt"], "")
+
+
+async def test_a_changed_profile_is_in_force_with_the_next_request(workshop: Workshop) -> None:
+    workshop.server("code", tools=[tool("read_ledgers")])
+    workshop.server("notes", tools=[tool("read_maps")])
+    config = workshop.config(clients={"coding": {"client": ["claude*"], "servers": ["code"]}})
+    async with inside(config) as proxy:
+        client = host(proxy, "handshake", "claude-code")
+        before = await client.names()
+        tables = {"coding": ClientConfig(client=("claude*",), servers=("notes",))}
+        await proxy.apply(proxy.config.model_copy(update={"clients": tables}))
+        with anyio.fail_after(30):
+            while ("notifications/tools/list_changed", {}) not in client.told:
+                await anyio.lowlevel.checkpoint()
+        after = await client.names()
+
+    assert any("ledgers" in name for name in before)
+    assert not any("maps" in name for name in before)
+    assert any("maps" in name for name in after)
+    assert not any("ledgers" in name for name in after)
+
+
+def test_a_mistake_in_a_profile_keeps_the_proxy_from_starting(workshop: Workshop) -> None:
+    for wrong in ({"servers": "code"}, {"nonsense": 1}):
+        with pytest.raises(ConfigError, match="clients"):
+            load(workshop.config(clients={"coding": wrong}), environ={})
+    with pytest.raises(ConfigError, match="letters, digits"):
+        load(workshop.config(clients={"a b": {}}), environ={})
+
+
+async def test_check_says_what_each_profile_sees(proxy: Proxy) -> None:
+    told = {(one.about, one.message) for one in host_check.profiles(proxy)}
+
+    assert ("clients.coding", "sees 3 tools of 1 server, 1 document") in told
+    assert ("clients.chat", "sees 2 tools of 1 server, 1 document") in told
+
+
+async def test_events_of_modern_subscriptions_stay_within_a_profile(proxy: Proxy) -> None:
+    coding = proxy.gateway.profiles.named(THE_USER, "coding")
+    tone = next(one for one in proxy.catalog.whole.snapshot.documents.values() if one.name == "tone")
+
+    assert not proxy.changes._may_know(coding, tone.uri)
+    assert not proxy.changes._may_know(coding, "file:///maps")
+    assert proxy.changes._may_know(coding, "file:///ledgers")
+    assert proxy.changes._may_know(THE_USER, tone.uri)
