@@ -98,6 +98,7 @@ def build(config: Config, store: Store) -> Proxy:
         sessions=sessions,
         records=records,
         options=configured(config),
+        ab_share=config.learning.ab_share if config.learning.enabled else 0.0,
         costs=costs,
         expander=expander,
         reranker=search.reranker,
@@ -125,6 +126,7 @@ def build(config: Config, store: Store) -> Proxy:
     statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)
     if statistics.searches is not None:
         records.when_added(statistics.searches.served)
+    was_read = None if statistics.usage is None else statistics.usage.read
     if statistics.usage is not None:
         statistics.usage.counters.caches.update(search.lookups)
 
@@ -144,6 +146,7 @@ def build(config: Config, store: Store) -> Proxy:
         contexts=contexts,
         handles=handles,
         skills=skills,
+        was_read=was_read,
     )
     log = None if interactions is None else interactions.log
     calls = ToolCalls(
@@ -195,6 +198,7 @@ def build(config: Config, store: Store) -> Proxy:
             noted=NotedClients(),
             recorder=recall_recorder,
             log=log,
+            was_read=was_read,
         ),
         resources=resources,
         skills=skills,

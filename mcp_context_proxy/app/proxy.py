@@ -395,6 +395,13 @@ class Proxy:
         """Return the text about this proxy that hosts give to their models."""
         return self.introduction().text
 
+    def introduce(self) -> SessionIntroduction:
+        """Return the introduction of a session that begins; the rules in it count as given."""
+        introduced = self.introduction()
+        if self.usage is not None:
+            self.usage.introduced(introduced.given)
+        return introduced
+
     def introduction(self) -> SessionIntroduction:
         """Return that text with the rules in it that are in force and fit into what hosts keep.
 

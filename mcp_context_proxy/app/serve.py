@@ -111,7 +111,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 server = SdkServer(
                     gateway=proxy.gateway,
                     changes=proxy.changes,
-                    introduction=proxy.introduction,
+                    introduction=proxy.introduce,
                     header_schema=proxy.tool_list.header_schema,
                 )
                 proxy.reloader, proxy.stop = reloader, stop.set

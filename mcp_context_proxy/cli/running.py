@@ -49,6 +49,7 @@ FOLLOWED: Final = 2_000
 """Most new lines of one look."""
 
 NOT_FOUND: Final = 404
+NOT_VALID: Final = 422
 
 STATES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "off": "dim"}
 """Colours of states."""
@@ -85,7 +86,7 @@ class RunningProxy:
         except AskError as error:
             # Sentences of the API end with a full stop, those of commands do not.
             text = str(error).removesuffix(".")
-            if error.status == NOT_FOUND:
+            if error.status in (NOT_FOUND, NOT_VALID):
                 raise click.UsageError(text) from None
             raise click.ClickException(text) from None
 

@@ -40,6 +40,8 @@ from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
+from mcp_context_proxy.statistics.trial import arm_of
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.tokens import ACTING
 
 RELATED = 20
@@ -82,16 +84,21 @@ class ContextEngine:
         sessions: Sessions,
         records: RequestRecords,
         options: ContextOptions,
+        ab_share: float = 0.0,
         costs: Costs,
         expander: ContextExpander,
         reranker: Reranker | None = None,
         working_set: WorkingSet | None = None,
     ) -> None:
-        """Connect the parts; ``options`` are those of the configuration."""
+        """Connect the parts; ``options`` are those of the configuration.
+
+        ``ab_share`` is the share of recorded requests that are answered without learned pairs.
+        """
         self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
         self.sessions, self.records = sessions, records
         self.count_tokens = costs.of_text
         """Returns the estimated tokens of a text. Blocks."""
+        self._ab_share = ab_share
         self.configure(options)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
@@ -165,6 +172,9 @@ class ContextEngine:
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
+        arm = arm_of(self._ab_share, view.id, query, time_of_day()) if remember else None
+        if arm == "plain":
+            options = replace(options, learned=False)
         selection = Selection(
             query=query,
             origin=origin,
@@ -173,6 +183,7 @@ class ContextEngine:
             scope=replace(scope or EVERYTHING, without=view.removed),
             listed=listed,
             owner=owner,
+            arm=arm,
             deliver=deliver,
         )
         try:

@@ -318,7 +318,10 @@ class Searcher:
             return self._engine.search(query, snapshot, of_kinds, options, wait=False, history=history)
 
         return Found(
-            tools=ranked(tools, replace(tool_search(options.tools), depth=depth, explore=explore)),
+            tools=ranked(
+                tools,
+                replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned),
+            ),
             documents=ranked(documents, _document_search(options.documents)) if with_documents else None,
             snapshot=snapshot,
             filters=filters,

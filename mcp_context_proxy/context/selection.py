@@ -38,6 +38,7 @@ from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result
+from mcp_context_proxy.statistics.trial import Arm
 from mcp_context_proxy.system.process import time_of_day
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Selection:
     confidence: float | None = None
     rerank: Reranking | None = None
     owner: str | None = None
+    arm: Arm | None = None
     deliver: Deliver = "nothing"
     """Amount that the answer tells of the documents."""
     began: float = field(default_factory=time.perf_counter)
@@ -131,6 +133,8 @@ class Selection:
             filters={} if self.scope.filters == NO_FILTERS else self.scope.filters.applied(),
             seconds=time.perf_counter() - self.began,
             owner=self.owner,
+            arm=self.arm,
+            kinds=None if self.scope.kinds is None else tuple(sorted(self.scope.kinds)),
         )
 
 
@@ -171,7 +175,7 @@ class Selector:
         if selection.failure is not None:
             return None
         try:
-            if selection.listed is not None:
+            if selection.listed is not None and selection.options.learned:
                 selection.confidence = self._searcher.confidence(selection.query, snapshot)
                 depth = RANKED if _is_doubted(selection) else depth
             return self._searcher.find(

@@ -30,7 +30,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import DownstreamError, StoreError, UnknownFilterError, UnknownItemError
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Kind, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
@@ -108,6 +108,8 @@ class MetaTools:
     """Interactions that models may recall; None if they may not."""
     log: InteractionLog | None = None
     """Remembers searches; None to remember none."""
+    was_read: Callable[[Document], None] | None = None
+    """Counts the documents that are read; None to count none."""
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool, not yet fitted to an era."""
@@ -271,6 +273,8 @@ class MetaTools:
             part = await in_thread(read, self.contexts.count_tokens, abandon_on_cancel=True)
         except (UnknownItemError, UnreadableDocumentError) as error:
             return failure(f"{READ_DOCUMENT}: {error}")
+        if self.was_read is not None:
+            self.was_read(part.document)
         if part.is_whole and session is not None:
             session.delivered[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
         if not _wants_data(params):

@@ -134,6 +134,12 @@ class SearchRow:
     """Its place in the results, from 1."""
     ms: float
     reranked: bool
+    arm: str | None = None
+    """Arm of the comparison that was under way; None for none."""
+    session: str | None = None
+    """Public id of its session."""
+    uses: int = 0
+    """Number of tools that it had found and that were called."""
 
 
 GONE = -1
@@ -142,10 +148,12 @@ GONE = -1
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRow:
-    """A tool that is in the catalog, and the tokens of its definition."""
+    """A tool or document that is in the catalog, and the tokens that it costs."""
 
     server: str
+    """`DOCUMENTS` for a document."""
     tool: str
+    """Own name of the tool; kind, slash and name of a document."""
     fingerprint: str
     tokens: int
     first: float
@@ -157,6 +165,46 @@ class DefinitionRow:
         return self.server, self.tool
 
 
+DocumentKey: TypeAlias = tuple[str, str]
+"""Kind and name of a rule or reference."""
+
+
+@dataclass(slots=True)
+class DocumentUsage:
+    """Use of one rule or reference. Usages add up."""
+
+    kind: str
+    name: str
+    found: int = 0
+    """Requests that selected it."""
+    delivered: int = 0
+    """Times that a model was given its text or outline, without having asked for it by name."""
+    reads: int = 0
+    """Times that it was read by its name or URI."""
+    last: float = 0.0
+    """Time of the latest of all these, in seconds since 1970."""
+
+    @property
+    def key(self) -> DocumentKey:
+        """Kind and name of the document."""
+        return self.kind, self.name
+
+    def plus(self, other: DocumentUsage) -> DocumentUsage:
+        """Return the sum of both; the name is this one's."""
+        return DocumentUsage(
+            self.kind,
+            self.name,
+            self.found + other.found,
+            self.delivered + other.delivered,
+            self.reads + other.reads,
+            max(self.last, other.last),
+        )
+
+
+DOCUMENTS: Final = ""
+"""Takes the place of the server in the rows of documents among the definitions; no server has this name."""
+
+
 def added(one: Counts, other: Counts) -> Counts:
     """Return the sum of two histograms."""
     if not other:
@@ -166,7 +214,7 @@ def added(one: Counts, other: Counts) -> Counts:
     return dict(total)
 
 
-U = TypeVar("U", ToolUsage, SearchUsage)
+U = TypeVar("U", ToolUsage, SearchUsage, DocumentUsage)
 
 
 class _UsageTable(Generic[U]):
@@ -177,9 +225,9 @@ class _UsageTable(Generic[U]):
         self.name, self._key = name, ("seconds", "start", *key)
         self._usage: Callable[..., U] = usage
         columns = [column.name for column in fields(usage)]
-        assert columns[-1] == "latency"
+        self._timed = columns[-1] == "latency"
         self.columns = ", ".join(columns)
-        self._numbers = attrgetter(*columns[:-1])
+        self._numbers = attrgetter(*(columns[:-1] if self._timed else columns))
         self._marks = ", ".join("?" * (2 + len(columns)))
 
     def add(self, connection: sqlite3.Connection, slot: UsageSlot, usage: U) -> None:
@@ -189,15 +237,16 @@ class _UsageTable(Generic[U]):
         query = f"SELECT {self.columns} FROM {self.name} WHERE {where}"
         known = connection.execute(query, key).fetchone()
         total: U = usage if known is None else self.read(known).plus(usage)
-        latency = msgspec.msgpack.encode(dict(total.latency))
+        counts = getattr(total, "latency", None)
+        latency: tuple[bytes, ...] = () if counts is None else (msgspec.msgpack.encode(dict(counts)),)
         connection.execute(
             f"INSERT OR REPLACE INTO {self.name} (seconds, start, {self.columns}) VALUES ({self._marks})",
-            (slot.seconds, slot.start, *self._numbers(total), latency),
+            (slot.seconds, slot.start, *self._numbers(total), *latency),
         )
 
     def read(self, values: Sequence[Any]) -> U:
         """Return the usage in a row."""
-        return self._usage(*values[:-1], _decoded(values[-1]))
+        return self._usage(*values[:-1], _decoded(values[-1]) if self._timed else values[-1])
 
     def roll_up(self, connection: sqlite3.Connection, hours_before: int, days_before: float) -> None:
         """Turn hours before one moment into days, and delete days before another."""
@@ -213,6 +262,7 @@ class _UsageTable(Generic[U]):
 
 _TOOLS = _UsageTable("tool_usage", ToolUsage, ("server", "tool"))
 _SEARCHES = _UsageTable("search_usage", SearchUsage, ())
+_DOCUMENTS = _UsageTable("document_usage", DocumentUsage, ("kind", "name"))
 
 
 class StatisticsStore(Tables):
@@ -223,6 +273,7 @@ class StatisticsStore(Tables):
         tools: Iterable[tuple[UsageSlot, ToolUsage]],
         searches: Mapping[UsageSlot, SearchUsage],
         rows: Iterable[SearchRow],
+        documents: Iterable[tuple[UsageSlot, DocumentUsage]] = (),
     ) -> None:
         """Add counts to those in the store, and replace searches of the same id; all or nothing."""
         with self._database.transaction() as connection:
@@ -230,6 +281,8 @@ class StatisticsStore(Tables):
                 _TOOLS.add(connection, slot, usage)
             for slot, searched in searches.items():
                 _SEARCHES.add(connection, slot, searched)
+            for slot, read in documents:
+                _DOCUMENTS.add(connection, slot, read)
             put_rows(connection, "searches", rows)
 
     def roll_up(self, hours_before: float, days_before: float) -> None:
@@ -239,11 +292,13 @@ class StatisticsStore(Tables):
         with self._database.transaction() as connection:
             _TOOLS.roll_up(connection, before, days_before)
             _SEARCHES.roll_up(connection, before, days_before)
+            _DOCUMENTS.roll_up(connection, before, days_before)
 
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
         """Forget searches before a moment, and the oldest of too many rows."""
         with self._database.transaction() as connection:
             forget_old(connection, "tool_usage", by="start", keep=most_usage)
+            forget_old(connection, "document_usage", by="start", keep=most_usage)
             forget_old(connection, "searches", before=searches_before, keep=most_searches)
 
     def tools(self, since: float = 0.0) -> list[ToolUsage]:
@@ -261,6 +316,15 @@ class StatisticsStore(Tables):
             (since,),
         )
         return [ToolUsage(*(*values, latencies[values[0], values[1]])) for values in sums]
+
+    def documents(self, since: float = 0.0) -> list[DocumentUsage]:
+        """Return the use of every document in the slots that end after a moment, summed up."""
+        sums = self._database.rows(
+            "SELECT kind, name, SUM(found), SUM(delivered), SUM(reads), MAX(last) FROM document_usage "
+            "WHERE start + seconds > ? GROUP BY kind, name",
+            (since,),
+        )
+        return [DocumentUsage(*values) for values in sums]
 
     def searched(self, since: float = 0.0) -> dict[UsageSlot, SearchUsage]:
         """Return searches by slot, for the slots that end after a moment, oldest first."""
@@ -285,6 +349,11 @@ class StatisticsStore(Tables):
         rest = "FROM searches ORDER BY time DESC, rowid DESC LIMIT ?"
         rows = self._database.read(SearchRow, rest, [limit])
         return [replace(row, reranked=bool(row.reranked)) for row in rows]  # SQLite has no booleans
+
+    def compared(self, since: float) -> list[SearchRow]:
+        """Return the searches since a moment that were part of a comparison, oldest first."""
+        rest = "FROM searches WHERE arm IS NOT NULL AND time >= ? ORDER BY time, rowid"
+        return self._database.read(SearchRow, rest, [since])
 
     def definitions(self) -> list[DefinitionRow]:
         """Return the tools of the catalog when they were last counted."""
