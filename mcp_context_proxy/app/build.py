@@ -198,6 +198,7 @@ def build(config: Config, store: Store) -> Proxy:
             noted=NotedClients(),
             recorder=recall_recorder,
             log=log,
+            figures=figures,
             was_read=was_read,
         ),
         resources=resources,

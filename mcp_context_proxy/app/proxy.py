@@ -473,4 +473,5 @@ def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
         set_context=config.context.set_context_tool,
         manage=config.context.manage_tool,
         recall=recalls,
+        reranks=config.rerank.mode != "never" or bool(config.rerank.endpoint or config.rerank.model),
     )
