@@ -40,6 +40,7 @@ from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
+from mcp_context_proxy.server.past_requests import PastRequests
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
@@ -289,6 +290,11 @@ class Proxy:
     def working_set(self) -> WorkingSet:
         """Return the tools that use has put into the default list."""
         return self.search.working_set
+
+    @property
+    def past_requests(self) -> PastRequests:
+        """Return what renders and replays recorded requests."""
+        return PastRequests(self.contexts, lambda: self.catalog.snapshot, self.store.approvals)
 
     @property
     def searcher(self) -> Searcher:

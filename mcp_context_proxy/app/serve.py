@@ -292,7 +292,7 @@ def operations(proxy: Proxy) -> list[Operation]:
     apis = (
         RunningApi(proxy),
         InventoryApi(proxy),
-        ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log),
+        ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, proxy.past_requests, log),
         PromptsApi(proxy, log),
         SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
         UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),

@@ -124,6 +124,11 @@ class AnswerSource:
         """Return all proxies that run for the configuration."""
         return list(map(RunningProxy, self._sockets()))
 
+    @property
+    def named(self) -> Path | None:
+        """Path of the configuration that the command line names; None if it names none."""
+        return named_path(self._ctx, self._config_path)
+
     @cached_property
     def config(self) -> Config:
         """The configuration, for a proxy of the command's own."""

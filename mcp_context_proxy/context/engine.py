@@ -15,6 +15,7 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.delivery import Deliver, given_now
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import (
     NO_OVERRIDES,
     ContextOptions,
@@ -226,6 +227,23 @@ class ContextEngine:
             tools, selection.rerank = await reranker.rerank(found.tools, client, rerank)
             found = replace(found, tools=tools)
         return await off_loop(partial(selector.complete, selection, snapshot, found))
+
+    async def replay(self, then: RequestContext, filters: SearchFilters) -> RequestContext:
+        """Return the context that a recorded request would have now, outside of its session.
+
+        It has the options of then, and is not recorded.
+
+        Raises:
+            UnknownFilterError: a server, category or tag of its filters does not exist any more.
+        """
+        scope = Scope(None if then.kinds is None else frozenset(then.kinds), filters)
+        selection = Selection(query=then.query, origin=then.origin, options=then.options, scope=scope)
+        catalog = self._catalog if ACTING.get().limited else self._catalog.whole
+        snapshot = await self._searcher.ready(catalog)
+        await self._searcher.check(filters, snapshot)
+        asked = then.rerank is not None and then.rerank.used
+        answer = await self._complete(selection, snapshot, self.rerank_mode if asked else "never", None)
+        return answer.context
 
     async def explain(
         self,

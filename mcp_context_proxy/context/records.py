@@ -93,6 +93,8 @@ class ContextItem:
     """Short reason for a person."""
     delivered: Delivery | None = None
     """Form in which the model got a rule or reference; None if it did not, and for tools."""
+    fingerprint: str | None = None
+    """Digest of the definition or text; None in records of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class RequestContext:
     """Kinds of items that were searched for; None for all."""
     arm: Arm | None = None
     """Arm of the comparison with and without learned pairs; None if none is under way."""
+    searched: tuple[int, int] | None = None
+    """Number of tools and of documents in the catalog that was searched; None if none was."""
     seconds: float = 0.0
     owner: str | None = None
     """Digest of the credentials of the MCP client; None without any, and for requests of others."""

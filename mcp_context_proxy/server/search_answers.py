@@ -210,6 +210,7 @@ def search_text(
     tokens: int = ANSWER_TOKENS,
     name_of: NameOf = EXPOSED,
     about: Callable[[Tool], str] = lambda _: "",
+    searched: tuple[int, int] | None = None,
 ) -> str:
     """Return the answer to a search as a model reads it. Blocks for about half a millisecond.
 
@@ -221,9 +222,10 @@ def search_text(
         tokens: Budget; without effect on documents told whole.
         name_of: Returns the name under which the caller gets a tool.
         about: Returns a line about a tool that is told whole, such as its figures; empty for none.
+        searched: Number of tools and documents that were searched; by default those of today.
     """
     found = answer.found
-    results, known = found.results, _known(found.snapshot)
+    results, known = found.results, _known(*(searched or _size(found.snapshot)))
     documents = _documents(answer)
     if not results:
         return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
@@ -408,8 +410,11 @@ def further(names: Sequence[str]) -> list[str]:
     return [f"{len(names)} more: {', '.join(names)}"] if names else []
 
 
-def _known(snapshot: Snapshot) -> str:
-    tools, documents = len(snapshot.tools), len(snapshot.documents)
+def _size(snapshot: Snapshot) -> tuple[int, int]:
+    return len(snapshot.tools), len(snapshot.documents)
+
+
+def _known(tools: int, documents: int) -> str:
     if documents:
         return f"{tools + documents:,} tools and documents"
     return "1 tool" if tools == 1 else f"{tools:,} tools"

@@ -56,7 +56,7 @@ def arm_of(share: float, session: str | None, query: str, now: float) -> Arm | N
     return "plain" if drawn < share * 2**64 else "learned"
 
 
-class Estimate(Struct, frozen=True):
+class Measured(Struct, frozen=True):
     """A figure with its interval of 95 %."""
 
     value: float
@@ -71,20 +71,20 @@ class ArmFigures(Struct, frozen=True, kw_only=True):
     requests: int
     units: int
     """Number of sessions; a request without a session counts with the same one on the same day."""
-    precision: Estimate | None
+    precision: Measured | None
     """Share of the tools shown that were called."""
-    acceptance: Estimate | None
+    acceptance: Measured | None
     """Share of the requests after which the first tool was called."""
-    rank: Estimate | None
+    rank: Measured | None
     """Mean place of the tool that was called."""
 
 
 class Differences(Struct, frozen=True, kw_only=True):
     """Figures with learned pairs minus those without."""
 
-    precision: Estimate | None
-    acceptance: Estimate | None
-    rank: Estimate | None
+    precision: Measured | None
+    acceptance: Measured | None
+    rank: Measured | None
     """Below 0 where learned pairs bring the tool that is called further up."""
 
 
@@ -155,25 +155,25 @@ class _Ratio:
         squares = sum((part - self.middle * whole) ** 2 for part, whole in pairs)
         self.variance = count / (count - 1) * squares / wholes**2
 
-    def estimate(self, least: float, most: float) -> Estimate | None:
+    def estimate(self, least: float, most: float) -> Measured | None:
         """Return the ratio with its interval, within the values that it can have; None of nothing."""
         if not self.wholes:
             return None
         return _estimate(self.value, self.middle, self.variance, least, most)
 
 
-def _difference(one: _Ratio, other: _Ratio) -> Estimate | None:
+def _difference(one: _Ratio, other: _Ratio) -> Measured | None:
     if not one.wholes or not other.wholes:
         return None
     middle, variance = one.middle - other.middle, one.variance + other.variance
     return _estimate(one.value - other.value, middle, variance, -math.inf, math.inf)
 
 
-def _estimate(value: float, middle: float, variance: float, least: float, most: float) -> Estimate:
+def _estimate(value: float, middle: float, variance: float, least: float, most: float) -> Measured:
     if not math.isfinite(variance):
-        return Estimate(value, None, None)
+        return Measured(value, None, None)
     half = Z * math.sqrt(variance)
-    return Estimate(value, max(least, min(middle - half, value)), min(most, max(middle + half, value)))
+    return Measured(value, max(least, min(middle - half, value)), min(most, max(middle + half, value)))
 
 
 class _ArmSums:
