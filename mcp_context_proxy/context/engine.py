@@ -173,7 +173,9 @@ class ContextEngine:
         changes = [level for level in levels if level != NO_OVERRIDES]
         options = overridden(self._options, *changes) if changes else self._options
         view = NO_SESSION if session is None else session.view(options.retain_requests, options.history)
-        arm = arm_of(self._ab_share, view.id, query, time_of_day()) if remember else None
+        arm = None
+        if remember and self._ab_share:
+            arm = arm_of(self._ab_share, view.id, query, time_of_day())
         if arm == "plain":
             options = replace(options, learned=False)
         selection = Selection(

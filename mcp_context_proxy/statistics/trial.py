@@ -61,7 +61,7 @@ class Measured(Struct, frozen=True):
 
     value: float
     low: float | None
-    """None where there are too few sessions to tell."""
+    """None where there are too few sessions to tell, or no two of them differ."""
     high: float | None
 
 
@@ -122,7 +122,7 @@ def compared(rows: Sequence[SearchRow], seconds: float) -> Trial:
         difference=Differences(
             precision=_difference(learned.precision, plain.precision),
             acceptance=_difference(learned.acceptance, plain.acceptance),
-            rank=_difference(learned.rank, plain.rank),
+            rank=_difference(learned.rank, plain.rank, math.inf),
         ),
         seconds=length,
         stretches=[
@@ -162,15 +162,15 @@ class _Ratio:
         return _estimate(self.value, self.middle, self.variance, least, most)
 
 
-def _difference(one: _Ratio, other: _Ratio) -> Measured | None:
+def _difference(one: _Ratio, other: _Ratio, most: float = 1.0) -> Measured | None:
     if not one.wholes or not other.wholes:
         return None
     middle, variance = one.middle - other.middle, one.variance + other.variance
-    return _estimate(one.value - other.value, middle, variance, -math.inf, math.inf)
+    return _estimate(one.value - other.value, middle, variance, -most, most)
 
 
 def _estimate(value: float, middle: float, variance: float, least: float, most: float) -> Measured:
-    if not math.isfinite(variance):
+    if not 0 < variance < math.inf:
         return Measured(value, None, None)
     half = Z * math.sqrt(variance)
     return Measured(value, max(least, min(middle - half, value)), min(most, max(middle + half, value)))
