@@ -101,6 +101,7 @@ def build(config: Config, store: Store) -> Proxy:
         sessions=sessions,
         records=records,
         options=configured(config),
+        ab_share=config.learning.ab_share if config.learning.enabled else 0.0,
         costs=costs,
         expander=expander,
         reranker=search.reranker,
@@ -133,6 +134,7 @@ def build(config: Config, store: Store) -> Proxy:
     statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)
     if statistics.searches is not None:
         records.when_added(statistics.searches.served)
+    was_read = None if statistics.usage is None else statistics.usage.read
     if statistics.usage is not None:
         statistics.usage.counters.caches.update(search.lookups)
 
@@ -152,6 +154,7 @@ def build(config: Config, store: Store) -> Proxy:
         contexts=contexts,
         handles=handles,
         skills=skills,
+        was_read=was_read,
     )
     log = None if interactions is None else interactions.log
     calls = ToolCalls(
@@ -203,6 +206,8 @@ def build(config: Config, store: Store) -> Proxy:
             noted=NotedClients(),
             recorder=recall_recorder,
             log=log,
+            figures=figures,
+            was_read=was_read,
         ),
         resources=resources,
         skills=skills,

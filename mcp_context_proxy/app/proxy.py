@@ -40,6 +40,7 @@ from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
+from mcp_context_proxy.server.past_requests import PastRequests
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
@@ -291,6 +292,11 @@ class Proxy:
         return self.search.working_set
 
     @property
+    def past_requests(self) -> PastRequests:
+        """Return what renders and replays recorded requests."""
+        return PastRequests(self.contexts, lambda: self.catalog.snapshot, self.store.approvals)
+
+    @property
     def searcher(self) -> Searcher:
         """Return the searcher."""
         return self.search.searcher
@@ -407,6 +413,13 @@ class Proxy:
         """Return the text about this proxy that hosts give to their models."""
         return self.introduction().text
 
+    def introduce(self) -> SessionIntroduction:
+        """Return the introduction of a session that begins; the rules in it count as given."""
+        introduced = self.introduction()
+        if self.usage is not None:
+            self.usage.introduced(introduced.given)
+        return introduced
+
     def introduction(self) -> SessionIntroduction:
         """Return that text with the rules in it that are in force and fit into what hosts keep.
 
@@ -481,4 +494,5 @@ def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
         set_context=config.context.set_context_tool,
         manage=config.context.manage_tool,
         recall=recalls,
+        reranks=config.rerank.mode != "never" or bool(config.rerank.endpoint or config.rerank.model),
     )

@@ -93,7 +93,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 negotiation = Negotiation(
                     gateway=proxy.gateway,
                     subscriptions=Subscriptions(proxy.changes, proxy.gateway.resources),
-                    introduction=proxy.introduction,
+                    introduction=proxy.introduce,
                     header_schema=proxy.tool_list.header_schema,
                 )
                 proxy.reloader, proxy.stop = reloader, stop.set
@@ -296,7 +296,7 @@ def operations(proxy: Proxy) -> list[Operation]:
     apis = (
         RunningApi(proxy),
         InventoryApi(proxy),
-        ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, log),
+        ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, proxy.past_requests, log),
         PromptsApi(proxy, proxy.gateway.profiles, log),
         SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
         UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),

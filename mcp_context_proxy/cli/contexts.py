@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
 
 import click
@@ -26,7 +26,7 @@ from mcp_context_proxy.cli.options import (
     shown,
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
-from mcp_context_proxy.cli.terminal import Terminal, counted, moment, open_started_proxy, results
+from mcp_context_proxy.cli.terminal import Terminal, counted, messages, moment, open_started_proxy, results
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
 
@@ -87,33 +87,150 @@ async def _build(config: Config, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return await text_for(proxy.contexts, TextWanted(**wanted))
 
 
-@click.command("requests")
+ID_OPTIONS: Final = {"--json": "as_json", "--fresh": "fresh"}
+"""Options that may stand before the id, with the names of their parameters."""
+
+
+class _ById(click.Group):
+    """A group whose first argument may be an id, which `show` takes."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; any other word is an id. Options before it hold for the command, too."""
+        given = [option for option, name in ID_OPTIONS.items() if ctx.params.get(name)]
+        words = args if args[0] in self.commands else ["show", *args]
+        return super().resolve_command(ctx, [words[0], *given, *words[1:]])
+
+
+@click.group("requests", cls=_ById, invoke_without_command=True, subcommand_metavar="[ID | COMMAND]")
 @asking
-@click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--session", help="Only those of this session.")
 @click.option(
     "--limit", type=WholeNumber(1), default=20, show_default=True, help="Number of latest requests."
 )
 @json_option
-def requests_command(
-    source: AnswerSource, request_id: str | None, session: str | None, limit: int, as_json: bool
-) -> None:
+def requests_command(source: AnswerSource, session: str | None, limit: int, as_json: bool) -> None:
     """List the latest requests, or show what was chosen for the one with ID, how and why."""
-    console = results()
-    if request_id is None:
-        found = _latest(source, limit, session)
+    ctx = click.get_current_context()
+    if ctx.invoked_subcommand is not None:
+        ctx.find_root().obj = source.named
+        return
+    found = _latest(source, limit, session)
+    if as_json:
+        echo_json({"requests": found})
+    else:
+        _show_all(results(), found)
+
+
+@requests_command.command("show")
+@asking
+@click.argument("request_id", metavar="ID")
+@click.option("--render", is_flag=True, help="Print what its model read, by the definitions of then.")
+@json_option
+def _show_command(source: AnswerSource, request_id: str, render: bool, as_json: bool) -> None:
+    """Show what was chosen for the request with ID, how and why."""
+    if render:
+        rendered = _of_request(source, request_id, "text")
         if as_json:
-            echo_json({"requests": found})
-        else:
-            _show_all(console, found)
+            echo_json(rendered)
+            return
+        click.echo(shown(rendered["text"]))
+        if rendered["missing"]:
+            named = one_line(", ".join(rendered["missing"]))
+            messages().note(f"Left out, because their definitions of then are not kept: {named}")
         return
     context = _one(source, request_id)
     if context is None:
-        raise click.ClickException(f"there is no request {request_id!r}, or it was forgotten")
+        raise _unknown(request_id)
     if as_json:
         echo_json(context)
     else:
-        _show_one(console, context)
+        _show_one(results(), context)
+
+
+@requests_command.command("replay")
+@asking
+@click.argument("request_id", metavar="ID")
+@json_option
+def _replay_command(source: AnswerSource, request_id: str, as_json: bool) -> None:
+    """Answer the request with ID again from today's catalog, and show the difference."""
+    replayed = _of_request(source, request_id, "replay")
+    if as_json:
+        echo_json(replayed)
+    else:
+        _show_replayed(results(), replayed)
+
+
+def _unknown(request_id: str) -> click.ClickException:
+    return click.ClickException(f"there is no request {request_id!r}, or it was forgotten")
+
+
+def _of_request(source: AnswerSource, request_id: str, part: Literal["text", "replay"]) -> dict[str, Any]:
+    """Return a request rendered or replayed, by the proxy that runs or by one of this command."""
+    if source.running is not None:
+        answer: dict[str, Any] = source.running.get(f"/requests/{quote(request_id, safe='')}/{part}")
+        return answer
+    return run(_look_back, source.config, request_id, part)
+
+
+async def _look_back(config: Config, request_id: str, part: Literal["text", "replay"]) -> dict[str, Any]:
+    import msgspec
+
+    from mcp_context_proxy.web.contexts import replay_data
+
+    async with open_started_proxy(config) as proxy:
+        context = await proxy.contexts.request(request_id)
+        if context is None:
+            raise _unknown(request_id)
+        past = proxy.past_requests
+        if part == "replay":
+            found = replay_data(await past.replayed(context))
+        else:
+            found = msgspec.to_builtins(await past.rendered(context))
+        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+        return decoded
+
+
+def _show_replayed(console: Terminal, replayed: Mapping[str, Any]) -> None:
+    then, now = replayed["then"], replayed["now"]
+    console.say(Text(f'"{one_line(then["query"])}"', style="bold"))
+    tokens = f"{then['tokens']:,} tokens then, {now['tokens']:,} now"
+    console.say(Text(f"asked {moment(then['time'])}, {tokens}", style="dim"))
+    if not now["items"] and now["near_misses"]:
+        console.say("Nothing fits it now.")
+    heading = [Text(title, style="bold") for title in ("Then", "Now", "Score", "", "Item")]
+    rows = []
+    for one in replayed["items"]:
+        scores = ["-" if one[key] is None else f"{one[key]:.2f}" for key in ("score_then", "score_now")]
+        told = [] if one["change"] == "same" else [one["change"]]
+        told += DEFINITIONS[one["definition"]]
+        rows.append(
+            [
+                *(Text("-" if one[key] is None else str(one[key])) for key in ("then", "now")),
+                Text(scores[0] if scores[0] == scores[1] else " > ".join(scores)),
+                Text(", ".join(told), style=CHANGES.get(one["change"], "yellow")),
+                Text(one_line(one["name"]), style="cyan"),
+            ]
+        )
+    if rows:
+        console.section("Selected")
+        console.columns([heading, *rows], indent=2, right=(0, 1))
+    if all(one["change"] == "same" and one["definition"] == "same" for one in replayed["items"]):
+        console.say()
+        console.say("Nothing has changed.")
+
+
+CHANGES: Final = {"new": "green", "gone": "red"}
+"""Colours of changes between an answer of then and today's."""
+
+DEFINITIONS: Final[Mapping[str, list[str]]] = {
+    "same": [],
+    "changed": ["other definition"],
+    "removed": ["not in the catalog"],
+    "unknown": ["definition of then unknown"],
+}
+"""Words for what has become of a definition."""
 
 
 def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ FOLLOWED: Final = 2_000
 """Most new lines of one look."""
 
 NOT_FOUND: Final = 404
+NOT_VALID: Final = 422
 
 STATES: Final = {"ready": "green", "asleep": "cyan", "failed": "bold red", "off": "dim"}
 """Colours of states."""
@@ -93,7 +94,7 @@ class RunningProxy:
         except AskError as error:
             # Sentences of the API end with a full stop, those of commands do not.
             text = str(error).removesuffix(".")
-            if error.status == NOT_FOUND:
+            if error.status in (NOT_FOUND, NOT_VALID):
                 raise click.UsageError(text) from None
             raise click.ClickException(text) from None
 
@@ -130,6 +131,11 @@ class AnswerSource:
     def every(self) -> list[RunningProxy]:
         """Return all proxies that run for the configuration."""
         return list(map(RunningProxy, self._sockets()))
+
+    @property
+    def named(self) -> Path | None:
+        """Path of the configuration that the command line names; None if it names none."""
+        return named_path(self._ctx, self._config_path)
 
     @cached_property
     def config(self) -> Config:

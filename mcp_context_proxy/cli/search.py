@@ -20,7 +20,7 @@ from mcp_context_proxy.cli.options import (
     shown,
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, open_started_proxy, results
+from mcp_context_proxy.cli.terminal import Terminal, counted, duration, messages, open_started_proxy, results
 from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind
@@ -201,7 +201,8 @@ def _show_all(console: Terminal, title: str, ranked: Sequence[Mapping[str, Any]]
 def show_one(console: Terminal, rank: int | str, data: Mapping[str, Any]) -> None:
     """Show a result, as data: its name, its description on one line, and why it was found."""
     name = str(data.get("uri") or data["name"])
-    console.say(f"{rank:>4}  {data['score']:4.2f}  ", Text(name, style="bold cyan"))
+    title = f"  {one_line(data['title'])}" if data.get("title") else ""
+    console.say(f"{rank:>4}  {data['score']:4.2f}  ", Text(name, style="bold cyan"), Text(title, style="dim"))
     if description := one_line(str(data["description"])):
         console.short(description, INDENT)
     console.prose(Text(f"why: {one_line(str(data['why']))}", style="dim"), INDENT, hanging=5)
@@ -216,6 +217,12 @@ def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
     console.say(
         f"similarity {similarity}, words {one['lexical']:.2f}{action}{need}{learned}{new}", indent=INDENT
     )
+    if one.get("calls"):
+        mean, slow = duration(one["avg_latency_ms"]), duration(one["p95_latency_ms"])
+        failed = f"{one['success_rate']:.0%} succeeded".replace("%", " %")
+        console.say(
+            f"{counted(one['calls'], 'call')}, {failed}, {mean} on average, p95 {slow}", indent=INDENT
+        )
     rows = [(f"{term['added']:.2f}", term["field"], term["term"]) for term in one["terms"]]
     console.columns(rows, indent=INDENT + 2, right=(0,))
     told = (

@@ -143,11 +143,10 @@ def _tools(source: AnswerSource) -> dict[str, Any]:
 
 
 async def _collect_tools(config: Config) -> dict[str, Any]:
-    from mcp_context_proxy.embedding.embeddings import TokenCounter
-    from mcp_context_proxy.web.inventory import all_tools
+    from mcp_context_proxy.web.inventory import TokenCounts, all_tools
 
     async with open_started_proxy(config, indexed=False) as proxy:
-        return all_tools(proxy, TokenCounter())
+        return all_tools(proxy, TokenCounts())
 
 
 def _show_tools(console: Terminal, data: dict[str, Any]) -> None:

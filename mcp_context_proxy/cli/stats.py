@@ -1,12 +1,12 @@
-"""``stats``: shows the usage of tools and searches that the store has counted; starts no server.
+"""``stats``: shows how often tools, documents and searches are used; starts no server.
 
-A proxy that runs is asked first, so that it writes the counts of the last moments into the store.
+A proxy that runs is asked. Without one, the store is read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,21 +19,24 @@ from mcp_context_proxy.cli.options import (
     open_configured_store,
     shown,
 )
-from mcp_context_proxy.cli.running import AnswerSource, asking
+from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, results
-from mcp_context_proxy.config import Config
-from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.statistics.report import NeverCalled, SearchFigures, ToolStatistics
+    from mcp_context_proxy.config import Config
 
+Figures = Mapping[str, Any]
+"""Figures as the API answers them."""
 
 WIDE: Final = 100
 """Width from which there is room for the less important columns."""
 
 UNUSED_SHOWN: Final = 10
 """Tools shown that were never called: the most expensive ones."""
+
+STRETCHES_SHOWN: Final = 8
+"""Days or weeks of a comparison that are shown: the latest."""
 
 FAILING: Final = 0.1
 """Share of failed calls from which a tool is highlighted."""
@@ -45,38 +48,89 @@ FAILING: Final = 0.1
 @click.option("--limit", type=WholeNumber(1), default=20, show_default=True, help="Tools to list.")
 @json_option
 def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) -> None:
-    """Show how often tools and searches are used, the saved tokens, and the tools that were never called."""
+    """Show how often tools and searches are used, the saved tokens, and what was never used.
+
+    Where [learning] ab_share is set, requests with and without learned pairs are compared.
+    """
+    proxy = source.running
+    figures = _asked(proxy, period) if proxy is not None else _read(source.config, period)
+    if as_json:
+        echo_json(_data(figures))
+        return
+    console, now = results(), time.time()
+    searches, tools, documents = figures["searches"], figures["tools"], figures["documents"]
+    if not searches["enabled"]:
+        console.say("Counting is switched off: these numbers are from before.")
+    if not tools["tools"] and not searches["searches"] and not documents["documents"]:
+        console.say(f"Nothing was called or searched in {_in_words(period)}.")
+    else:
+        _show_searches(console, searches, period)
+        _show_trial(console, figures["learning"])
+        _show_tools(console, tools["tools"], limit, now)
+        _show_documents(console, documents["documents"], limit, now)
+    _show_unused(console, tools["unused"], now)
+    _show_unused_documents(console, documents["unused"])
+
+
+def _asked(proxy: RunningProxy, period: str) -> dict[str, Figures]:
+    """Return the figures of a period from the proxy that runs."""
+    wanted = {"period": period}
+    return {
+        "searches": proxy.get("/metrics/search", wanted),
+        "tools": proxy.get("/statistics/tools", wanted),
+        "documents": proxy.get("/statistics/documents", wanted),
+        "learning": proxy.get("/statistics/learning", wanted),
+    }
+
+
+def _read(config: Config, period: str) -> dict[str, Figures]:
+    """Return the figures of a period from the store, in the form of the API."""
+    import msgspec
+
     from mcp_context_proxy.statistics.figures import seconds_of
-    from mcp_context_proxy.statistics.report import Reports
+    from mcp_context_proxy.statistics.report import UNUSED_AFTER_DAYS, Reports
 
     try:
         seconds = seconds_of(period)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--period") from None
-    if source.running is not None:
-        source.running.get("/metrics/search", {"period": period})
-    config, now = source.config, time.time()
+    now = time.time()
     with open_configured_store(config) as store:
-        reports = Reports(store.statistics)
-        tools, searches = reports.tools(now - seconds), reports.searches(now - seconds)
+        reports, since = Reports(store.statistics), now - seconds
         never = reports.unused(reports.known(lambda server, tool: _is_offered(config, server, tool)), now)
-    if as_json:
-        echo_json(_data(config, period, tools, searches, never))
-        return
-    console = results()
-    if not config.statistics.enabled:
-        console.say("Counting is switched off: these numbers are from before.")
-    if not tools and not searches.searches:
-        console.say(f"Nothing was called or searched in {_in_words(period)}.")
-    else:
-        _show_searches(console, searches, period)
-        _show_tools(console, tools, limit, now)
-    _show_unused(console, never, now)
+        unused = [
+            {"server": one.server, "name": one.tool, "tokens": one.tokens, "first_seen": one.first}
+            for one in never.tools
+        ]
+        figures: dict[str, Figures] = msgspec.to_builtins(
+            {
+                "searches": {"searches": reports.searches(since)},
+                "tools": {
+                    "tools": reports.tools(since),
+                    "unused": {
+                        "tools": unused,
+                        "count": len(unused),
+                        "tokens": sum(one.tokens for one in never.tools),
+                        "newer": never.newer,
+                        "days": UNUSED_AFTER_DAYS,
+                        "since": min((one.first for one in never.tools), default=None),
+                    },
+                },
+                "documents": {
+                    "documents": reports.documents(since),
+                    "unused": reports.unused_documents(now),
+                },
+                "learning": reports.trial(since, now),
+            }
+        )
+    about = {"enabled": config.statistics.enabled, "period": period}
+    return figures | {"searches": {**figures["searches"]["searches"], **about}}
 
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
     """Return whether a model can find a tool."""
     from mcp_context_proxy.catalog.names import turned_off_by
+    from mcp_context_proxy.items import IncludeMode
 
     known = config.servers.get(server)
     if known is None or not known.enabled or turned_off_by(known, tool, None) is not None:
@@ -84,24 +138,93 @@ def _is_offered(config: Config, server: str, tool: str) -> bool:
     return known.include_of(tool) is not IncludeMode.MANUAL
 
 
-def _show_searches(console: Terminal, report: SearchFigures, period: str) -> None:
+def _show_searches(console: Terminal, report: Figures, period: str) -> None:
     console.say(Text(f"In {_in_words(period)}", style="bold"))
-    if not report.searches:
+    if not report["searches"]:
         console.say("No searches.")
         return
-    median, slow = duration(report.latency.p50_ms), duration(report.latency.p95_ms)
+    median, slow = duration(report["latency"]["p50_ms"]), duration(report["latency"]["p95_ms"])
+    used, accepted = _percent(report["use_rate"]), _percent(report["acceptance_rate"])
     rows = [
-        ("Searches", f"{report.searches:,}; {median} at the median, {slow} at the 95th percentile"),
-        ("Used", f"A found tool was called after {_percent(report.use_rate)} of the searches"),
-        ("Accepted", f"The first tool was called after {_percent(report.acceptance_rate)} of the searches"),
+        ("Searches", f"{report['searches']:,}; {median} at the median, {slow} at the 95th percentile"),
+        ("Used", f"A found tool was called after {used} of the searches"),
+        ("Accepted", f"The first tool was called after {accepted} of the searches"),
     ]
-    if (tokens := report.tokens).behind:
-        saved = _percent(1 - tokens.shown / tokens.behind)
-        rows.append(("Tokens", f"{tokens.shown:,} of {tokens.behind:,} shown, {saved} saved (estimate)"))
+    if (tokens := report["tokens"])["behind"]:
+        saved = _percent(1 - tokens["shown"] / tokens["behind"])
+        rows.append(
+            ("Tokens", f"{tokens['shown']:,} of {tokens['behind']:,} shown, {saved} saved (estimate)")
+        )
     console.columns(rows)
 
 
-def _show_tools(console: Terminal, tools: Sequence[ToolStatistics], limit: int, now: float) -> None:
+MEASURES: Final = {
+    "precision": "Shown tools that were called",
+    "acceptance": "First tool called",
+    "rank": "Place of the called tool",
+}
+"""Figures of a comparison."""
+
+
+def _show_trial(console: Terminal, trial: Figures) -> None:
+    learned, plain = trial["learned"], trial["plain"]
+    if not learned["requests"] and not plain["requests"]:
+        return
+    console.section("With and without learned pairs")
+    heading = ("", "With", "Without", "Difference")
+    rows = [[Text(title, style="bold") for title in heading]]
+    rows.append([Text("Requests"), *(Text(f"{arm['requests']:,}") for arm in (learned, plain)), Text()])
+    rows.append([Text("Sessions"), *(Text(f"{arm['units']:,}") for arm in (learned, plain)), Text()])
+    for key, name in MEASURES.items():
+        told = [_estimate(one[key], key) for one in (learned, plain)]
+        change = _estimate(trial["difference"][key], key, signed=True)
+        rows.append(
+            [Text(name), *map(Text, told), Text(change, style=_verdict(trial["difference"][key], key))]
+        )
+    console.columns(rows)
+    console.prose(Text("In brackets: the interval of 95 %, over sessions.", style="dim"))
+    if len(trial["stretches"]) > 1:
+        unit = "Day" if trial["seconds"] <= 86_400 else "Week"
+        console.say()
+        rows = [
+            [Text(title, style="bold") for title in (unit, "With", "Without", "First called", "First called")]
+        ]
+        for one in trial["stretches"][-STRETCHES_SHOWN:]:
+            arms = one["learned"], one["plain"]
+            rows.append(
+                [
+                    Text(time.strftime("%Y-%m-%d", time.gmtime(one["start"]))),
+                    *(Text(f"{arm['requests']:,}") for arm in arms),
+                    *(Text(_estimate(arm["acceptance"], "acceptance")) for arm in arms),
+                ]
+            )
+        console.columns(rows)
+
+
+def _estimate(estimate: Figures | None, measure: str, signed: bool = False) -> str:
+    """Return a figure with its interval, such as ``23 % (19 to 27)``."""
+    if estimate is None:
+        return "-"
+    factor, unit = (1.0, "") if measure == "rank" else (100.0, " %")
+    form = f"{'+' if signed else ''}.{1 if measure == 'rank' else 0}f"
+    value, *ends = (
+        None if one is None else format(one * factor, form)
+        for one in (estimate["value"], estimate["low"], estimate["high"])
+    )
+    return f"{value}{unit}" if None in ends else f"{value}{unit} ({ends[0]} to {ends[1]})"
+
+
+def _verdict(difference: Figures | None, measure: str) -> str:
+    """Return the style of a difference: green or red where it is not by chance."""
+    if difference is None or difference["low"] is None:
+        return ""
+    low, high = difference["low"], difference["high"]
+    if measure == "rank":
+        low, high = -high, -low
+    return "green" if low > 0 else "red" if high < 0 else ""
+
+
+def _show_tools(console: Terminal, tools: Sequence[Figures], limit: int, now: float) -> None:
     if not tools:
         return
     console.section("Tools")
@@ -111,7 +234,7 @@ def _show_tools(console: Terminal, tools: Sequence[ToolStatistics], limit: int, 
     facts = [headings, *(_facts(one, now, wide) for one in tools[:limit])]
     widths = [max(cell.cell_len for cell in column) for column in zip(*facts, strict=True)]
     room = max(console.width - sum(widths) - GAP * len(widths), USEFUL)
-    names = [Text("Tool", style="bold"), *(_name(one.server, one.name, room) for one in tools[:limit])]
+    names = [Text("Tool", style="bold"), *(_name(one["server"], one["name"], room) for one in tools[:limit])]
     console.columns(
         [[*row, name] for row, name in zip(facts, names, strict=True)], right=range(len(headings))
     )
@@ -119,17 +242,35 @@ def _show_tools(console: Terminal, tools: Sequence[ToolStatistics], limit: int, 
         console.say(Text(f"... and {counted(len(tools) - limit, 'tool')} more", style="dim"))
 
 
-def _facts(report: ToolStatistics, now: float, wide: bool) -> list[Text]:
-    failing, ago = 1 - report.success_rate, now - report.last_used
-    size = (_bytes(report.result_bytes), "-" if report.tokens is None else f"{report.tokens:,}")
+def _facts(report: Figures, now: float, wide: bool) -> list[Text]:
+    failing, tokens = 1 - report["success_rate"], report["tokens"]
+    size = (_bytes(report["result_bytes"]), "-" if tokens is None else f"{tokens:,}")
     texts = (
-        duration(report.latency.p50_ms),
-        duration(report.latency.p95_ms),
+        duration(report["latency"]["p50_ms"]),
+        duration(report["latency"]["p95_ms"]),
         *(size if wide else ()),
-        "just now" if ago < 60 else f"{_span(ago, short=True)} ago",
+        _ago(now - report["last_used"]),
     )
-    failed = Text(_percent(failing) if report.errors else "-", style="red" if failing >= FAILING else "")
-    return [Text(f"{report.calls:,}"), failed, *map(Text, texts)]
+    failed = Text(_percent(failing) if report["errors"] else "-", style="red" if failing >= FAILING else "")
+    return [Text(f"{report['calls']:,}"), failed, *map(Text, texts)]
+
+
+def _show_documents(console: Terminal, documents: Sequence[Figures], limit: int, now: float) -> None:
+    if not documents:
+        return
+    console.section("Rules and references")
+    rows = [[Text(title, style="bold") for title in ("Found", "Given", "Read", "Last used", "Document")]]
+    for one in documents[:limit]:
+        numbers = (Text(f"{one[key]:,}") for key in ("found", "delivered", "reads"))
+        name = Text(one_line(f"{one['kind']} {one['name']}"), style="cyan")
+        rows.append([*numbers, Text(_ago(now - one["last_used"])), name])
+    console.columns(rows, right=(0, 1, 2))
+    if len(documents) > limit:
+        console.say(Text(f"... and {counted(len(documents) - limit, 'document')} more", style="dim"))
+
+
+def _ago(seconds: float) -> str:
+    return "just now" if seconds < 60 else f"{_span(seconds, short=True)} ago"
 
 
 def _name(server: str, tool: str, room: int) -> Text:
@@ -140,82 +281,91 @@ def _name(server: str, tool: str, room: int) -> Text:
     return Text(name, style="cyan")
 
 
-def _show_unused(console: Terminal, never: NeverCalled, now: float) -> None:
-    from mcp_context_proxy.statistics.report import UNUSED_AFTER_DAYS
-
-    unused = never.tools
-    if never.newer:
+def _show_unused(console: Terminal, never: Figures, now: float) -> None:
+    if never["newer"]:
         console.section("Not called yet")
-        known = "is" if never.newer == 1 else "are"
-        console.prose(
-            f"{counted(never.newer, 'tool')} that {known} known for less than {UNUSED_AFTER_DAYS} days."
-        )
+        known = "is" if never["newer"] == 1 else "are"
+        tools = counted(never["newer"], "tool")
+        console.prose(f"{tools} that {known} known for less than {never['days']} days.")
+    unused = never["tools"]
     if not unused:
         return
-    tokens = sum(one.tokens for one in unused)
     console.section("Never called")
-    longest = max(now - one.first for one in unused)
+    longest = max(now - one["first_seen"] for one in unused)
+    tools = counted(never["count"], "tool")
     console.prose(
-        f"{counted(len(unused), 'tool')}, the oldest known for {_span(longest)}. Without them, the catalog "
-        f"has about {tokens:,} tokens less: enabled = false turns off a tool under "
+        f"{tools}, the oldest known for {_span(longest)}. Without them, the catalog "
+        f"has about {never['tokens']:,} tokens less: enabled = false turns off a tool under "
         "[servers.NAME.tools.TOOL], and a whole server under [servers.NAME]."
     )
     console.say()
     heading = [(Text("Tokens", style="bold"), Text("Tool", style="bold"))]
-    shown = [
-        (Text(f"{one.tokens:,}"), _name(one.server, one.tool, console.width)) for one in unused[:UNUSED_SHOWN]
+    rows = [
+        (Text(f"{one['tokens']:,}"), _name(one["server"], one["name"], console.width))
+        for one in unused[:UNUSED_SHOWN]
     ]
-    console.columns([*heading, *shown], right=(0,))
+    console.columns([*heading, *rows], right=(0,))
+    if never["count"] > UNUSED_SHOWN:
+        console.say(Text(f"... and {counted(never['count'] - UNUSED_SHOWN, 'tool')} more", style="dim"))
+
+
+def _show_unused_documents(console: Terminal, unused: Sequence[Figures]) -> None:
+    if not unused:
+        return
+    console.section("Rules and references never used")
+    tokens = sum(one["tokens"] for one in unused)
+    console.prose(
+        f"{counted(len(unused), 'document')}, about {tokens:,} tokens: found by no request, and not read. "
+        "Remove a file that nobody needs, or describe in its front matter what it is for."
+    )
+    console.say()
+    heading = [(Text("Tokens", style="bold"), Text("Document", style="bold"))]
+    rows = [
+        (Text(f"{one['tokens']:,}"), Text(one_line(f"{one['kind']} {one['name']}"), style="cyan"))
+        for one in unused[:UNUSED_SHOWN]
+    ]
+    console.columns([*heading, *rows], right=(0,))
     if len(unused) > UNUSED_SHOWN:
-        console.say(Text(f"... and {counted(len(unused) - UNUSED_SHOWN, 'tool')} more", style="dim"))
+        console.say(Text(f"... and {counted(len(unused) - UNUSED_SHOWN, 'document')} more", style="dim"))
 
 
-def _data(
-    config: Config,
-    period: str,
-    tools: Sequence[ToolStatistics],
-    searches: SearchFigures,
-    never: NeverCalled,
-) -> dict[str, Any]:
+def _data(figures: Mapping[str, Figures]) -> dict[str, Any]:
+    searches, tools, documents = figures["searches"], figures["tools"], figures["documents"]
+    counts = ("searches", "found", "used", "accepted", "use_rate", "acceptance_rate", "reranked")
+    trial = ("learned", "plain", "difference", "seconds", "stretches")
     return {
-        "enabled": config.statistics.enabled,
-        "period": period,
+        "enabled": searches["enabled"],
+        "period": searches["period"],
         "searches": {
-            "searches": searches.searches,
-            "found": searches.found,
-            "used": searches.used,
-            "accepted": searches.accepted,
-            "use_rate": searches.use_rate,
-            "acceptance_rate": searches.acceptance_rate,
-            "reranked": searches.reranked,
-            "mean_ms": searches.latency.mean_ms,
-            "p50_ms": searches.latency.p50_ms,
-            "p95_ms": searches.latency.p95_ms,
-            "tokens_shown": searches.tokens.shown,
-            "tokens_behind": searches.tokens.behind,
+            **{key: searches[key] for key in counts},
+            **searches["latency"],
+            "tokens_shown": searches["tokens"]["shown"],
+            "tokens_behind": searches["tokens"]["behind"],
         },
+        "learning": {key: figures["learning"][key] for key in trial},
         "tools": [
             {
-                "server": one.server,
-                "tool": one.name,
-                "calls": one.calls,
-                "errors": one.errors,
-                "success_rate": one.success_rate,
-                "mean_ms": one.latency.mean_ms or 0.0,
-                "p50_ms": one.latency.p50_ms or 0.0,
-                "p95_ms": one.latency.p95_ms or 0.0,
-                "last_used": one.last_used,
-                "result_bytes": one.result_bytes,
-                "tokens": one.tokens,
+                "server": one["server"],
+                "tool": one["name"],
+                "calls": one["calls"],
+                "errors": one["errors"],
+                "success_rate": one["success_rate"],
+                **{key: ms or 0.0 for key, ms in one["latency"].items()},
+                "last_used": one["last_used"],
+                "result_bytes": one["result_bytes"],
+                "tokens": one["tokens"],
             }
-            for one in tools
+            for one in tools["tools"]
         ],
-        "unused": [
-            {"server": one.server, "tool": one.tool, "tokens": one.tokens, "first_seen": one.first}
-            for one in never.tools
-        ],
-        "unused_newer": never.newer,
+        "unused": [{key: one[name] for key, name in UNUSED_KEYS.items()} for one in tools["unused"]["tools"]],
+        "unused_newer": tools["unused"]["newer"],
+        "documents": documents["documents"],
+        "unused_documents": documents["unused"],
     }
+
+
+UNUSED_KEYS: Final = {"server": "server", "tool": "name", "tokens": "tokens", "first_seen": "first_seen"}
+"""Keys of an unused tool as the command prints it, each with that of the API."""
 
 
 def _in_words(period: str) -> str:

@@ -80,6 +80,22 @@ def deliver(
     return replace(context, items=items), tuple(writing.told)
 
 
+def told_again(document: Document, item: ContextItem, is_found: bool) -> ToldDocument:
+    """Return a document in the form in which the answer of a record told it.
+
+    An outline comes without the place that was found, which no record has.
+    """
+    form, text = item.delivered, f"{document.uri} ({document.kind}, {item.tokens:,} tokens)"
+    if form is Delivery.WHOLE:
+        text = _whole(document)
+    elif form is Delivery.OUTLINE:
+        text = _outlined(document, item.tokens, "", is_known=False)
+    elif form is not None:
+        where = "in the instructions" if form is Delivery.INSTRUCTIONS else "earlier in this session"
+        text = f"{document.uri} ({document.kind}): given {where}"
+    return ToldDocument(document, form, text, is_found)
+
+
 def all_whole(context: RequestContext) -> RequestContext:
     """Return a context that says that all of its documents were given whole."""
     given = set(_documents(context))

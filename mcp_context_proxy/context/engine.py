@@ -15,6 +15,7 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.delivery import Deliver, given_now
+from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import (
     NO_OVERRIDES,
     ContextOptions,
@@ -42,6 +43,8 @@ from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
+from mcp_context_proxy.statistics.trial import arm_of
+from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.profiles import profile_in
 from mcp_context_proxy.trust.tokens import ACTING
 
@@ -89,13 +92,17 @@ class ContextEngine:
         sessions: Sessions,
         records: RequestRecords,
         options: ContextOptions,
+        ab_share: float = 0.0,
         costs: Costs,
         expander: ContextExpander,
         reranker: Reranker | None = None,
         working_set: WorkingSet | None = None,
         presets: PresetBook | None = None,
     ) -> None:
-        """Connect the parts; ``options`` are those of the configuration."""
+        """Connect the parts; ``options`` are those of the configuration.
+
+        ``ab_share`` is the share of recorded requests that are answered without learned pairs.
+        """
         self.presets = presets or PresetBook(None)
         """Presets that sessions may begin with."""
         self.recollector: Recollector | None = None
@@ -104,6 +111,7 @@ class ContextEngine:
         self.sessions, self.records = sessions, records
         self.count_tokens = costs.of_text
         """Returns the estimated tokens of a text. Blocks."""
+        self._ab_share = ab_share
         self.configure(options)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
@@ -183,6 +191,11 @@ class ContextEngine:
             view = self.presets.view(begun_with) if begun_with else NO_SESSION
         else:
             view = session.view(options.retain_requests, options.history)
+        arm = None
+        if remember and self._ab_share:
+            arm = arm_of(self._ab_share, view.id, query, time_of_day())
+        if arm == "plain":
+            options = replace(options, learned=False)
         selection = Selection(
             query=query,
             origin=origin,
@@ -191,6 +204,7 @@ class ContextEngine:
             scope=replace(scope or EVERYTHING, without=view.removed),
             listed=listed,
             owner=owner,
+            arm=arm,
             deliver=deliver,
         )
         try:
@@ -236,6 +250,23 @@ class ContextEngine:
             tools, selection.rerank = await reranker.rerank(found.tools, client, rerank)
             found = replace(found, tools=tools)
         return await off_loop(partial(selector.complete, selection, snapshot, found))
+
+    async def replay(self, then: RequestContext, filters: SearchFilters) -> RequestContext:
+        """Return the context that a recorded request would have now, outside of its session.
+
+        It has the options of then, and is not recorded.
+
+        Raises:
+            UnknownFilterError: a server, category or tag of its filters does not exist any more.
+        """
+        scope = Scope(None if then.kinds is None else frozenset(then.kinds), filters)
+        selection = Selection(query=then.query, origin=then.origin, options=then.options, scope=scope)
+        catalog = self._catalog if ACTING.get().limited else self._catalog.whole
+        snapshot = await self._searcher.ready(catalog)
+        await self._searcher.check(filters, snapshot)
+        asked = then.rerank is not None and then.rerank.used
+        answer = await self._complete(selection, snapshot, self.rerank_mode if asked else "never", None)
+        return answer.context
 
     async def explain(
         self,

@@ -72,6 +72,8 @@ class ContextOptions:
     """Budget for the text of them."""
     list_tokens: int = 0
     """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
+    learned: bool = True
+    """False to search without learned pairs, in a comparison (`statistics.trial`)."""
 
 
 @dataclass(frozen=True, slots=True)

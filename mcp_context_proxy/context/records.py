@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.options import ContextOptions
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import JSON, Kind, Tool
+from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Kind, Tool
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.results import USED_BEFORE
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import BatchWriter, RequestRow, RequestStore, SearchRow
+from mcp_context_proxy.statistics.trial import Arm
+from mcp_context_proxy.store import BatchWriter, DocumentUsage, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import ACTING
@@ -93,6 +94,8 @@ class ContextItem:
     """Short reason for a person."""
     delivered: Delivery | None = None
     """Form in which the model got a rule or reference; None if it did not, and for tools."""
+    fingerprint: str | None = None
+    """Digest of the definition or text; None in records of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,12 @@ class RequestContext:
     """Outcome of reranking; None where it is not configured."""
     filters: dict[str, JSON] = field(default_factory=dict)
     """Search filters that were set, by name."""
+    kinds: tuple[Kind, ...] | None = None
+    """Kinds of items that were searched for; None for all."""
+    arm: Arm | None = None
+    """Arm of the comparison with and without learned pairs; None if none is under way."""
+    searched: tuple[int, int] | None = None
+    """Number of tools and of documents in the catalog that was searched; None if none was."""
     seconds: float = 0.0
     owner: str | None = None
     """Digest of the credentials of the MCP client; None without any, and for requests of others."""
@@ -299,6 +308,7 @@ class SearchStatistics:
     def served(self, context: RequestContext) -> None:
         """Count a request."""
         self._usage.searched(self._row(context, _found(context)), context.tokens)
+        self._usage.documents(list(_documents(context)))
 
     def used(self, context: RequestContext, tool: Tool) -> None:
         """Count the call of a tool that a request had selected."""
@@ -327,7 +337,21 @@ class SearchStatistics:
             ms=context.seconds * 1000,
             reranked=_is_reranked(context),
             owner=ACTING.get().owner,
+            arm=context.arm,
+            session=context.session,
         )
+
+
+GIVEN_NOW: Final = (Delivery.WHOLE, Delivery.OUTLINE)
+"""Forms in which an answer gives a document to a model itself."""
+
+
+def _documents(context: RequestContext) -> Iterator[DocumentUsage]:
+    """Yield the documents that a request has found, or given to a model."""
+    for item in context.of(*DOCUMENT_KINDS):
+        found, given = item.include_mode not in SESSION_MODES, item.delivered in GIVEN_NOW
+        if found or given:
+            yield DocumentUsage(item.type, item.name, int(found), int(given), last=context.time)
 
 
 def _found(context: RequestContext) -> list[ContextItem]:

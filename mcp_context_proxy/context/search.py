@@ -86,25 +86,46 @@ class Found:
         return self.tools.read_as or (self.documents.read_as if self.documents else None)
 
     @property
+    def nearest(self) -> tuple[Result, ...]:
+        """Closest items, if nothing fits among the few that the filters leave; otherwise empty.
+
+        Who asks for the tools of one small server wants to see the nearest of them.
+        """
+        few = 0 < self._considered <= FEW and self.wanted.applied()
+        return self.near_misses if few and not self.results else ()
+
+    @property
+    def _considered(self) -> int:
+        return self.tools.considered + (self.documents.considered if self.documents else 0)
+
+    @property
     def filter_note(self) -> str | None:
-        """Note about the items that the filters left out; None if something fits among the rest."""
+        """Note about the filters, and the items that they left out; None if something fits among the rest."""
+        told = [note for note in (self.leaves_note, self.excluded_note) if note]
+        return " ".join(told) or None
+
+    @property
+    def leaves_note(self) -> str | None:
+        """Note that nothing fits among the items that the filters leave; None if something does."""
         if self.wanted == NO_FILTERS or self.results or not (applied := self.wanted.applied()):
             return None
         asked = ", ".join(f"{name} {filter_text(value)}" for name, value in applied.items())
-        considered = self.tools.considered + (self.documents.considered if self.documents else 0)
-        if considered:
+        if considered := self._considered:
             items = "1 item" if considered == 1 else f"{considered:,} items"
-            note = f"Nothing fits among the {items} that the filters leave ({asked})."
-        else:
-            note = f"No item meets the filters ({asked})."
-        if not self.excluded:
-            return note
+            return f"Nothing fits among the {items} that the filters leave ({asked})."
+        return f"No item meets the filters ({asked})."
+
+    @property
+    def excluded_note(self) -> str | None:
+        """Note that names the best items that the filters left out; None without any."""
+        if self.wanted == NO_FILTERS or self.results or not self.excluded:
+            return None
         named = []
         for one in self.excluded:
             item = one.result.item
             name = item.uri if isinstance(item, Document) else item.exposed_name
             named.append(f"{name} (by {', '.join(one.failed)})")
-        return f"{note} Left out by them: {'; '.join(named)}."
+        return f"Left out by them: {'; '.join(named)}."
 
 
 def filter_text(value: object) -> str:
@@ -165,6 +186,9 @@ SEARCHES_AT_ONCE = 4
 
 DOCUMENT_SHARE = 0.65
 """Share of the best score that a document needs to be shown."""
+
+FEW: Final = 10
+"""Items that filters may leave so that the nearest of them are shown, where none fits: a screen."""
 
 EXCLUDED_NAMED = 3
 """Items named in the note about those that the filters left out."""
@@ -318,7 +342,10 @@ class Searcher:
             return self._engine.search(query, snapshot, of_kinds, options, wait=False, history=history)
 
         return Found(
-            tools=ranked(tools, replace(tool_search(options.tools), depth=depth, explore=explore)),
+            tools=ranked(
+                tools,
+                replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned),
+            ),
             documents=ranked(documents, _document_search(options.documents)) if with_documents else None,
             snapshot=snapshot,
             filters=filters,

@@ -38,6 +38,7 @@ from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import Ranking, Result
+from mcp_context_proxy.statistics.trial import Arm
 from mcp_context_proxy.system.process import time_of_day
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ RANKED: Final = 50
 """Tools that are ranked for that: more do not fit into a usual budget."""
 
 WHY: Final = {Mode.ALWAYS: "in every session", Mode.MANUAL: "added to this session by hand"}
+SAME_TOOL: Final = "the same tool as "
+"""Begins the reason of a tool that an answer names beside the same one of another server."""
 WHY_FILLED: Final = "listed because little is known of such requests"
 
 
@@ -75,6 +78,8 @@ class Selection:
     confidence: float | None = None
     rerank: Reranking | None = None
     owner: str | None = None
+    arm: Arm | None = None
+    searched: tuple[int, int] | None = None
     deliver: Deliver = "nothing"
     """Amount that the answer tells of the documents."""
     began: float = field(default_factory=time.perf_counter)
@@ -131,6 +136,9 @@ class Selection:
             filters={} if self.scope.filters == NO_FILTERS else self.scope.filters.applied(),
             seconds=time.perf_counter() - self.began,
             owner=self.owner,
+            arm=self.arm,
+            searched=self.searched,
+            kinds=None if self.scope.kinds is None else tuple(sorted(self.scope.kinds)),
         )
 
 
@@ -173,7 +181,7 @@ class Selector:
         if selection.failure is not None:
             return None
         try:
-            if selection.listed is not None:
+            if selection.listed is not None and selection.options.learned:
                 selection.confidence = self._searcher.confidence(selection.query, snapshot)
                 depth = RANKED if _is_doubted(selection) else depth
             return self._searcher.find(
@@ -197,6 +205,7 @@ class Selector:
             return self._delivered(selection, self._instead(selection, snapshot))
         selection.note = found.tools.note or found.filter_note
         selection.read_as = found.read_as
+        selection.searched = len(found.snapshot.tools), len(found.snapshot.documents)
         selection.near_misses = tuple(self._selected(result) for result in found.near_misses)
         selection.add(self._selected(result) for result in found.results)
         selection.add(self._item(*twin) for twin in _twins(found))
@@ -294,14 +303,15 @@ class Selector:
     def _item(self, item: Item, mode: Mode, score: float | None, why: str) -> ContextItem:
         kind, name = key_of(item)
         server = item.server if isinstance(item, Tool) else None
-        return ContextItem(kind, name, server, mode, score, self._costs.of(item), why)
+        tokens = self._costs.of(item)
+        return ContextItem(kind, name, server, mode, score, tokens, why, fingerprint=item.fingerprint)
 
 
 def _twins(found: Found) -> Iterator[tuple[Tool, Mode, float, str]]:
     """Yield the same tools of other servers, which an answer names beside those found."""
     for result in found.results:
         for twin in result.twins:
-            yield twin, Mode.AGENT, round(result.score, 4), f"the same tool as {key_of(result.item)[1]}"
+            yield twin, Mode.AGENT, round(result.score, 4), f"{SAME_TOOL}{key_of(result.item)[1]}"
 
 
 def _is_doubted(selection: Selection) -> bool:

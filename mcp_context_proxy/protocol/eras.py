@@ -44,6 +44,7 @@ CONTEXT_KEY = OWN_PREFIX + "context"
 FORMAT_KEY = OWN_PREFIX + "format"
 """``_meta`` key of a call of the proxy's own tools: ``json`` for data instead of text."""
 SERVER_KEY = OWN_PREFIX + "server"
+REQUEST_KEY = OWN_PREFIX + "request_id"
 """``_meta`` key with the name of a server: that of a listed resource, or that which asks a client."""
 
 META_BYTES = envelope.TAKEN_APART_BYTES

@@ -114,7 +114,8 @@ class Engine:
         if options.method != "lexical":
             vectors, note = self._query_vectors(understood, index, history)
         supports, novel = dict[int, Support](), dict[int, float]()
-        if self._learned is not None and vectors is not None and options.method == "hybrid":
+        with_learned = options.learned and options.method == "hybrid"
+        if self._learned is not None and vectors is not None and with_learned:
             supports = _by_item(index, partial(self._learned.supported, vectors[0]))
         if self._novel is not None and vectors is not None and options.explore:
             novel = _by_item(index, self._novel)

@@ -99,7 +99,7 @@ def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...
         parameter_descriptions=encodable("\n".join(parameters.descriptions)),
         server=encodable(item.server),
         text="",
-        title=encodable(_title(item)),
+        title=encodable(title_of(item)),
         values=encodable(" ".join(parameters.values)),
         labels=encodable(" ".join((*item.tags, item.category or ""))),
         use_cases=encodable("\n".join(item.use_cases)),
@@ -118,7 +118,7 @@ def _cases(head: str, tool: Tool) -> Iterator[str]:
         yield from _headed_chunks(head, encodable(case))
 
 
-def _title(tool: Tool) -> str:
+def title_of(tool: Tool) -> str:
     """Return the title of a tool, its own or that among its annotations, unless it repeats the name."""
     if b'"title"' not in tool.definition:
         return ""

@@ -52,6 +52,8 @@ class SearchOptions:
     method: Method = "hybrid"
     explore: bool = False
     """Adds a little to the score of new tools that were not used yet."""
+    learned: bool = True
+    """False to leave out the support of earlier uses."""
     depth: int = 0
     """Length of the whole ranking: items after the selected ones come as `Ranking.others`."""
 

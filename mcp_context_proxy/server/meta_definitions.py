@@ -90,6 +90,7 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
     include_schema: Annotated[bool, Meta(description="All about each tool")] = False
     kinds: tuple[KindName, ...] | None = None
     """By default all."""
+    best: Annotated[bool, Meta(description="Ask another model for the order, which takes longer")] = False
     filters: Annotated[SearchFilters, Meta(extra_json_schema={"type": "object"})] = NO_FILTERS
     context_id: str | None = None
 
@@ -224,6 +225,8 @@ class Setup:
     """True to let models change the context of their session by hand."""
     recall: bool = False
     """True to let models search earlier interactions."""
+    reranks: bool = False
+    """True where another model can be asked for the order of the best tools."""
 
     @property
     def handles(self) -> bool:
@@ -340,6 +343,8 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     """
     without = frozenset() if setup.handles else frozenset({"context_id"})
     documents = " Rules and references are found too." if setup.has_documents else ""
+    unsearchable = without | (set() if setup.has_documents else {"kinds"})
+    unsearchable |= set() if setup.reranks else {"best"}
     search = {
         "name": SEARCH,
         "description": (
@@ -347,7 +352,7 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
             "something cannot be done. What fits comes with its parameters, ready to call."
             f"{documents} Servers: {_names(setup, NAMES_BYTES)}."
         ),
-        "inputSchema": input_schema(SearchArguments, without if setup.has_documents else without | {"kinds"}),
+        "inputSchema": input_schema(SearchArguments, frozenset(unsearchable)),
         "annotations": {"readOnlyHint": True, "openWorldHint": False},
         **ALWAYS_LOAD,
     }

@@ -18,6 +18,7 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.records import Delivery
 from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.session import (
     Handle,
     Handles,
@@ -36,7 +37,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Kind, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
@@ -71,7 +72,14 @@ from mcp_context_proxy.server.meta_definitions import (
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client, client_capabilities
-from mcp_context_proxy.server.rendering import part_text, recall_data, recall_text, search_data
+from mcp_context_proxy.server.rendering import (
+    NO_FIGURES,
+    figures_line,
+    part_text,
+    recall_data,
+    recall_text,
+    search_data,
+)
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
     Note,
@@ -114,6 +122,10 @@ class MetaTools:
     """Interactions that models may recall; None if they may not."""
     log: InteractionLog | None = None
     """Remembers searches; None to remember none."""
+    figures: Callable[[], Figures] = dict
+    """Returns the figures of the calls of tools."""
+    was_read: Callable[[Document], None] | None = None
+    """Counts the documents that are read; None to count none."""
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool, not yet fitted to an era."""
@@ -174,8 +186,9 @@ class MetaTools:
     ) -> bytes:
         """Search for either meta tool; a handshake-era session lists the selected tools from now on."""
         handle, query = self._handle(wanted.context_id, params, caller), wanted.query
-        overrides, scope = Overrides(), None
+        overrides, scope, best = Overrides(), None, False
         if isinstance(wanted, SearchArguments):
+            best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
             scope = Scope(kinds, wanted.wanted_filters())
             number = DomainOverrides(top_n=wanted.top_n)
@@ -192,6 +205,7 @@ class MetaTools:
                 scope=scope,
                 on_progress=_progress(params, notify),
                 on_wait=partial(tell_waiting, params, notify),
+                rerank="always" if best else None,
                 client=client,
                 listed=None if caller.session is None else tuple(caller.session.shown),
                 owner=caller.principal,
@@ -210,6 +224,9 @@ class MetaTools:
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
+        rerank = answer.context.rerank
+        if best and rerank is not None and not rerank.used:
+            notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
         if caller.session is not None:
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)
@@ -218,8 +235,11 @@ class MetaTools:
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
+        # What others call is told to those only who may know it.
+        figures = self.figures() if is_admin(caller.rights) else NO_FIGURES
         if _wants_data(params):
-            return _data(await in_thread(search_data, answer, notes, caller.name_of), context_id)
+            data = await in_thread(search_data, answer, notes, caller.name_of, figures)
+            return _data(data, context_id)
         whole, tokens = False, ANSWER_TOKENS
         if isinstance(wanted, SearchArguments):
             whole, tokens = wanted.include_schema, answer_tokens(wanted.top_n)
@@ -231,6 +251,7 @@ class MetaTools:
             whole=whole,
             tokens=tokens,
             name_of=caller.name_of,
+            about=partial(figures_line, figures=figures),
         )
         return _text(await in_thread(written), context_id)
 
@@ -279,6 +300,8 @@ class MetaTools:
             part = await in_thread(read, self.contexts.count_tokens, abandon_on_cancel=True)
         except (UnknownItemError, UnreadableDocumentError) as error:
             return failure(f"{READ_DOCUMENT}: {error}")
+        if self.was_read is not None:
+            self.was_read(part.document)
         if part.is_whole and session is not None:
             session.delivered[key_of(part.document)] = (part.document.fingerprint, Delivery.WHOLE)
         if not _wants_data(params):

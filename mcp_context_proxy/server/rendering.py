@@ -11,28 +11,33 @@ from typing import Any, Final
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import item_by
 from mcp_context_proxy.interactions.memory import Recall
-from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, ToolClass
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.retrieval.item_metadata import title_of
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.search_answers import (
     HOW_TO_READ_FILES,
-    Detail,
     Note,
     current_name,
     how_to_call,
     over_budget,
     read_mark,
-    schema_of,
     shown_name,
     summary,
-    tool_signature,
 )
+from mcp_context_proxy.server.signatures import Detail, schema_of, tool_signature
 from mcp_context_proxy.system.process import date_of
+
+TITLE_CHARACTERS: Final = 100
+"""Length to which the title of a tool is cut in a text."""
+
+NO_FIGURES: Final[Figures] = {}
 
 LISTED: Final = Detail(characters=200, optional=6, depth=2)
 """Amount that a list of tools tells about each."""
@@ -150,21 +155,28 @@ def recall_data(found: Recall) -> dict[str, Any]:
     }
 
 
-def search_data(answer: SearchAnswer, notes: Sequence[Note], name_of: NameOf = EXPOSED) -> dict[str, Any]:
+def search_data(
+    answer: SearchAnswer,
+    notes: Sequence[Note],
+    name_of: NameOf = EXPOSED,
+    figures: Figures = NO_FIGURES,
+) -> dict[str, Any]:
     """Return the answer to a search as data for programs, with whole descriptions and schemas."""
     context, found = answer.context, answer.found
+
+    def item(result: Result) -> Mapping[str, Any]:
+        return item_data(result, with_schema=True, name_of=name_of, figures=figures)
+
     data: dict[str, Any] = {
         "query": context.query,
         "fits": bool(found.results),
-        "results": [item_data(result, with_schema=True, name_of=name_of) for result in found.results],
+        "results": list(map(item, found.results)),
         "method": found.tools.method,
         "known": found.known,
         "request_id": context.id,
     }
     if found.near_misses or not found.results:
-        data["near_misses"] = [
-            item_data(result, with_schema=True, name_of=name_of) for result in found.near_misses
-        ]
+        data["near_misses"] = list(map(item, found.near_misses))
     if answer.told:
         data["documents"] = [
             {"uri": one.document.uri, "delivered": one.delivery, "text": one.text} for one in answer.told
@@ -183,8 +195,10 @@ def search_data(answer: SearchAnswer, notes: Sequence[Note], name_of: NameOf = E
     return data
 
 
-def item_data(result: Result, with_schema: bool, name_of: NameOf = EXPOSED) -> Mapping[str, Any]:
-    """Return a found item as data."""
+def item_data(
+    result: Result, with_schema: bool, name_of: NameOf = EXPOSED, figures: Figures = NO_FIGURES
+) -> Mapping[str, Any]:
+    """Return a found item as data; a tool with its title and its ``figures``, where these are known."""
     item = result.item
     common = {"score": round(result.score, 4), "why": result.why}
     if result.learned > 0:
@@ -205,9 +219,37 @@ def item_data(result: Result, with_schema: bool, name_of: NameOf = EXPOSED) -> M
     return {
         "type": "tool",
         "name": shown_name(item, name_of),
+        **({"title": title} if (title := title_of(item)) else {}),
         "server": item.server,
         "description": item.description,
+        **figures_data(item, figures),
         **schema,
         **read_only,
         **common,
     }
+
+
+def figures_data(tool: Tool, figures: Figures) -> dict[str, Any]:
+    """Return the figures of a tool's calls as data; empty if none was counted."""
+    known = figures.get(tool.key)
+    if known is None:
+        return {}
+    return {
+        "calls": known.calls,
+        "success_rate": round(known.success_rate, 4),
+        "avg_latency_ms": round(known.mean_ms, 3),
+        "p95_latency_ms": round(known.p95_ms, 3),
+    }
+
+
+def figures_line(tool: Tool, figures: Figures) -> str:
+    """Return title and figures of a tool as a line for a model; empty if there are neither."""
+    known, title = figures.get(tool.key), title_of(tool)
+    told = [f"Title: {one_line(title, TITLE_CHARACTERS)}."] if title else []
+    if known is not None:
+        times = "once" if known.calls == 1 else f"{known.calls:,} times"
+        told.append(
+            f"Called {times}, {known.success_rate:.0%} succeeded, {known.mean_ms:,.0f} ms on average, "
+            f"{known.p95_ms:,.0f} ms for the slowest 5 %."
+        )
+    return " ".join(told)

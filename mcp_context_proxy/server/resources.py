@@ -9,7 +9,7 @@ that is the person who started the proxy.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +88,8 @@ class Resources:
     contexts: ContextEngine
     handles: Handles
     skills: Skills
+    was_read: Callable[[Document], None] | None = None
+    """Counts the documents that are read; None to count none."""
 
     async def list(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
@@ -110,9 +112,11 @@ class Resources:
     async def read(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/read``, fitted to the caller's era."""
         uri = envelope.text(params["uri"]) or ""
+        document = self.catalog.snapshot.document(uri)
+        if document is not None and self.was_read is not None:
+            self.was_read(document)
         if (skill_file := await self.skills.read(uri, params, caller)) is not None:
             return skill_file
-        document = self.catalog.snapshot.document(uri)
         if document is not None and not document.server:
             read: tuple[str, str] | None = "text/markdown", document.text
         else:

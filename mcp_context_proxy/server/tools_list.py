@@ -129,7 +129,7 @@ class ToolList:
     async def answer(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``tools/list``."""
         query = self._query_of(params, caller)
-        snapshot, names = await self._names(query, caller.principal)
+        snapshot, names, request_id = await self._names(query, caller.principal)
         state = snapshot.generation, names, self.hides_nothing(snapshot, names)
         room = caller.name_room if snapshot.wider else 0
         known, tools = self._cached.get((room, caller.rights), (None, Raw(b"")))
@@ -148,7 +148,10 @@ class ToolList:
             before = bytes(tools)[:-1]
             tools = Raw(before + (b"," if len(before) > len(b"[") else b"") + self._read_result + b"]")
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
-        return {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms), "cacheScope": Raw(b'"private"')}
+        answer = {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms), "cacheScope": Raw(b'"private"')}
+        if request_id is not None:
+            answer["_meta"] = envelope.raw({eras.REQUEST_KEY: request_id})
+        return answer
 
     def _query_of(self, params: Members, caller: Caller) -> _Query | None:
         """Return the query by which the list is filtered; None for the base list.
@@ -168,14 +171,19 @@ class ToolList:
             return _Query("", session, explicit=False)
         return None
 
-    async def _names(self, query: _Query | None, owner: str | None) -> tuple[Snapshot, tuple[str, ...]]:
-        """Return the snapshot that is listed, and the exposed names out of it."""
+    async def _names(
+        self, query: _Query | None, owner: str | None
+    ) -> tuple[Snapshot, tuple[str, ...], str | None]:
+        """Return the snapshot that is listed, the exposed names out of it, and the id of the request.
+
+        The id is None where no query has filtered the list.
+        """
         snapshot = self._catalog.snapshot
         if query is None or self._mode == "all":
-            return snapshot, self.base_names(snapshot)
+            return snapshot, self.base_names(snapshot), None
         if not query.text:
             assert query.session is not None
-            return snapshot, self._of_session(snapshot, query.session, query.explicit)
+            return snapshot, self._of_session(snapshot, query.session, query.explicit), None
         selected = await self._contexts.select(
             query.text,
             query.session,
@@ -187,12 +195,13 @@ class ToolList:
         context = selected.context
         if context.failure is not None:
             session = query.session
-            return snapshot, self._of_session(snapshot, session) if session else self.base_names(snapshot)
+            names = self._of_session(snapshot, session) if session else self.base_names(snapshot)
+            return snapshot, names, context.id
         tools = (*context.of(Kind.TOOL), *(item for item in context.near_misses if item.type is Kind.TOOL))
         first = [item.name for item in tools if item.include_mode in SESSION_MODES]
         # The others by name, never by score: the same tools make the same list, which prompt caches need.
         more = sorted(item.name for item in tools if item.include_mode not in SESSION_MODES)
-        return selected.found.snapshot, _known(selected.found.snapshot, first, more)
+        return selected.found.snapshot, _known(selected.found.snapshot, first, more), context.id
 
     def _of_session(
         self, snapshot: Snapshot, session: SessionContext, explicit: bool = False

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store import DAY, HOUR, Counts, SearchRow, SearchUsage, ToolUsage, UsageSlot
+from mcp_context_proxy.store import (
+    DAY,
+    HOUR,
+    Counts,
+    DocumentKey,
+    DocumentUsage,
+    SearchRow,
+    SearchUsage,
+    ToolUsage,
+    UsageSlot,
+)
 
 ERROR: Final = 0.02
 """Largest relative error of a percentile: nobody decides by less."""
@@ -95,11 +105,12 @@ class Batch:
 
     def __init__(self) -> None:
         self._calls: dict[tuple[UsageSlot, ToolKey], ToolUsage] = {}
+        self._documents: dict[tuple[UsageSlot, DocumentKey], DocumentUsage] = {}
         self.searches: dict[UsageSlot, SearchUsage] = {}
         self.rows: dict[str, SearchRow] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._calls or self.searches or self.rows)
+        return bool(self._calls or self._documents or self.searches or self.rows)
 
     @property
     def tools(self) -> Iterator[tuple[UsageSlot, ToolUsage]]:
@@ -107,7 +118,19 @@ class Batch:
         return ((slot, usage) for (slot, _), usage in self._calls.items())
 
     def __len__(self) -> int:
-        return len(self._calls) + len(self.searches) + len(self.rows)
+        return len(self._calls) + len(self.searches) + len(self.rows) + len(self._documents)
+
+    @property
+    def documents(self) -> Iterator[tuple[UsageSlot, DocumentUsage]]:
+        """Use of documents by slot."""
+        return ((slot, usage) for (slot, _), usage in self._documents.items())
+
+    def add_documents(self, documents: Iterable[DocumentUsage]) -> None:
+        """Count uses of documents, each in the slot of its time."""
+        for usage in documents:
+            key = UsageSlot.of(usage.last), usage.key
+            known = self._documents.get(key)
+            self._documents[key] = usage if known is None else known.plus(usage)
 
     def add_call(
         self,
@@ -135,13 +158,13 @@ class Batch:
         found, latency = int(row.results > 0), {bucket_of(row.ms): 1}
         usage = SearchUsage(1, found, reranked=int(row.reranked), ms=row.ms, latency=latency)
         self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)
-        self._keep(row)
+        self.keep(row)
 
     def add_use(self, row: SearchRow) -> None:
         """Count the use of a tool that a search had found, and keep the search as it is now."""
         usage = SearchUsage(used=1, top_used=int(row.rank == 1))
         self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)
-        self._keep(row)
+        self.keep(row)
 
     def add_tokens(self, time: float, shown: int, behind: int, owner: str = "") -> None:
         """Count the tokens of the items that a search has selected, and of all items."""
@@ -157,19 +180,25 @@ class Batch:
         for key, calls in later._calls.items():
             known = self._calls.get(key)
             self._calls[key] = calls if known is None else known.plus(calls)
+        for slot_and_key, read in later._documents.items():
+            before = self._documents.get(slot_and_key)
+            self._documents[slot_and_key] = read if before is None else before.plus(read)
         for slot, usage in later.searches.items():
             self.add_usage(slot, usage)
         for row in later.rows.values():
-            self._keep(row)
+            self.keep(row)
 
     def drop_oldest(self, most: int) -> None:
-        """Drop searches one by one, then the oldest slots of calls, until so many rows are left."""
+        """Drop searches one by one, then the oldest slots of calls and documents, down to so many rows."""
         while len(self) > most and self.rows:
             del self.rows[next(iter(self.rows))]
         for key in sorted(self._calls, key=lambda key: key[0].start)[: max(len(self) - most, 0)]:
             del self._calls[key]
+        for read in sorted(self._documents, key=lambda key: key[0].start)[: max(len(self) - most, 0)]:
+            del self._documents[read]
 
-    def _keep(self, row: SearchRow) -> None:
+    def keep(self, row: SearchRow) -> None:
+        """Keep a search as it is now, without counting it."""
         self.rows.pop(row.id, None)
         self.rows[row.id] = row
         if len(self.rows) > ROWS:

@@ -10,9 +10,9 @@ import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -23,12 +23,14 @@ from anyio.from_thread import check_cancelled
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.items import Item, Snapshot, Snapshots, ToolKey
+from mcp_context_proxy.items import Document, Item, Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.statistics.figures import Batch, EndedCall, ToolFigures
 from mcp_context_proxy.store import (
     DAY,
+    DOCUMENTS,
     BatchWriter,
     DefinitionRow,
+    DocumentUsage,
     SearchRow,
     StatisticsStore,
     ToolSession,
@@ -126,7 +128,8 @@ class UsageRecorder:
         """Counts of which is not known whether they are in the store, and the number they were sent under."""
         self._summing = threading.Lock()
         self._shown: deque[tuple[float, int, str]] = deque(maxlen=SHOWN_WAITING)
-        self._used: OrderedDict[str, None] = OrderedDict()
+        self._used: OrderedDict[str, tuple[SearchRow, set[str | None]]] = OrderedDict()
+        """Searches of which a tool was used: each as it was then, and all tools of it that were used."""
         self._to_count = anyio.Event()
         self._maintained = 0.0
 
@@ -155,15 +158,36 @@ class UsageRecorder:
             self._count_tokens()
 
     def used(self, row: SearchRow) -> None:
-        """Count the call of a tool that a search had found; only the first one counts."""
+        """Count the call of a tool that a search had found; the first one counts as its choice."""
         if row.id in self._used:
+            first, tools = self._used[row.id]
+            if row.chosen not in tools:
+                tools.add(row.chosen)
+                further = replace(first, uses=len(tools))
+                self._records.add(lambda batch: batch.keep(further))
             return
-        self._used[row.id] = None
+        row = replace(row, uses=1)
+        self._used[row.id] = row, {row.chosen}
         if len(self._used) > USED_KEPT:
             self._used.popitem(last=False)
         self._records.add(lambda batch: batch.add_use(row))
         self.counters.used += 1
         self.counters.top_used += row.rank == 1
+
+    def documents(self, uses: Collection[DocumentUsage]) -> None:
+        """Count uses of rules and references."""
+        if uses:
+            self._records.add(lambda batch: batch.add_documents(uses))
+            self._to_count.set()
+
+    def read(self, document: Document) -> None:
+        """Count that a document was read by its name or URI."""
+        self.documents([DocumentUsage(document.kind, document.name, reads=1, last=self._clock())])
+
+    def introduced(self, documents: Iterable[tuple[str, str]]) -> None:
+        """Count documents, by kind and name, that a session was given in the instructions at its start."""
+        now = self._clock()
+        self.documents([DocumentUsage(*key, delivered=1, last=now) for key in documents])
 
     def looked_at(self) -> None:
         """Count the catalog's tokens soon, since somebody looks at the statistics."""
@@ -223,7 +247,8 @@ class UsageRecorder:
                     if self._sent is None:
                         self._sent, self._unwritten = (self._store.next_batch(), self._unwritten), Batch()
                     number, batch = self._sent
-                    self._store.add(batch.tools, batch.searches, batch.rows.values(), number)
+                    rows = batch.rows.values()
+                    self._store.add(batch.tools, batch.searches, rows, batch.documents, number)
                     self._sent = None
 
     def _refresh(self) -> None:
@@ -353,11 +378,12 @@ class Inventory:
                 tokens = self._tokens(tool)
                 time.sleep(PAUSE_SECONDS)
             rows[tool.server].append(DefinitionRow(tool.server, tool.name, tool.fingerprint, tokens, now))
-        documents = 0
+        of_documents = rows[DOCUMENTS]
         for document in snapshot.documents.values():
             check()
-            documents += self._tokens(document)
-        everything = documents + sum(row.tokens for of_server in rows.values() for row in of_server)
+            name, tokens = f"{document.kind}/{document.name}", self._tokens(document)
+            of_documents.append(DefinitionRow(DOCUMENTS, name, document.fingerprint, tokens, now))
+        everything = sum(row.tokens for of_server in rows.values() for row in of_server)
         self.behind = None if self._listed_whole(snapshot) else everything
         self._counted = snapshot
         for server, of_server in rows.items():

@@ -16,7 +16,16 @@ from msgspec import Struct
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.statistics.figures import ToolFigures, percentile
-from mcp_context_proxy.store import DAY, HOUR, DefinitionRow, SearchUsage, StatisticsStore, UsageSlot
+from mcp_context_proxy.statistics.trial import Trial, compared
+from mcp_context_proxy.store import (
+    DAY,
+    DOCUMENTS,
+    HOUR,
+    DefinitionRow,
+    SearchUsage,
+    StatisticsStore,
+    UsageSlot,
+)
 
 HOURLY_AT_MOST: Final = 2 * DAY
 """Longer periods are reported by the day: a person can see some fifty points."""
@@ -65,6 +74,33 @@ class ToolStatistics(Struct, frozen=True, kw_only=True):
     """Mean size of a result."""
     tokens: int | None
     """Tokens of its definition; None if it is not in the catalog any more."""
+
+
+class DocumentStatistics(Struct, frozen=True, kw_only=True):
+    """Use of one rule or reference."""
+
+    kind: str
+    name: str
+    found: int
+    """Requests that selected it."""
+    delivered: int
+    """Times that a model was given its text or outline, without having asked for it by name."""
+    reads: int
+    """Times that it was read by its name or URI."""
+    last_used: float
+    """Seconds since 1970."""
+    tokens: int | None
+    """Tokens of its text; None if it is not in the catalog any more."""
+
+
+class NeverUsed(Struct, frozen=True):
+    """A document that was not found, given to a model or read."""
+
+    kind: str
+    name: str
+    tokens: int
+    first_seen: float
+    """Seconds since 1970."""
 
 
 class Tokens(Struct, frozen=True):
@@ -154,6 +190,37 @@ class Reports:
             )
         return sorted(reports, key=lambda one: (-one.calls, one.server, one.name))
 
+    def documents(self, since: float) -> list[DocumentStatistics]:
+        """Return every rule and reference that was used, the most used first."""
+        tokens = {row.tool: row.tokens for row in self._store.definitions() if row.server == DOCUMENTS}
+        reports = [
+            DocumentStatistics(
+                kind=one.kind,
+                name=one.name,
+                found=one.found,
+                delivered=one.delivered,
+                reads=one.reads,
+                last_used=one.last,
+                tokens=tokens.get(f"{one.kind}/{one.name}"),
+            )
+            for one in self._store.documents(since)
+        ]
+        return sorted(reports, key=lambda one: (-one.found - one.delivered - one.reads, one.kind, one.name))
+
+    def unused_documents(self, now: float) -> list[NeverUsed]:
+        """Return the documents of the last count without any use in the store, those with most tokens first.
+
+        Those that are not known for long enough are left out.
+        """
+        used = {f"{one.kind}/{one.name}" for one in self._store.documents()}
+        rows = [
+            row
+            for row in self._store.definitions()
+            if row.server == DOCUMENTS and row.tool not in used and row.first <= now - UNUSED_AFTER
+        ]
+        named = ((*row.tool.partition("/"), row) for row in sorted(rows, key=lambda row: -row.tokens))
+        return [NeverUsed(kind, name, row.tokens, row.first) for kind, _, name, row in named]
+
     def searches(self, since: float) -> SearchFigures:
         """Return the figures of all searches."""
         usage = reduce(SearchUsage.plus, self._store.searched(since).values(), SearchUsage())
@@ -197,6 +264,10 @@ class Reports:
             )
             for row in self._store.searches(limit)
         ]
+
+    def trial(self, since: float, until: float) -> Trial:
+        """Return the comparison of requests with and without learned pairs in a period."""
+        return compared(self._store.compared(since), until - since)
 
     def timeline(self, since: float, until: float) -> tuple[int, list[Stretch]]:
         """Return the period by the hour or day, including stretches without calls and searches.

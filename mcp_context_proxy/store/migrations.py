@@ -324,5 +324,25 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE UNIQUE INDEX interactions_by_origin ON interactions (origin)",
     ),
     ("ALTER TABLE interactions ADD COLUMN owner TEXT NOT NULL DEFAULT ''",),  # empty: the user
+    (
+        "ALTER TABLE searches ADD COLUMN arm TEXT",  # NULL: no comparison was under way
+        "ALTER TABLE searches ADD COLUMN session TEXT",  # public id
+        "ALTER TABLE searches ADD COLUMN uses INTEGER NOT NULL DEFAULT 0",
+        """
+        CREATE TABLE document_usage (
+            seconds   INTEGER NOT NULL,  -- of the slot: an hour or a day
+            start     INTEGER NOT NULL,  -- seconds since 1970
+            owner     TEXT NOT NULL,
+            replica   TEXT NOT NULL,
+            kind      TEXT NOT NULL,
+            name      TEXT NOT NULL,
+            found     INTEGER NOT NULL,
+            delivered INTEGER NOT NULL,
+            reads     INTEGER NOT NULL,
+            last      REAL NOT NULL,     -- seconds since 1970
+            PRIMARY KEY (seconds, start, owner, replica, kind, name)
+        )
+        """,
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

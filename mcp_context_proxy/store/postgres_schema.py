@@ -24,6 +24,7 @@ TABLES: Final = (
     "tool_usage",
     "search_usage",
     "searches",
+    "document_usage",
     "definitions",
     "tool_sessions",
     "interactions",
@@ -122,10 +123,19 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         CREATE TABLE searches (
             id TEXT COLLATE "C" PRIMARY KEY, time FLOAT8 NOT NULL, key BYTEA NOT NULL, query TEXT,
             origin TEXT NOT NULL, results BIGINT NOT NULL, top TEXT, chosen TEXT, rank BIGINT,
-            ms FLOAT8 NOT NULL, reranked BIGINT NOT NULL, owner TEXT NOT NULL DEFAULT ''
+            ms FLOAT8 NOT NULL, reranked BIGINT NOT NULL, owner TEXT NOT NULL DEFAULT '', arm TEXT,
+            session TEXT, uses BIGINT NOT NULL DEFAULT 0
         )
         """,
         "CREATE INDEX searches_by_time ON searches (time)",
+        """
+        CREATE TABLE document_usage (
+            seconds BIGINT NOT NULL, start BIGINT NOT NULL, owner TEXT COLLATE "C" NOT NULL,
+            replica TEXT NOT NULL, kind TEXT COLLATE "C" NOT NULL, name TEXT COLLATE "C" NOT NULL,
+            found BIGINT NOT NULL, delivered BIGINT NOT NULL, reads BIGINT NOT NULL, last FLOAT8 NOT NULL,
+            PRIMARY KEY (seconds, start, owner, replica, kind, name)
+        )
+        """,
         """
         CREATE TABLE definitions (
             server TEXT NOT NULL, tool TEXT NOT NULL, fingerprint TEXT NOT NULL, tokens BIGINT NOT NULL,

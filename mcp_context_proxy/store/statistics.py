@@ -142,6 +142,12 @@ class SearchRow:
     reranked: bool
     owner: str = ""
     """Principal who searched; empty for the user and all administrators."""
+    arm: str | None = None
+    """Arm of the comparison that was under way; None for none."""
+    session: str | None = None
+    """Public id of its session."""
+    uses: int = 0
+    """Number of tools that it had found and that were called."""
 
 
 GONE = -1
@@ -150,10 +156,12 @@ GONE = -1
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRow:
-    """A tool that is in the catalog, and the tokens of its definition."""
+    """A tool or document that is in the catalog, and the tokens that it costs."""
 
     server: str
+    """`DOCUMENTS` for a document."""
     tool: str
+    """Own name of the tool; kind, slash and name of a document."""
     fingerprint: str
     tokens: int
     first: float
@@ -165,6 +173,46 @@ class DefinitionRow:
         return self.server, self.tool
 
 
+DocumentKey: TypeAlias = tuple[str, str]
+"""Kind and name of a rule or reference."""
+
+
+@dataclass(slots=True)
+class DocumentUsage:
+    """Use of one rule or reference. Usages add up."""
+
+    kind: str
+    name: str
+    found: int = 0
+    """Requests that selected it."""
+    delivered: int = 0
+    """Times that a model was given its text or outline, without having asked for it by name."""
+    reads: int = 0
+    """Times that it was read by its name or URI."""
+    last: float = 0.0
+    """Time of the latest of all these, in seconds since 1970."""
+
+    @property
+    def key(self) -> DocumentKey:
+        """Kind and name of the document."""
+        return self.kind, self.name
+
+    def plus(self, other: DocumentUsage) -> DocumentUsage:
+        """Return the sum of both; the name is this one's."""
+        return DocumentUsage(
+            self.kind,
+            self.name,
+            self.found + other.found,
+            self.delivered + other.delivered,
+            self.reads + other.reads,
+            max(self.last, other.last),
+        )
+
+
+DOCUMENTS: Final = ""
+"""Takes the place of the server in the rows of documents among the definitions; no server has this name."""
+
+
 def added(one: Counts, other: Counts) -> Counts:
     """Return the sum of two histograms."""
     if not other:
@@ -174,7 +222,7 @@ def added(one: Counts, other: Counts) -> Counts:
     return dict(total)
 
 
-U = TypeVar("U", ToolUsage, SearchUsage)
+U = TypeVar("U", ToolUsage, SearchUsage, DocumentUsage)
 
 
 class _UsageTable(Generic[U]):
@@ -186,9 +234,9 @@ class _UsageTable(Generic[U]):
         self._key = ("seconds", "start", "owner", "replica", *key)
         self._usage: Callable[..., U] = usage
         self._fields = [column.name for column in fields(usage)]
-        assert self._fields[-1] == "latency"
+        self._timed = self._fields[-1] == "latency"
         self.columns = ", ".join(self._fields)
-        self._numbers = attrgetter(*self._fields[:-1])
+        self._numbers = attrgetter(*(self._fields[:-1] if self._timed else self._fields))
 
     def add(self, transaction: Transaction, replica: str, counted: Iterable[tuple[UsageSlot, U]]) -> None:
         """Add usage to a replica's rows of its slots."""
@@ -205,9 +253,8 @@ class _UsageTable(Generic[U]):
         written = list[Sequence[object]]()
         for slot, key in changed:
             total: U = rows[slot][key]
-            latency = msgspec.msgpack.encode(dict(total.latency))
-            values = [slot.seconds, slot.start, slot.owner, replica, *self._numbers(total), latency]
-            written.append(values)
+            latency = [msgspec.msgpack.encode(dict(getattr(total, "latency")))] if self._timed else []  # noqa: B009 - documents have none
+            written.append([slot.seconds, slot.start, slot.owner, replica, *self._numbers(total), *latency])
         transaction.put(self.name, columns, self._key, written)
 
     def _rows_of(
@@ -226,7 +273,7 @@ class _UsageTable(Generic[U]):
 
     def read(self, values: Sequence[Any]) -> U:
         """Return the usage in a row."""
-        return self._usage(*values[:-1], _decoded(values[-1]))
+        return self._usage(*values[:-1], _decoded(values[-1]) if self._timed else values[-1])
 
     def roll_up(self, transaction: Transaction, hours_before: int, days_before: float) -> None:
         """Turn hours of all replicas before one moment into days, and delete days before another."""
@@ -243,7 +290,9 @@ class _UsageTable(Generic[U]):
 
 _TOOLS = _UsageTable("tool_usage", ToolUsage, ("server", "tool"))
 _SEARCHES = _UsageTable("search_usage", SearchUsage, ())
+_DOCUMENTS = _UsageTable("document_usage", DocumentUsage, ("kind", "name"))
 
+_READ_KEY: Final = ("start", "seconds", "owner", "replica", "kind", "name")
 _USAGE_KEY: Final = ("start", "seconds", "owner", "replica", "server", "tool")
 
 WRITERS_SECONDS: Final = 30 * DAY
@@ -273,6 +322,7 @@ class StatisticsStore(Tables):
         tools: Iterable[tuple[UsageSlot, ToolUsage]],
         searches: Mapping[UsageSlot, SearchUsage],
         rows: Iterable[SearchRow],
+        documents: Iterable[tuple[UsageSlot, DocumentUsage]] = (),
         batch: int | None = None,
     ) -> None:
         """Add counts to those in the store, and replace searches of the same id; all or nothing."""
@@ -284,6 +334,7 @@ class StatisticsStore(Tables):
                 return
             _TOOLS.add(transaction, database.replica, tools)
             _SEARCHES.add(transaction, database.replica, searches.items())
+            _DOCUMENTS.add(transaction, database.replica, documents)
             transaction.put_rows("searches", ("id",), rows)
 
     def roll_up(self, hours_before: float, days_before: float) -> None:
@@ -293,12 +344,14 @@ class StatisticsStore(Tables):
         with self._database.transaction(USAGE) as transaction:
             _TOOLS.roll_up(transaction, before, days_before)
             _SEARCHES.roll_up(transaction, before, days_before)
+            _DOCUMENTS.roll_up(transaction, before, days_before)
             transaction.execute("DELETE FROM writers WHERE time < ?", (now - WRITERS_SECONDS,))
 
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
         """Forget searches before a moment, and the oldest of too many rows."""
         with self._database.transaction(USAGE) as transaction:
             transaction.forget_old("tool_usage", _USAGE_KEY, by="start", keep=most_usage)
+            transaction.forget_old("document_usage", _READ_KEY, by="start", keep=most_usage)
             transaction.forget_old("searches", ("id",), before=searches_before, keep=most_searches)
 
     def tools(self, since: float = 0.0) -> list[ToolUsage]:
@@ -331,6 +384,18 @@ class StatisticsStore(Tables):
             found[owner][server, tool] = ToolUsage(server, tool, *numbers, latencies[owner, server, tool])
         return dict(found)
 
+    def documents(self, since: float = 0.0) -> list[DocumentUsage]:
+        """Return the use of every document in the slots that end after a moment, summed up."""
+        sums = self._database.rows(
+            "SELECT kind, name, SUM(found), SUM(delivered), SUM(reads), MAX(last) FROM document_usage "
+            "WHERE start + seconds > ? GROUP BY kind, name ORDER BY kind, name",
+            (since,),
+        )
+        return [
+            DocumentUsage(kind, name, int(found), int(delivered), int(reads), last)
+            for kind, name, found, delivered, reads, last in sums
+        ]
+
     def searched(self, since: float = 0.0) -> dict[UsageSlot, SearchUsage]:
         """Return searches of all owners by slot, for slots that end after a moment, oldest first."""
         rows = self._database.rows(
@@ -360,6 +425,11 @@ class StatisticsStore(Tables):
         rest = "FROM searches ORDER BY time DESC, id DESC LIMIT ?"
         rows = self._database.read(SearchRow, rest, [limit])
         return [replace(row, reranked=bool(row.reranked)) for row in rows]  # SQLite has no booleans
+
+    def compared(self, since: float) -> list[SearchRow]:
+        """Return the searches since a moment that were part of a comparison, oldest first."""
+        rest = "FROM searches WHERE arm IS NOT NULL AND time >= ? ORDER BY time, id"
+        return self._database.read(SearchRow, rest, [since])
 
     def definitions(self) -> list[DefinitionRow]:
         """Return the tools of the catalog when they were last counted."""

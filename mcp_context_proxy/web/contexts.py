@@ -20,12 +20,13 @@ from mcp_context_proxy.context.options import Amount, Depth, Overrides
 from mcp_context_proxy.context.presets import PresetError, SavedPreset, choices_of
 from mcp_context_proxy.context.records import ContextItem, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
-from mcp_context_proxy.errors import UnknownItemError
+from mcp_context_proxy.errors import UnknownFilterError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.items import Item as CatalogItem
 from mcp_context_proxy.retrieval.item_metadata import danger_data
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.server.past_requests import PastRequests, RenderedRequest, ReplayedRequest
 from mcp_context_proxy.server.rendering import context_text
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import acting_as, is_admin
@@ -37,6 +38,7 @@ from mcp_context_proxy.web.api import (
     Count,
     Given,
     Name,
+    NoParameters,
     Operation,
     Score,
     Words,
@@ -210,6 +212,16 @@ ExplanationResponse: Final = answer_form(
     score=dict[str, Any] | None,
 )
 
+RenderedResponse: Final = answer_form("RenderedAnswer", "A past request as a model read it.", RenderedRequest)
+
+ReplayedResponse: Final = answer_form(
+    "ReplayedAnswer",
+    "A past request, the answer to it from today's catalog, and the difference.",
+    ReplayedRequest,
+    then=RequestResponse,
+    now=RequestResponse,
+)
+
 ITEM_LISTS: Final = ("items", "dropped", "near_misses")
 
 DESCRIPTION_CHARACTERS = 2000
@@ -224,10 +236,12 @@ class ContextsApi(Api):
         contexts: ContextEngine,
         catalog: Catalog,
         changes: ChangeNotifier,
+        past: PastRequests,
         log: InteractionLog | None = None,
     ) -> None:
         """Connect the parts; without ``log`` no query is remembered."""
         self._contexts, self._catalog, self._changes, self._log = contexts, catalog, changes, log
+        self._past = past
 
     @Operation(
         "GET",
@@ -255,12 +269,41 @@ class ContextsApi(Api):
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _get_request(self, given: Given) -> dict[str, Any]:
+        data = as_data(await self._request(given))
+        return self._described(data, *ITEM_LISTS) if given.query.describe else data
+
+    @Operation(
+        "GET",
+        "/requests/{request}/text",
+        "A past request as a model read it, by the definitions that it had then.",
+        query=NoParameters,
+        answer=RenderedResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _render_request(self, given: Given) -> RenderedRequest:
+        return await self._past.rendered(await self._request(given))
+
+    @Operation(
+        "GET",
+        "/requests/{request}/replay",
+        "A past request, answered again from today's catalog, and the difference; nothing is recorded.",
+        query=NoParameters,
+        answer=ReplayedResponse,
+        problems=(HTTPStatus.NOT_FOUND,),
+    )
+    async def _replay_request(self, given: Given) -> dict[str, Any]:
+        context = await self._request(given)
+        try:
+            return replay_data(await self._past.replayed(context))
+        except UnknownFilterError as error:
+            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+
+    async def _request(self, given: Given) -> RequestContext:
         context = await self._contexts.request(given.path["request"])
         if context is None or not _may_see(given, context.owner):
             detail = f"There is no request {given.path['request']!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
-        data = as_data(context)
-        return self._described(data, *ITEM_LISTS) if given.query.describe else data
+        return context
 
     @Operation(
         "POST",
@@ -452,6 +495,12 @@ async def explanation(contexts: ContextEngine, wanted: ExplanationWanted) -> dic
     if explained.score is not None:
         data["score"]["terms"] = terms_data(explained.score.terms)
     return data
+
+
+def replay_data(replayed: ReplayedRequest) -> dict[str, Any]:
+    """Return a request that was answered again as data."""
+    contexts = {"then": as_data(replayed.then), "now": as_data(replayed.now)}
+    return {**contexts, "items": msgspec.to_builtins(replayed.items)}
 
 
 def _may_see(given: Given, owner: str | None) -> bool:

@@ -5,8 +5,9 @@ An operation that changes something needs a proven administrator (`Operation.dec
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -24,7 +25,7 @@ from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.switches import Switched, switch
-from mcp_context_proxy.items import Kind, ToolClass
+from mcp_context_proxy.items import Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import described
@@ -198,8 +199,7 @@ class InventoryApi(Api):
 
     def __init__(self, proxy: Served) -> None:
         """Work on a proxy that serves."""
-        self._proxy = proxy
-        self._counter = TokenCounter()
+        self._proxy, self._counts = proxy, TokenCounts()
 
     @Operation(
         "GET",
@@ -223,7 +223,7 @@ class InventoryApi(Api):
     )
     async def _list_tools(self, given: Given) -> dict[str, Any]:
         del given
-        return await in_thread(all_tools, self._proxy, self._counter)
+        return await in_thread(all_tools, self._proxy, self._counts)
 
     @Operation(
         "GET",
@@ -388,12 +388,35 @@ def failed_servers(proxy: Served) -> list[dict[str, str]]:
     return [{"server": name, "cause": cause} for name, cause in failures(proxy).items()]
 
 
-def all_tools(proxy: Served, counter: TokenCounter) -> dict[str, Any]:
+class TokenCounts:
+    """Tokens of definitions as hosts get them: each is counted once, as long as the catalog has it."""
+
+    def __init__(self, count: Callable[[str], int] | None = None) -> None:
+        """Count nothing yet; ``count`` returns the tokens of a text, by default as everywhere."""
+        self._count = count or TokenCounter().count
+        self._counts: dict[bytes, int] = {}
+        self._generation = -1
+
+    def of(self, definition: Raw) -> int:
+        """Return the tokens of a definition. Blocks where it was not counted before."""
+        key = hashlib.sha256(definition).digest()
+        known = self._counts.get(key)
+        if known is None:
+            text = bytes(definition).decode("utf-8", "replace")
+            known = self._counts[key] = self._count(text)
+        return known
+
+    def forget_former(self, snapshot: Snapshot, listed: Iterable[Raw]) -> None:
+        """Forget the definitions that a changed catalog has no more."""
+        if snapshot.generation != self._generation:
+            self._generation = snapshot.generation
+            keys = {hashlib.sha256(definition).digest() for definition in listed}
+            self._counts = {key: count for key, count in self._counts.items() if key in keys}
+
+
+def all_tools(proxy: Served, counts: TokenCounts) -> dict[str, Any]:
     """Return all tools with their cost, and the sizes of the lists. Blocks."""
-
-    def tokens(definition: Raw) -> int:
-        return counter.count(bytes(definition).decode("utf-8", "replace"))
-
+    tokens = counts.of
     snapshot = proxy.catalog.snapshot
     # By server in the order of the configuration, then by name.
     order = {name: position for position, name in enumerate(proxy.fleet.clients)}
@@ -416,6 +439,7 @@ def all_tools(proxy: Served, counter: TokenCounter) -> dict[str, Any]:
             }
         )
     default = proxy.tool_list.definitions(snapshot, proxy.tool_list.base_names(snapshot))
+    counts.forget_former(snapshot, (*(entry["definition"] for entry in entries), *default))
     return {
         "tools": entries,
         "turned_off": [

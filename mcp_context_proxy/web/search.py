@@ -16,6 +16,7 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope
+from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.facts import failure
@@ -23,12 +24,13 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.retrieval.item_metadata import described
+from mcp_context_proxy.retrieval.item_metadata import described, title_of
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,
@@ -44,8 +46,8 @@ class SearchWanted(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_on
     """Parameters of a search for tools."""
 
     query: Words
-    top_k: Count | None = None
-    """Number of tools; by default as configured."""
+    top_k: Count = 10
+    """Number of tools."""
     use_llm: bool | None = None
     """Let another model put the best of them in order; by default as configured."""
 
@@ -106,6 +108,8 @@ class ToolFound(Struct, frozen=True):
     """One tool that a search found."""
 
     name: str
+    title: str | None
+    """Name for people; null if its server gives none."""
     server: str
     description: str
     score: float
@@ -118,6 +122,12 @@ class ToolFound(Struct, frozen=True):
     danger_reason: str
     input_schema: Raw
     """JSON, as the server gave it."""
+    calls: int = 0
+    """Counted calls, of which the following figures are."""
+    success_rate: float | None = None
+    """Share of the calls that did not fail; null without any."""
+    avg_latency_ms: float | None = None
+    p95_latency_ms: float | None = None
 
 
 class SearchFacts(Struct, frozen=True):
@@ -135,11 +145,13 @@ class SearchFacts(Struct, frozen=True):
     """Note for a person about how this was found, or why nothing was."""
     read_as: str | None = None
     """The query with its words corrected and written out; null where nothing was changed."""
+    fits: bool = True
+    """False if nothing fits; then the results are the nearest of the few that the filters leave, or none."""
 
 
 SearchResponse: Final = answer_form(
     "SearchAnswer",
-    "Tools for a query, best first; none when nothing fits.",
+    "Tools for a query, best first; if nothing fits, the nearest of the few that filters leave, or none.",
     query=str,
     results=list[ToolFound],
     metadata=SearchFacts,
@@ -185,7 +197,7 @@ class SearchApi(Api):
     )
     async def _look(self, given: Given) -> dict[str, Any]:
         try:
-            return await look(self._contexts, self._fleet, self._usage, given.query)
+            return await look(self._contexts, self._fleet, self._usage, given.query, given.principal)
         except UnknownFilterError as error:
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
@@ -213,7 +225,7 @@ class SearchApi(Api):
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
         if self._log is not None:
             self._log.searched(answer.context.query, given.agent, given.principal.owner)
-        return await in_thread(_search_response, wanted.query, answer)
+        return await in_thread(_search_response, wanted.query, answer, _figures(self._usage, given.principal))
 
     @Operation(
         "POST",
@@ -229,7 +241,11 @@ class SearchApi(Api):
 
 
 async def look(
-    contexts: ContextEngine, fleet: Fleet, usage: UsageRecorder | None, wanted: LookWanted
+    contexts: ContextEngine,
+    fleet: Fleet,
+    usage: UsageRecorder | None,
+    wanted: LookWanted,
+    asked_by: Principal = THE_USER,
 ) -> dict[str, Any]:
     """Search as a model does, and return the answer that it reads, with all facts.
 
@@ -254,13 +270,18 @@ async def look(
     text = await in_thread(
         partial(search_answers.search_text, answer, notes, contexts.count_tokens, tokens=budget)
     )
-    context, found, rerank = answer.context, answer.found, answer.context.rerank
+    context, found, rerank, figures = (
+        answer.context,
+        answer.found,
+        answer.context.rerank,
+        _figures(usage, asked_by),
+    )
     return {
         "query": context.query,
         "read_as": found.read_as,
         "fits": bool(found.results),
-        "results": [_item_data(one, found, wanted.explain) for one in found.results],
-        "near_misses": [_item_data(one, found, wanted.explain) for one in found.near_misses],
+        "results": [_item_data(one, found, figures, wanted.explain) for one in found.results],
+        "near_misses": [_item_data(one, found, figures, wanted.explain) for one in found.near_misses],
         "method": found.tools.method,
         "note": found.tools.note or None,
         "filter_note": found.filter_note,
@@ -277,8 +298,8 @@ async def look(
     }
 
 
-def _item_data(result: Result, found: Found, explain: bool) -> dict[str, Any]:
-    data = dict(rendering.item_data(result, with_schema=True)) | described(result.item)
+def _item_data(result: Result, found: Found, figures: Figures, explain: bool) -> dict[str, Any]:
+    data = dict(rendering.item_data(result, with_schema=True, figures=figures)) | described(result.item)
     if explain:
         data |= {
             "brought": result in found.brought,
@@ -302,17 +323,23 @@ def terms_data(terms: Iterable[tuple[str, str, float]]) -> list[dict[str, Any]]:
     return [{"field": field, "term": term, "added": added} for field, term, added in terms]
 
 
-def _search_response(query: str, answer: SearchAnswer) -> Struct:
+def _figures(usage: UsageRecorder | None, asked_by: Principal) -> Figures:
+    """Return the figures of all calls; none for those who may not know what others call."""
+    return usage.figures if usage is not None and is_admin(asked_by) else rendering.NO_FIGURES
+
+
+def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Struct:
     context, found = answer.context, answer.found
     tokens = {item.name: item.tokens for item in context.of(Kind.TOOL)}
     results = []
-    for result in found.tools.results:
+    for result in found.tools.results or found.nearest:
         tool = result.item
         assert isinstance(tool, Tool)
         labels: dict[str, Any] = described(tool)
         results.append(
             ToolFound(
                 name=tool.exposed_name,
+                title=title_of(tool) or None,
                 server=tool.server,
                 description=tool.description,
                 score=round(result.score, 4),
@@ -323,6 +350,7 @@ def _search_response(query: str, answer: SearchAnswer) -> Struct:
                 danger=tool.tool_class,
                 danger_reason=tool.class_reason,
                 input_schema=envelope.members(tool.definition)["inputSchema"],
+                **rendering.figures_data(tool, figures),
             )
         )
     facts = SearchFacts(
@@ -334,5 +362,6 @@ def _search_response(query: str, answer: SearchAnswer) -> Struct:
         request_id=context.id,
         note=" ".join(note for note in (found.note, found.filter_note) if note) or None,
         read_as=found.read_as,
+        fits=bool(found.tools.results),
     )
     return SearchResponse(query=query, results=results, metadata=facts)

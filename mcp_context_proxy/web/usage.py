@@ -17,12 +17,15 @@ from mcp_context_proxy.statistics.figures import seconds_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import (
     UNUSED_AFTER_DAYS,
+    DocumentStatistics,
+    NeverUsed,
     Reports,
     SearchCounted,
     SearchFigures,
     Stretch,
     ToolStatistics,
 )
+from mcp_context_proxy.statistics.trial import Trial
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.api import LISTED_MOST, Api, BadRequestError, Given, Operation, answer_form
@@ -86,12 +89,28 @@ ToolsAnswer: Final = answer_form(
     unused=Unused,
 )
 
+DocumentsAnswer: Final = answer_form(
+    "DocumentsAnswer",
+    "How rules and references were used, the most used first.",
+    **_OF_PERIOD,
+    documents=list[DocumentStatistics],
+    unused=list[NeverUsed],
+)
+"""``unused``: those that were never found, given to a model or read, the longest first."""
+
 SearchesAnswer: Final = answer_form(
     "SearchesAnswer", "The latest searches, newest first.", searches=list[SearchCounted]
 )
 
 TimelineAnswer: Final = answer_form(
     "TimelineAnswer", "Usage over time, oldest first.", **_OF_PERIOD, seconds=int, stretches=list[Stretch]
+)
+
+TrialAnswer: Final = answer_form(
+    "TrialAnswer",
+    "Requests that were answered with learned pairs and without, compared.",
+    Trial,
+    **_OF_PERIOD,
 )
 
 UNUSED_SHOWN: Final = 200
@@ -152,6 +171,21 @@ class UsageApi(Api):
 
     @Operation(
         "GET",
+        "/statistics/documents",
+        "How each rule and reference was used over a period, and which never were.",
+        query=PeriodWanted,
+        answer=DocumentsAnswer,
+        problems=_PROBLEMS,
+        admin=True,
+    )
+    async def _get_document_statistics(self, given: Given) -> dict[str, Any]:
+        period = self._period(given)
+        documents = await self._read(partial(self._reports.documents, period["since"]))
+        unused = await self._read(partial(self._reports.unused_documents, self._clock()))
+        return {**period, "documents": documents, "unused": unused}
+
+    @Operation(
+        "GET",
         "/statistics/searches",
         "The latest searches and what was used of them, newest first.",
         query=SearchesWanted,
@@ -176,6 +210,20 @@ class UsageApi(Api):
         read = partial(self._reports.timeline, period["since"], self._clock())
         seconds, stretches = await self._read(read)
         return {**period, "seconds": seconds, "stretches": stretches}
+
+    @Operation(
+        "GET",
+        "/statistics/learning",
+        "Comparison over a period of the requests that were answered with learned pairs and without.",
+        query=PeriodWanted,
+        answer=TrialAnswer,
+        problems=_PROBLEMS,
+        admin=True,
+    )
+    async def _compare_learning(self, given: Given) -> dict[str, Any]:
+        period = self._period(given)
+        trial = await self._read(partial(self._reports.trial, period["since"], self._clock()))
+        return {**period, **msgspec.structs.asdict(trial)}
 
     def _period(self, given: Given) -> dict[str, Any]:
         period: str = given.query.period

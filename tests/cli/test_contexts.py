@@ -157,3 +157,17 @@ def test_related_tools_come_nearest_first(run: Run, config: Path) -> None:
     assert related[0]["name"] == "weather__warnings"
     assert [one["cosine"] for one in related] == sorted((one["cosine"] for one in related), reverse=True)
     assert "music__play" not in [one["name"] for one in related]
+
+
+def test_a_request_is_rendered_again_and_replayed_with_the_difference(run: Run, config: Path) -> None:
+    run("context", QUERY, "--config", config)
+    (newest,) = json.loads(run("requests", "--json", "--config", config).stdout)["requests"]
+    rendered = run("requests", "show", newest["id"], "--render", "--config", config)
+    replayed = run("requests", "replay", newest["id"], "--config", config, COLUMNS="200")
+    data = json.loads(run("requests", "replay", newest["id"], "--json", "--config", config).stdout)
+
+    assert rendered.returncode == replayed.returncode == 0, rendered.stderr + replayed.stderr
+    assert all(item["name"] in rendered.stdout for item in newest["items"] if item["type"] == "tool")
+    assert "Nothing has changed." in replayed.stdout
+    assert data["then"]["id"] == newest["id"]
+    assert {one["change"] for one in data["items"]} == {"same"}

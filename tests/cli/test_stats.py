@@ -6,7 +6,16 @@ import pytest
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.statistics.figures import count_call
-from mcp_context_proxy.store import DAY, DefinitionRow, SearchUsage, ToolUsage, UsageSlot, open_store
+from mcp_context_proxy.store import (
+    DAY,
+    DefinitionRow,
+    DocumentUsage,
+    SearchRow,
+    SearchUsage,
+    ToolUsage,
+    UsageSlot,
+    open_store,
+)
 
 from .conftest import Run
 
@@ -119,3 +128,50 @@ def test_switched_off_counting_is_reported(run: Run, workshop: Workshop) -> None
     done = run("stats", "--config", workshop.config(statistics={"enabled": False}))
 
     assert done.stdout.startswith("Counting is switched off")
+
+
+@pytest.fixture
+def compared(workshop: Workshop) -> Path:
+    """A store with documents, used and not, and with requests of both arms of a comparison."""
+    path, now = workshop.folder / "store.sqlite3", time.time()
+    rows = []
+    for number in range(80):
+        arm, rank = ("plain", 2) if number % 4 == 0 else ("learned", 1)
+        row = SearchRow(
+            f"r{number}", now - (number % 3) * DAY, b"k", None, "search", 3, "a", "a", rank, 1.0, False, arm,
+            f"s{number}", 1,
+        )  # fmt: skip
+        rows.append(row)
+    with open_store(path) as store:
+        usage = DocumentUsage("rule", "commits", found=3, delivered=2, reads=1, last=now)
+        store.statistics.add([], {}, rows, [(UsageSlot.of(now), usage)])
+        known = [DefinitionRow("", f"rule/{name}", name, 321, now - 40 * DAY) for name in ("commits", "moon")]
+        store.statistics.put_definitions("", known)
+    return workshop.config(store={"path": str(path)})
+
+
+def test_use_of_documents_is_shown_with_those_that_could_go(run: Run, compared: Path) -> None:
+    shown = run("stats", "--config", compared).stdout
+    data = json.loads(run("stats", "--json", "--config", compared).stdout)
+
+    (commits,) = [line for line in shown.splitlines() if line.endswith("rule commits")]
+    assert commits.split()[:3] == ["3", "2", "1"]
+    assert shown.splitlines()[-1].split() == ["321", "rule", "moon"]
+    assert "1 document, about 321 tokens: found by no request, and not read." in " ".join(shown.split())
+    assert [one["name"] for one in data["unused_documents"]] == ["moon"]
+
+
+def test_requests_with_and_without_learned_pairs_are_compared_over_time_with_intervals(
+    run: Run, compared: Path
+) -> None:
+    shown = run("stats", "--period", "7d", "--config", compared, COLUMNS="100").stdout
+    data = json.loads(run("stats", "--json", "--config", compared).stdout)["learning"]
+
+    (accepted,) = [line for line in shown.splitlines() if line.startswith("First tool called")]
+    assert "100 %" in accepted
+    assert "+100 % (" in accepted
+    days = [line for line in shown.splitlines() if line.startswith("20") and " %" in line]
+    assert len(days) == 3
+    assert (data["learned"]["requests"], data["plain"]["requests"]) == (60, 20)
+    assert data["difference"]["rank"]["value"] == -1.0
+    assert data["difference"]["acceptance"]["low"] > 0.5

@@ -17,14 +17,14 @@ import anyio.to_thread
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.harness import Bystander
-from support.wires import http
+from faults.sharing import door
 
 RATE = 50
 
 
 async def call(base: str, least: int) -> Bystander:
     """Call until the input has ended, and so often at least unless a call fails."""
-    async with http(base, "modern") as client, Bystander(client, rate=RATE).calling() as bystander:
+    async with door(base, "modern") as client, Bystander(client, rate=RATE).calling() as bystander:
         await anyio.to_thread.run_sync(sys.stdin.read)
         await client.until(lambda _: bystander.calls >= least or bystander.errors)
     return bystander

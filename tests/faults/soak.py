@@ -1,4 +1,6 @@
-"""Everything goes wrong at once, for a while: ``python tests/faults/soak.py --seconds 600 [--seed N]``.
+"""Everything goes wrong at once: ``python tests/faults/soak.py --seconds 600 [--seed N] [--shared]``.
+
+With ``--shared`` the clients come over bridges to one proxy that they share, else over HTTP.
 
 Thirty servers with random faults behind one proxy; their processes are killed, its configuration is edited,
 clients come, call and leave, some in the middle of a call. All of it follows from one printed seed. At the
@@ -37,9 +39,9 @@ if __name__ == "__main__":
 
 from faults.cases import STDIO
 from faults.harness import BYSTANDER, PROGRAM, SAFE, Ledger, children, faulty, nonce, rss
+from faults.sharing import door, meeting
 from support.raw_client import RawClient, RpcError
 from support.servers import Workshop
-from support.wires import http
 
 SERVERS = 30
 DEAF = ["deaf1", "deaf2", "deaf3"]
@@ -140,8 +142,9 @@ class Figures:
 class Soak:
     """One run."""
 
-    def __init__(self, folder: Path, seconds: float, seed: int, least: int) -> None:
+    def __init__(self, folder: Path, seconds: float, seed: int, least: int, shared: bool = False) -> None:
         self.seconds, self.random, self.least = seconds, random.Random(seed), least
+        self.shared = shared
         self.figures = Figures(seed, seconds)
         self.workshop, self.ledger = Workshop(folder), Ledger(folder / "ledger")
         self.folder = folder
@@ -166,9 +169,20 @@ class Soak:
     def configure(self) -> Path:
         return self.workshop.config(limits=LIMITS, search={"warm_up": False})
 
+    @asynccontextmanager
+    async def shared_proxy(self) -> AsyncIterator[tuple[str, int]]:
+        """The address and the process of a proxy that clients start and share."""
+        with meeting(self.configure()) as met:
+            async with met.host("modern"):
+                (pid,) = met.proxies()
+                yield met.address, pid
+            met.stop()
+            self.figures.exit_code = 0
+            (self.folder / "log").write_text(met.log(), encoding="utf-8")
+
     @contextmanager
-    def proxy(self) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-        """The running proxy and its address."""
+    def proxy(self) -> Iterator[tuple[str, int]]:
+        """The address and the process of a running proxy."""
         log = self.folder / "log"
         command = [sys.executable, str(WATCHED), str(self.folder / "report"), str(self.configure())]
         with (
@@ -184,7 +198,7 @@ class Soak:
                 while not (found := SERVING.search(log.read_text(encoding="utf-8"))):
                     assert process.poll() is None, log.read_text(encoding="utf-8")
                     time.sleep(0.05)
-                yield found[1], process
+                yield found[1], process.pid
             finally:
                 process.terminate()
                 try:
@@ -193,21 +207,25 @@ class Soak:
                     process.kill()
 
     async def run(self) -> Figures:
-        with self.proxy() as (base, process):
-            await self.disturb(base, process)
+        if self.shared:
+            async with self.shared_proxy() as (base, pid):
+                await self.disturb(base, pid)
+        else:
+            with self.proxy() as (base, pid):
+                await self.disturb(base, pid)
         self.conclude()
         return self.figures
 
-    async def disturb(self, base: str, process: subprocess.Popen[bytes]) -> None:
-        async with http(base, "modern") as client:
+    async def disturb(self, base: str, pid: int) -> None:
+        async with door(base, "modern") as client:
             await self.until_there(client)
-        await self.crowd(base, process.pid)
+        await self.crowd(base, pid)
         async with self.neighbour(base), anyio.create_task_group() as group:
             for _ in range(CALLERS):
                 group.start_soon(self.caller, base)
-            group.start_soon(self.killer, process.pid)
+            group.start_soon(self.killer, pid)
             group.start_soon(self.editor)
-            await self.watch_memory(process.pid)
+            await self.watch_memory(pid)
             while self.figures.calls < self.least:  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.1)
             group.cancel_scope.cancel()
@@ -220,7 +238,7 @@ class Soak:
         self.figures.rss_idle_mib = rss(pid) / 2**20
         async with AsyncExitStack() as stack:
             eras = ["handshake", "modern"] * (CALLERS // 2)
-            clients = [await stack.enter_async_context(http(base, era, plain=True)) for era in eras]
+            clients = [await stack.enter_async_context(door(base, era)) for era in eras]
             async with anyio.create_task_group() as group:
                 for _ in range(CROWD):
                     for number, client in enumerate(clients):
@@ -275,7 +293,7 @@ class Soak:
             self.figures.reconnects += 1
             client: RawClient | None = None
             try:
-                async with http(base, era, plain=True) as client:
+                async with door(base, era) as client:
                     with anyio.move_on_after(self.random.uniform(0.2, 3.0) if rude else None):
                         async with anyio.create_task_group() as group:
                             for _ in range(self.random.randint(1, VISIT_CALLS)):
@@ -366,18 +384,19 @@ class Soak:
         while self.ledger.survivors() and time.monotonic() < gone_by:
             time.sleep(0.05)
         figures.orphans = len(self.ledger.survivors())
-        report = json.loads((self.folder / "report").read_text(encoding="utf-8"))
-        figures.longest_stall_ms = report["longest"] * 1000
-        figures.longest_work_ms = report["longest_work"] * 1000
+        if not self.shared:
+            report = json.loads((self.folder / "report").read_text(encoding="utf-8"))
+            figures.longest_stall_ms = report["longest"] * 1000
+            figures.longest_work_ms = report["longest_work"] * 1000
         secret = "soak-secret-value"
         if secret in (self.folder / "log").read_text(encoding="utf-8"):
             figures.examples.append("the secret is in the log")
             figures.wrong += 1
 
 
-async def soak(folder: Path, seconds: float, seed: int, least: int = 0) -> Figures:
+async def soak(folder: Path, seconds: float, seed: int, least: int = 0, shared: bool = False) -> Figures:
     """Run it for so many seconds, or until it and the neighbour have each made so many calls."""
-    return await Soak(folder, seconds, seed, least).run()
+    return await Soak(folder, seconds, seed, least, shared).run()
 
 
 def main() -> None:
@@ -386,11 +405,12 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--shared", action="store_true")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        figures = anyio.run(soak, Path(folder), arguments.seconds, seed)
+        figures = anyio.run(soak, Path(folder), arguments.seconds, seed, 0, arguments.shared)
     for name, value in asdict(figures).items():
         print(f"{name.replace('_', ' '):20} {f'{value:.1f}' if isinstance(value, float) else value}")
     failed = figures.lost or figures.doubled or figures.repeated or figures.orphans or figures.wrong

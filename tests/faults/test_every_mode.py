@@ -1,7 +1,8 @@
 """Each way a server can go wrong, through each front and in each era: one answer, in words, and no harm.
 
-One proxy has many of them behind it at once, over stdio and over HTTP, and a healthy server that is called
-all the while. Most faults never touch the front, so each meets both fronts and both eras, not every pair.
+One proxy has many of them behind it at once, over stdio, over HTTP and over the bridge to a shared one, and a
+healthy server that is called all the while. Most faults never touch the front: all of them together meet each
+front and era, not each of them every pair.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import anyio
 import pytest
 from faults.cases import ANSWERS, FAILS, HTTP, REFUSES, RELAYS, STDIO, Case
 from faults.harness import BYSTANDER, PROGRAM, SAFE, Bystander, Ledger, faulty, nonce, twin
+from faults.sharing import shared
 from support.proxies import http_proxy, real_command
 from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Workshop
@@ -33,7 +35,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SECRET = "s3cr3t value+123"
 CASES = [*(("stdio", case) for case in STDIO), *(("http", case) for case in HTTP)]
-SCENES = [("stdio", "handshake"), ("stdio", "modern"), ("http", "handshake"), ("http", "modern")]
+SCENES = [(front, era) for front in ("stdio", "http", "shared") for era in ("handshake", "modern")]
 EVERYWHERE = {
     "s-hang-call",
     "s-ask-client",
@@ -120,7 +122,9 @@ async def scene(
             workshop.server(key(transport, case)).settings = settings(transport, case, era, ledger.path, base)
         workshop.server(BYSTANDER).settings = faulty("normal", ledger.path, era, name=BYSTANDER)
         config = workshop.config(limits=LIMITS, expose={"mode": "all"})
-        if front == "stdio":
+        if front == "shared":
+            client = await stack.enter_async_context(shared(config, era))
+        elif front == "stdio":
             log = stack.enter_context(folder.joinpath("log").open("w", encoding="utf-8"))
             client = await stack.enter_async_context(stdio(real_command(config), era, stderr=log))
         else:

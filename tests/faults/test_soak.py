@@ -19,14 +19,19 @@ CALLS = 101
 """Calls of the callers and of the neighbour, at least: a slow machine takes longer for them."""
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["http", "shared"])
 @pytest.mark.parametrize("seconds", SECONDS)
-async def test_nothing_is_lost_doubled_repeated_or_left_behind(tmp_path: Path, seconds: float) -> None:
+async def test_nothing_is_lost_doubled_repeated_or_left_behind(
+    tmp_path: Path, seconds: float, shared: bool
+) -> None:
     seed = random.SystemRandom().randrange(2**32)
-    figures = await soak(tmp_path, seconds, seed, CALLS)
+    # Each visit over a bridge starts a process: fewer calls take as long.
+    calls = CALLS // 2 if shared else CALLS
+    figures = await soak(tmp_path, seconds / 2 if shared else seconds, seed, calls, shared)
 
     print(asdict(figures))
     assert (figures.lost, figures.doubled, figures.wrong) == (0, 0, 0), figures
     assert (figures.repeated, figures.orphans, figures.bystander_errors) == (0, 0, 0), figures
     assert figures.exit_code == 0, figures
-    assert figures.calls > 100, figures
-    assert figures.bystander_calls > 100, figures
+    assert figures.calls >= calls, figures
+    assert figures.bystander_calls >= calls, figures

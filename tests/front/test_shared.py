@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import anyio
 import pytest
 from support.commands import real_command
 from support.ledger import until
-from support.raw_client import RawClient, RpcError
+from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
 
-from mcp_context_proxy.bridge.meeting import LOG_BYTES, Meeting, locked, meeting
+import mcp_context_proxy
+from mcp_context_proxy.bridge.asking import ask
+from mcp_context_proxy.bridge.meeting import LOG_BYTES, Meeting, locked, meeting, running
 from mcp_context_proxy.bridge.session import HELD_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
@@ -368,3 +370,68 @@ async def test_log_of_a_proxy_that_runs_for_long_begins_anew(machine: Machine, s
         await until(lambda: Path(f"/proc/{proxy}/fd/2").readlink() == log)
     assert log.stat().st_size < LOG_BYTES
     assert log.stat().st_mode & 0o077 == 0
+
+
+def installed(folder: Path, version: str) -> None:
+    """Install a version of the package in a folder, in place of the one that is there."""
+    package = folder / "mcp_context_proxy"
+    if not package.exists():
+        package.mkdir(parents=True)
+        for entry in Path(mcp_context_proxy.__file__).parent.iterdir():
+            if entry.name not in {"__init__.py", "__pycache__"}:
+                (package / entry.name).symlink_to(entry)
+    text = Path(mcp_context_proxy.__file__).read_text(encoding="utf-8")
+    released = f'__version__ = "{mcp_context_proxy.__version__}"'
+    assert released in text
+    (package / "__init__.py").write_text(
+        text.replace(released, f'__version__ = "{version}"'), encoding="utf-8"
+    )
+
+
+async def test_newer_version_replaces_the_proxy_and_no_call_is_lost(
+    machine: Machine, workshop: Workshop
+) -> None:
+    """It is installed in place, while a host is connected and has a call under way."""
+    gate, folder = workshop.folder / "gate", workshop.folder / "installed"
+    calls: dict[str, Any] = {"slow": [{"wait": str(gate)}]}
+    server = workshop.server("work", tools=[tool("echo"), tool("slow")], calls=calls)
+    machine.write(shared={"linger_seconds": 0.2})
+    environ = {
+        "XDG_RUNTIME_DIR": str(machine.folder),
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+    def host() -> AbstractAsyncContextManager[RawClient]:
+        # Without -P, Python takes the package out of its working folder, which is that of the tests.
+        words = real_command("--config", machine.config, "serve", shared=True)[1:]
+        return stdio([sys.executable, "-P", *words], env=environ)
+
+    def versions() -> list[str]:
+        sockets = running(machine.config, {**os.environ, **environ})
+        return sorted(ask(socket, "GET", "/status", seconds=PATIENCE)["version"] for socket in sockets)
+
+    installed(folder, "1.0.0")
+    async with host() as later, host() as former:
+        await former.until_listed("work__slow")
+        _, slow = await former.start("tools/call", {"name": "work__slow", "arguments": {"text": "kept"}})
+        await server.ledger.until(lambda ledger: ledger.calls("slow"))
+        before = await anyio.to_thread.run_sync(versions)
+        installed(folder, "2.0.0")
+        async with host() as newer:
+            await newer.until_listed("work__echo")
+            both = await anyio.to_thread.run_sync(versions)
+            assert "isError" not in await newer.call("work__echo", {"text": "new"})
+            assert "isError" not in await former.call("work__echo", {"text": "old"})
+            gate.touch()
+            kept = await slow
+            # The session that began with the former version goes on to its end.
+            assert "isError" not in await later.call("work__echo", {"text": "later"})
+    async with host() as newest:
+        await newest.until_listed("work__echo")
+        await until(lambda: len(machine.proxies()) == 1)
+        after = await anyio.to_thread.run_sync(versions)
+
+    assert (before, both, after) == (["1.0.0"], ["1.0.0", "2.0.0"], ["2.0.0"])
+    assert "kept" in str(kept)
+    assert len(server.ledger.calls("slow")) == 1

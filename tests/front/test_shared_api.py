@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +48,45 @@ class Desk:
         self.config, self.server = config, server
         own = {"XDG_RUNTIME_DIR": str(folder), "HOME": str(folder / "home"), "COLUMNS": "200"}
         self.environment = {**os.environ, **own, "XDG_DATA_HOME": str(folder / "home")}
-        self.host = subprocess.Popen(
-            real_command("--config", config, "serve", shared=True),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**self.environment, "CLAUDE_CODE_SESSION_ID": "session-1"},
-        )
-        for message in OPENING:
-            self.send(message)
-        self.receive(1)
+        self.host = self.opened("session-1")
         (self.socket,) = running(config, self.environment)
 
-    def send(self, message: dict[str, Any]) -> None:
-        assert self.host.stdin is not None
-        self.host.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-        self.host.stdin.flush()
+    def opened(self, session: str) -> subprocess.Popen[bytes]:
+        """A host that has begun a session of its own."""
+        host = subprocess.Popen(
+            real_command("--config", self.config, "serve", shared=True),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**self.environment, "CLAUDE_CODE_SESSION_ID": session},
+        )
+        for message in OPENING:
+            self.send(host, message)
+        self.receive(host, 1)
+        return host
 
-    def receive(self, request: int) -> dict[str, Any]:
-        assert self.host.stdout is not None
-        for line in self.host.stdout:
+    @contextmanager
+    def another(self, session: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A second host, which leaves at the end."""
+        with self.opened(session) as host:
+            yield host
+            assert host.stdin is not None
+            host.stdin.close()
+
+    def call(self, host: subprocess.Popen[bytes], request: int, name: str) -> None:
+        """Call a tool that the list does not have, as a model does."""
+        arguments = {"name": name, "arguments": {"text": "x"}}
+        params = {"name": "call_tool", "arguments": arguments}
+        self.send(host, {"id": request, "method": "tools/call", "params": params})
+        assert "isError" not in self.receive(host, request)["result"]
+
+    def send(self, host: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
+        assert host.stdin is not None
+        host.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        host.stdin.flush()
+
+    def receive(self, host: subprocess.Popen[bytes], request: int) -> dict[str, Any]:
+        assert host.stdout is not None
+        for line in host.stdout:
             message: dict[str, Any] = json.loads(line)
             if message.get("id") == request:
                 return message
@@ -181,6 +203,34 @@ def test_a_call_after_a_prompt_belongs_to_the_words_of_the_user(desk: Desk) -> N
     (host,) = desk.get("/status")["hosts"]
     latest = desk.get(f"/requests?session={host['session']}&limit=1")["requests"][0]
     assert latest["query"] == "jot a thought down in a note"
+
+
+def test_a_call_after_a_prompt_is_attributed_to_it_and_teaches_the_words_of_the_user(
+    desk: Desk, tmp_path: Path
+) -> None:
+    """From the hook's command over the host's own session to the learned pair and the statistics."""
+    words = "put my shopping list on paper as a note"
+    hooked(desk, "claude-code", prompt=words, session_id="session-1")
+    with desk.another("session-2") as other:
+        # A call of another session says nothing about this prompt.
+        desk.call(other, 2, "desk__delete_note")
+    desk.call(desk.host, 77, "desk__create_note")
+    searches = desk.get("/statistics/searches?limit=50")["searches"]
+    (prompt,) = [one for one in searches if one["query"] == words]
+    (host,) = [one for one in desk.get("/status")["hosts"] if one["name"] == "claude-code"]
+
+    assert (prompt["chosen"], prompt["origin"]) == ("desk__create_note", "context")
+    assert prompt["rank"] is not None
+    record = desk.get(f"/requests/{prompt['id']}")
+    assert record["session"] == host["session"]
+    pairs = tmp_path / "pairs.jsonl"
+    until = time.monotonic() + PATIENCE
+    learned: list[str] = []
+    while not learned and time.monotonic() < until:
+        desk.run("learning", "export", str(pairs))
+        lines = [json.loads(line) for line in pairs.read_text(encoding="utf-8").splitlines()]
+        learned = [one["tool"] for one in lines if one["query"] == words]
+    assert learned == ["create_note"]
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,34 @@ async def test_a_search_for_tools_reports_its_method_and_counts(api: httpx2.Asyn
     assert facts["latency_ms"] > 0
 
 
+async def test_a_search_returns_ten_tools_unless_it_says_how_many(api: httpx2.AsyncClient) -> None:
+    described = (await api.get(f"{API}/openapi.json")).json()["paths"]["/tools/search"]["get"]
+    (top_k,) = [one for one in described["parameters"] if one["name"] == "top_k"]
+
+    assert top_k["schema"]["default"] == 10
+
+
+async def test_a_found_tool_has_a_field_for_each_figure_of_its_calls(api: httpx2.AsyncClient) -> None:
+    answer = (await api.get(f"{API}/tools/search", params={"query": "mail"})).json()
+
+    figures = ("title", "calls", "success_rate", "avg_latency_ms", "p95_latency_ms")
+    assert answer["metadata"]["fits"]
+    assert [answer["results"][0][name] for name in figures] == [None, 0, None, None, None]
+
+
+async def test_a_search_narrowed_to_few_tools_returns_the_nearest_where_none_fits(
+    api: httpx2.AsyncClient,
+) -> None:
+    parameters = {"query": "paint the fence green", "server": "post"}
+    answer = (await api.get(f"{API}/tools/search", params=parameters)).json()
+    everywhere = (await api.get(f"{API}/tools/search", params={"query": "paint the fence green"})).json()
+
+    assert answer["results"]
+    assert not answer["metadata"]["fits"]
+    assert "Nothing fits among the" in answer["metadata"]["note"]
+    assert (everywhere["results"], everywhere["metadata"]["fits"]) == ([], False)
+
+
 @pytest.fixture
 def service() -> Iterator[ChatService]:
     with chat_service() as running:

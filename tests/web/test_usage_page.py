@@ -17,6 +17,7 @@ from mcp_context_proxy.statistics.figures import count_call
 from mcp_context_proxy.store import (
     DAY,
     DefinitionRow,
+    DocumentUsage,
     SearchRow,
     SearchUsage,
     ToolUsage,
@@ -52,6 +53,33 @@ def counted(path: Path) -> None:
                 f"{day}", at, b"k", HOSTILE, "search", 3, "desk__fast", "desk__failing", 2, 9.0, False
             )
             store.statistics.add([], {UsageSlot.of(at): searched}, [row])
+        # Three weeks ago, requests with and without learned pairs were compared.
+        store.statistics.add([], {}, list(compared(now - 21 * DAY)))
+        known = [DefinitionRow("", f"rule/{name}", "", 1, now - 40 * DAY) for name in (HOSTILE, "unread")]
+        store.statistics.put_definitions("", known)
+        read = DocumentUsage("rule", HOSTILE, found=7, delivered=5, reads=2, last=now)
+        store.statistics.add([], {}, [], [(UsageSlot.of(now), read)])
+
+
+def compared(at: float) -> Iterator[SearchRow]:
+    for number in range(80):
+        arm, rank = ("plain", 2) if number % 4 == 0 else ("learned", 1)
+        yield SearchRow(
+            f"c{number}",
+            at - (number % 2) * 7 * DAY,
+            b"k",
+            None,
+            "search",
+            3,
+            "a",
+            "a",
+            rank,
+            1.0,
+            False,
+            arm,
+            f"s{number}",
+            1,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +89,13 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     workshop.server("desk", tools=[tool(name, f"Does {name}") for name in names])
     path = workshop.folder / "store.sqlite3"
     counted(path)
-    config = workshop.config(store={"path": str(path)}, expose={"list_all_below": 0})
+    (workshop.folder / "rules").mkdir()
+    (workshop.folder / "rules" / "unread.md").write_text("# Unread\n\nNobody needs this.\n", encoding="utf-8")
+    config = workshop.config(
+        store={"path": str(path)},
+        expose={"list_all_below": 0},
+        documents=[{"kind": "rule", "path": "rules"}],
+    )
     with http_proxy(config, auth=True, env=environment()) as running:
         yield running
     workshop.close()
@@ -115,6 +149,26 @@ def test_without_the_token_it_asks_for_it(chromium: Page, proxy: HttpProxy) -> N
 
     assert chromium.value("document.getElementById('login').hidden")
     assert all("401" in error for error in errors)
+
+
+def test_requests_with_and_without_learned_pairs_are_compared_with_intervals_and_over_time(
+    page: Page,
+) -> None:
+    told = block(page, "learning")
+
+    assert "60 requests of 60 sessions with, 20 of 20 without." in told
+    assert "First tool called 100 % (" in told
+    assert "+100 % (" in told
+    assert page.value("document.querySelectorAll('#usage .better').length") == 1
+    over = "document.querySelectorAll('#usage details[data-name=learning] tbody tr').length"
+    assert page.value(over) == 2
+
+
+def test_use_of_documents_is_shown_with_those_that_could_go(page: Page) -> None:
+    told = block(page, "documents")
+
+    assert f"rule {HOSTILE} 7 5 2" in told
+    assert "1 was never found, given or read." in told
 
 
 def test_usage_and_savings_are_summed_up(page: Page) -> None:

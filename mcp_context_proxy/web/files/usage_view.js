@@ -23,8 +23,14 @@ const SLOW = [CALLS, MEDIAN, SLOWEST];
 const FAILED = [CALLS, FAILURES, LAST];
 const ALL = [CALLS, FAILURES, MEDIAN, SLOWEST, RESULT, TOKENS, LAST];
 
+const MEASURES = [
+  ["Shown tools that were called", "precision"],
+  ["First tool called", "acceptance"],
+  ["Place of the called tool", "rank"],
+];
+
 /** Everything the page shows, top down. */
-export function usageView(tools, searches, timeline, latest) {
+export function usageView(tools, searches, timeline, latest, documents, learning) {
   const calls = total(tools.tools, "calls");
   return [
     tools.enabled ? null : element("p", { class: "notice" }, "Counting is switched off. This is what was counted before."),
@@ -41,8 +47,10 @@ export function usageView(tools, searches, timeline, latest) {
       section("slow", "Slowest", toolTable(slowest(tools.tools), SLOW, "No call has been timed yet.")),
       section("failing", "Failing most", toolTable(failing(tools.tools), FAILED, "No failing tools (from 3 calls on).")),
     ),
+    comparison(learning),
     neverCalled(tools.unused),
     section("tools", "Most called", toolTable(tools.tools, ALL, "No tool was called.")),
+    documents.documents.length || documents.unused.length ? documentUse(documents) : null,
     section("searches", "Latest searches", searchTable(latest)),
   ].filter((part) => part !== null);
 }
@@ -144,6 +152,77 @@ function neverCalled(unused) {
     unused.newer ? element("p", { class: "facts" }, `A further ${newer}`) : null,
     details("unused", "Show them", table(["Tool", "Tokens", "Known since"], rows)),
     more > 0 ? element("p", { class: "facts" }, `The dearest ${number(unused.tools.length)} are listed.`) : null,
+  );
+}
+
+/** Requests with and without learned pairs; null where none were compared. */
+function comparison({ learned, plain, difference, seconds, stretches }) {
+  if (!learned.requests && !plain.requests) return null;
+  const rows = MEASURES.map(([name, key]) => [
+    name,
+    estimate(learned[key], key),
+    estimate(plain[key], key),
+    element("span", { class: verdict(difference[key], key) }, estimate(difference[key], key, true)),
+  ]);
+  const over = [...stretches].reverse().map((one) => [
+    moment(one.start, seconds),
+    number(one.learned.requests),
+    number(one.plain.requests),
+    ...MEASURES.flatMap(([, key]) => [estimate(one.learned[key], key), estimate(one.plain[key], key)]),
+  ]);
+  const heading = ["With", "Without"];
+  const measured = MEASURES.flatMap(([name]) => heading.map((one) => `${name}: ${one.toLowerCase()}`));
+  return section(
+    "learning",
+    "With and without learned pairs",
+    element(
+      "p",
+      { class: "facts" },
+      `${number(learned.requests)} requests of ${number(learned.units)} sessions with, `,
+      `${number(plain.requests)} of ${number(plain.units)} without. In brackets: the interval of 95 %.`,
+    ),
+    table(["", ...heading, "Difference"], rows),
+    details("learning", "Over time", table([seconds <= 86400 ? "Day" : "Week", ...heading, ...measured], over)),
+  );
+}
+
+function estimate(one, key, signed = false) {
+  if (one === null) return "\u2013";
+  const told = (value) => {
+    const text = key === "rank" ? value.toFixed(1) : (value * 100).toFixed(0);
+    return signed && value > 0 ? `+${text}` : text;
+  };
+  const unit = key === "rank" ? "" : " %";
+  return one.low === null ? `${told(one.value)}${unit}` : `${told(one.value)}${unit} (${told(one.low)} to ${told(one.high)})`;
+}
+
+/** Whether a difference is more than chance: a lower place is a better one. */
+function verdict(one, key) {
+  if (one === null || one.low === null || (one.low <= 0 && one.high >= 0)) return "";
+  return one.low > 0 === (key !== "rank") ? "better" : "worse";
+}
+
+function documentUse({ documents, unused }) {
+  const name = (one) => element("span", {}, element("span", { class: "server" }, one.kind), " ", one.name);
+  const rows = documents.map((one) => [
+    name(one),
+    number(one.found),
+    number(one.delivered),
+    number(one.reads),
+    one.tokens === null ? "\u2013" : number(one.tokens),
+    date(one.last_used),
+  ]);
+  const headings = ["Document", "Found", "Given", "Read", "Tokens", "Last used"];
+  const never = unused.map((one) => [name(one), number(one.tokens), date(one.first_seen)]);
+  const told = `${number(unused.length)} ${unused.length === 1 ? "was" : "were"} never found, given or read. `;
+  return section(
+    "documents",
+    "Rules and references",
+    rows.length ? table(headings, rows) : none("None was used."),
+    unused.length
+      ? element("p", { class: "facts" }, told, "Remove the files that nobody needs, or say in their front matter what they are for.")
+      : null,
+    unused.length ? details("unused-documents", "Show them", table(["Document", "Tokens", "Known since"], never)) : null,
   );
 }
 

@@ -1,0 +1,135 @@
+"""A recorded request can be rendered again as its model read it, and answered again by today's catalog."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.protocol.eras import QUERY_KEY, REQUEST_KEY
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = "search_available_tools"
+QUERY = "send a message to a channel"
+RULE = "---\ndescription: How messages to a channel are worded\n---\n# Messages\n\nBe brief.\n"
+TEXTS = {"post_message": "Send a message to a channel", "post_letter": "Send a letter by post"}
+
+
+def settings(workshop: Workshop, texts: dict[str, str], **more: Any) -> Path:
+    rules = workshop.folder / "rules"
+    rules.mkdir(exist_ok=True)
+    (rules / "messages.md").write_text(RULE, encoding="utf-8")
+    tools = [tool(*one) for one in texts.items()]
+    workshop.server("s", tools=[*tools, *(tool(f"report_{n}", f"Report {n} about sales") for n in range(6))])
+    return workshop.config(
+        expose={"mode": "search"},
+        documents=[{"kind": "rule", "path": "rules"}],
+        store={"path": str(workshop.folder / "store.sqlite3")},
+        **more,
+    )
+
+
+@asynccontextmanager
+async def with_texts(workshop: Workshop, texts: dict[str, str]) -> AsyncIterator[Proxy]:
+    async with inside(settings(workshop, texts)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def proxy(workshop: Workshop) -> AsyncIterator[Proxy]:
+    async with with_texts(workshop, TEXTS) as opened:
+        yield opened
+
+
+async def record(proxy: Proxy, request_id: str) -> RequestContext:
+    found = await proxy.contexts.request(request_id)
+    assert found is not None
+    return found
+
+
+async def latest(proxy: Proxy) -> RequestContext:
+    return (await proxy.contexts.requests())[0]
+
+
+async def test_a_list_that_a_query_filters_names_its_request(proxy: Proxy, host: Host) -> None:
+    filtered = await host.request("tools/list", **{QUERY_KEY: QUERY})
+    plain = await host.request("tools/list")
+    context = await record(proxy, filtered["_meta"][REQUEST_KEY])
+
+    assert (context.query, context.origin) == (QUERY, "list")
+    assert REQUEST_KEY not in plain.get("_meta", {})
+
+
+@pytest.mark.parametrize("query", [QUERY, "post_letter", "paint the fence green", "how are messages worded"])
+async def test_an_answer_is_rendered_again_as_the_model_read_it(proxy: Proxy, query: str) -> None:
+    """With a rule in it, for a tool's own name, where nothing fits, and for a rule alone."""
+    told = (await Host(proxy, "handshake").call(SEARCH, {"query": query}))["content"][0]["text"]
+    rendered = await proxy.past_requests.rendered(await latest(proxy))
+
+    assert rendered.text == told
+    assert rendered.missing == ()
+
+
+async def test_a_list_is_rendered_as_its_definitions_and_a_hooks_context_as_its_text(
+    proxy: Proxy, host: Host
+) -> None:
+    listed = await host.request("tools/list", **{QUERY_KEY: QUERY})
+    rendered = await proxy.past_requests.rendered(await latest(proxy))
+    await proxy.contexts.select(QUERY, deliver="whole")
+    of_context = await proxy.past_requests.rendered(await latest(proxy))
+
+    assert {one["name"] for one in listed["tools"]} > {"s__post_message"}
+    assert '"name":"s__post_message"' in rendered.text
+    assert "Rule: messages\n\n# Messages" in of_context.text
+    assert "- s__post_message(" in of_context.text
+
+
+async def test_a_changed_definition_is_rendered_as_it_was_and_the_replay_names_it(workshop: Workshop) -> None:
+    async with with_texts(workshop, TEXTS) as before:
+        told = (await Host(before, "handshake").call(SEARCH, {"query": QUERY}))["content"][0]["text"]
+        request = await latest(before)
+    changed = {"post_message": "Send a message to one channel", "post_memo": "Write a memo"}
+    async with with_texts(workshop, changed) as after:
+        context = await record(after, request.id)
+        rendered = await after.past_requests.rendered(context)
+        replayed = await after.past_requests.replayed(context)
+        known = len(await after.contexts.requests())
+
+    assert "Send a message to a channel" in rendered.text
+    assert "one channel" not in rendered.text
+    assert rendered.text == told
+    message = next(one for one in replayed.items if one.name == "s__post_message")
+    assert (message.change, message.definition) == ("gone", "changed"), "it waits for approval"
+    assert known == 1, "a replay is recorded"
+
+
+async def test_a_replay_tells_what_is_new_gone_and_moved(workshop: Workshop) -> None:
+    async with with_texts(workshop, TEXTS) as before:
+        await before.contexts.build(QUERY)
+        request = await latest(before)
+        unchanged = await before.past_requests.replayed(request)
+    other = {"post_telegram": "Send a message to a channel by telegram", "post_letter": TEXTS["post_letter"]}
+    async with with_texts(workshop, other) as after:
+        replayed = await after.past_requests.replayed(await record(after, request.id))
+
+    assert {(one.change, one.definition) for one in unchanged.items} == {("same", "same")}
+    items = {one.name: (one.change, one.definition) for one in replayed.items}
+    assert items["s__post_message"] == ("gone", "removed")
+    assert items["s__post_telegram"] == ("new", "same")
+
+
+async def test_a_replay_has_the_options_and_filters_of_then(proxy: Proxy, host: Host) -> None:
+    await host.data(SEARCH, {"query": QUERY, "top_n": 2, "kinds": ["tool"], "filters": {"server": "s"}})
+    replayed = await proxy.past_requests.replayed(await latest(proxy))
+
+    assert [item.name for item in replayed.now.items] == [item.name for item in replayed.then.items]
+    assert len(replayed.now.items) == 2
+    assert replayed.now.filters == {"server": "s"}
