@@ -157,6 +157,10 @@ async def _stop_on_signal(
     stop: anyio.Event, proxy: Proxy, server: SdkServer, scope: anyio.CancelScope
 ) -> None:
     await stop.wait()
+    if proxy.grace_seconds:
+        logger.info("serving for %g seconds more, while balancers go elsewhere", proxy.grace_seconds)
+        proxy.gateway.drain.leaving = True
+        await anyio.sleep(proxy.grace_seconds)
     # Closed first, so that subscriptions end with a response and clients see no lost stream.
     server.listen.close()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
@@ -224,10 +228,12 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
         ConfigError: without a token, the front would be open to other machines.
         OSError: the address is in use or not available.
     """
-    from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
+    from mcp_context_proxy.app.readiness import ReadinessCheck  # noqa: PLC0415
+    from mcp_context_proxy.front import auth, http, probes  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.auth import credentials_for  # noqa: PLC0415
 
     settings, limits = proxy.config.http, proxy.config.limits
+    proxy.grace_seconds = settings.drain_grace_seconds
     credentials = credentials_for(settings)
     if credentials.token is not None:
         proxy.fleet.known.know_own(("the bearer token", credentials.token))
@@ -238,8 +244,9 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     message = "serving http://%s:%d/mcp, /api/v1 and /ui%s"
     logger.log(credentials.level, message, host, port, credentials.whereabouts)
     async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
-        policy = replace(policy, named=tokens, refused=proxy.audit.token_refused)
-        app = http.application(server, limits, policy, proxy.health, web_routes(proxy))
+        policy = replace(policy, named=tokens, refused=proxy.audit.token_refused, drain=proxy.gateway.drain)
+        routes = [*web_routes(proxy), *probes.routes(ReadinessCheck(proxy))]
+        app = http.application(server, limits, policy, proxy.health, routes)
         await http.serve(app, bound, limits, on_stop=server.listen.close)
 
 

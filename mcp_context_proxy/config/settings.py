@@ -425,6 +425,8 @@ class HttpConfig(Table):
     token_file: Path | None = None
     allowed_hosts: tuple[Text, ...] = ()
     """Further host names that clients may use for this proxy."""
+    drain_grace_seconds: Annotated[float, Field(strict=True, ge=0, le=3600)] = 0.0
+    """Time after SIGTERM in which everything is still served, while ``/readyz`` sends clients elsewhere."""
 
 
 class SharedConfig(Table):

@@ -35,8 +35,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import HttpConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
+from mcp_context_proxy.front.probes import PROBE_PATHS
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, rights_of
+from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
 from mcp_context_proxy.trust.tokens import OWNER, THE_USER, NamedToken, Principal, TokenBook, acting_as
 
@@ -44,6 +46,12 @@ logger = logging.getLogger(__name__)
 
 HEALTH_PATH = "/healthz"
 """Path that is answered without a token: its response then says that the proxy is up, and nothing else."""
+
+MESSAGE_PATHS: Final = ("/mcp", "/messages")
+"""Beginnings of the paths to which clients post messages."""
+
+RETRY_SECONDS: Final = "1"
+"""Value of ``Retry-After`` while the proxy stops: another replica, or the next process, is there by then."""
 
 HTTP_VERSIONS = ("1.0", "1.1")
 """Versions that are spoken here; the parser takes any other for the last of them."""
@@ -73,6 +81,8 @@ class Policy:
     """Tokens of others."""
     refused: Callable[[str], None] = lambda _address: None
     """Takes the address of a client that has sent a wrong token."""
+    drain: Drain = field(default_factory=Drain)
+    """Whether the proxy is about to stop, or stops."""
 
 
 def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
@@ -114,6 +124,8 @@ class Guard:
             return
         if scope["type"] == "http":
             headers = Headers(scope=scope)
+            if self._policy.drain.leaving:
+                send = _closing(send)
             refusal = self._refusal(scope, headers) or await self._token_refusal(scope, headers)
             if refusal is not None:
                 await refusal(scope, receive, send)
@@ -165,10 +177,14 @@ class Guard:
             text = "A body has a length or comes in chunks, not both.\n"
             return PlainTextResponse(text, 400, {"Connection": "close"})
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or (self._policy.hosts is not None and hosts[0].lower() not in self._policy.hosts):
+        known = len(hosts) == 1 and (self._policy.hosts is None or hosts[0].lower() in self._policy.hosts)
+        if not known and (not _is_probe(scope) or _is_browser(headers)):
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
         page, public = scope["path"] in self._pages, self._is_public(scope)
-        why = objection(headers, scope["method"], hosts[0], page=page, public=public)
+        why = objection(headers, scope["method"], hosts[0] if known else "", page=page, public=public)
+        if why is None and self._policy.drain.stopping and not (public or _takes_messages(scope)):
+            text = "The proxy was told to stop; the request did not run.\n"
+            return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
         return None if why is None else PlainTextResponse(why, 403)
 
     async def _token_refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
@@ -202,11 +218,39 @@ class Guard:
 
     def _is_public(self, scope: Scope) -> bool:
         known = scope["path"] == HEALTH_PATH or scope["path"] in self._pages
-        return known and scope["method"] in ("GET", "HEAD")
+        return (known and scope["method"] in ("GET", "HEAD")) or _is_probe(scope)
 
 
 _TOKEN_KEY: Final = "mcp-context-proxy/token"
 """Key of an ASGI scope: the named token of the request, if it has one."""
+
+
+def _is_probe(scope: Scope) -> bool:
+    return scope["path"] in PROBE_PATHS and scope["method"] in ("GET", "HEAD")
+
+
+def _is_browser(headers: Headers) -> bool:
+    """Return whether a browser may have sent it, perhaps for a page whose name leads here by now."""
+    named = headers.get("user-agent", "").startswith(BROWSER)
+    return named or "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
+
+
+def _takes_messages(scope: Scope) -> bool:
+    """Return whether the request may carry a message: only its content tells whether it begins anything."""
+    path: str = scope["path"]
+    return scope["method"] == "POST" and path.startswith(MESSAGE_PATHS)
+
+
+def _closing(send: Send) -> Send:
+    """Return a `Send` that has the connection closed after the response, so that clients open another one."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"connection"]
+            message = {**message, "headers": [*headers, (b"connection", b"close")]}
+        await send(message)
+
+    return sending
 
 
 def _note(scope: Scope, principal: Principal) -> None:

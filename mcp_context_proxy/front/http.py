@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front.admission import AdmissionRules, Admitted, Quota
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
 from mcp_context_proxy.front.http_connections import (
     HEADER_BYTES,
@@ -77,7 +78,6 @@ def application(
         max_sessions=limits.sessions + limits.http_connections,
     )
     guesses = Bucket(GUESSES_PER_SECOND, GUESSES)
-    events = EventStreams(server, limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -85,7 +85,10 @@ def application(
         async with sessions.run():
             yield
 
-    streamable = PostedMessages(HttpSessions(StreamableHTTPASGIApp(sessions), limits), server.gateway.methods)
+    admission = AdmissionRules(server.gateway.drain, Quota(limits.calls_per_second))
+    events = EventStreams(server, limits, admission)
+    admitted = Admitted(HttpSessions(StreamableHTTPASGIApp(sessions), limits), admission)
+    streamable = PostedMessages(admitted, server.gateway.methods)
     routes = [
         Route("/mcp", SessionRateLimit(streamable, guesses)),
         Route("/sse", events, methods=["GET"]),

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import http_requests
+from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR
@@ -45,8 +46,8 @@ STREAM_HEADERS = [
 class EventStreams:
     """The open event streams, by session id, and the two ASGI applications that serve them."""
 
-    def __init__(self, server: SdkServer, limits: Limits) -> None:
-        self._server, self._limits = server, limits
+    def __init__(self, server: SdkServer, limits: Limits, admission: AdmissionRules) -> None:
+        self._server, self._limits, self._admission = server, limits, admission
         self._open: dict[str, tuple[str | None, Conversation]] = {}
         """Principal and conversation of each stream."""
 
@@ -86,6 +87,10 @@ class EventStreams:
         conversation = self._conversation(scope)
         if isinstance(conversation, Response):
             await conversation(scope, receive, send)
+            return
+        refused = self._admission.refusal(scope, message)
+        if refused is not None:
+            await refused(scope, receive, send)
             return
         if conversation.is_busy:
             text, status = "busy: too many requests are under way", HTTPStatus.SERVICE_UNAVAILABLE

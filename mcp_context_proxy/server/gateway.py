@@ -253,6 +253,8 @@ class Drain:
     """Lets requests finish when the proxy stops: no new ones, some time for the others, then an end."""
 
     def __init__(self) -> None:
+        self.leaving = False
+        """True once balancers should choose another proxy; everything is still served."""
         self.stopping = False
         """True once new requests are refused."""
         self._scopes: set[anyio.CancelScope] = set()
@@ -294,7 +296,7 @@ class Drain:
 
     async def finish(self, seconds: float) -> None:
         """Refuse new requests, wait for those under way, and give up the rest after `seconds`."""
-        self.stopping = True
+        self.leaving = self.stopping = True
         with anyio.move_on_after(seconds):
             await self._wait_until_idle()
         for scope in self._scopes:

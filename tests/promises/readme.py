@@ -288,7 +288,8 @@ README = (
         ),
     ),
     Promise(
-        "Every request except `/healthz`, the files of the pages and `/`, which leads to them, needs "
+        "Every request except `/healthz`, `/livez` and `/readyz`, the files of the pages and `/`, which "
+        "leads to them, needs "
         "`Authorization: Bearer TOKEN`.",
         (
             LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",
