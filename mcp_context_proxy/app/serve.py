@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from mcp_context_proxy.front.http import LocalApi
+    from mcp_context_proxy.front.issuer import IssuedTokens
     from mcp_context_proxy.server.sdk import SdkServer
     from mcp_context_proxy.web.api import Operation
 
@@ -230,11 +231,14 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     """
     from mcp_context_proxy.app.readiness import ReadinessCheck  # noqa: PLC0415
     from mcp_context_proxy.front import auth, http, probes  # noqa: PLC0415 - a stdio front needs none of it
-    from mcp_context_proxy.front.auth import credentials_for  # noqa: PLC0415
+    from mcp_context_proxy.front.issuer import IssuedTokens  # noqa: PLC0415
+    from mcp_context_proxy.front.resource_metadata import ResourceMetadata  # noqa: PLC0415
 
     settings, limits = proxy.config.http, proxy.config.limits
     proxy.grace_seconds = settings.drain_grace_seconds
-    credentials = credentials_for(settings)
+    credentials = auth.credentials_of(proxy.config)
+    issued = IssuedTokens(proxy.config) if proxy.config.auth.mode == "jwt" else None
+    resource = None if issued is None else ResourceMetadata(proxy.config)
     if credentials.token is not None:
         proxy.fleet.known.know_own(("the bearer token", credentials.token))
     bound = http.listen(settings.host, settings.port)
@@ -243,20 +247,30 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     message = "serving http://%s:%d/mcp, /api/v1 and /ui%s"
     logger.log(credentials.level, message, host, port, credentials.whereabouts)
-    async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
-        policy = replace(policy, named=tokens, refused=proxy.audit.token_refused, drain=proxy.gateway.drain)
-        routes = [*web_routes(proxy), *probes.routes(ReadinessCheck(proxy))]
+    async with _measuring_stalls(proxy), _following_tokens(proxy, issued) as tokens:
+        policy = replace(
+            policy,
+            named=tokens,
+            issued=issued,
+            resource=resource,
+            refused=proxy.audit.token_refused,
+            drain=proxy.gateway.drain,
+        )
+        ready = ReadinessCheck(proxy, [] if issued is None else [issued.keys])
+        routes = [*web_routes(proxy), *probes.routes(ready), *([] if resource is None else resource.routes())]
         app = http.application(server, limits, policy, proxy.health, routes)
         await http.serve(app, bound, limits, on_stop=server.listen.close)
 
 
 @asynccontextmanager
-async def _following_tokens(proxy: Proxy) -> AsyncIterator[TokenBook]:
-    """Provide the named tokens, which follow their file meanwhile."""
+async def _following_tokens(proxy: Proxy, issued: IssuedTokens | None = None) -> AsyncIterator[TokenBook]:
+    """Provide the named tokens, which follow their file meanwhile, as the keys follow their issuer."""
     book = TokenBook(TokenFile(tokens_path(proxy.config)))
     await in_thread(book.load)
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)
+        if issued is not None:
+            group.start_soon(issued.keys.run)
         yield book
         group.cancel_scope.cancel()
 

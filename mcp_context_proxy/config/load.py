@@ -63,7 +63,7 @@ _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
 _EXPANDED_MODEL_KEYS: Final = ("endpoint", "api_key")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
-_NEEDED: Final = frozenset({"http"})
+_NEEDED: Final = frozenset({"http", "auth"})
 """Tables without which nothing starts: who may connect is not decided by a default."""
 _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "context": {"keep_requests": False},

@@ -37,7 +37,7 @@ from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.sdk import SdkServer
 from mcp_context_proxy.system.process import connections_for_hosts
-from mcp_context_proxy.trust.tokens import THE_USER
+from mcp_context_proxy.trust.tokens import THE_USER, Role
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,8 @@ def guarded(
 
     async def healthz(request: Request) -> Response:
         facts = health()
-        if policy.token is None or principal_of(request.scope) is None or not rights_of(request.scope).admin:
+        rights = rights_of(request.scope)
+        if not policy.required or principal_of(request.scope) is None or not rights.may(Role.VIEW):
             # Problems name paths, servers and variables: they are for those who have the token.
             facts = {"status": facts["status"]}
         return JSONResponse(facts, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})

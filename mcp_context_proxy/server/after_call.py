@@ -39,6 +39,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.tokens import Role
 
 WINDOW_SECONDS: Final = 600.0
 """Time after a request in which a call may still be attributed to it."""
@@ -120,6 +121,7 @@ class EndedCalls:
                 decision="allowed",
                 rule=rule,
                 principal=caller.principal,
+                subject=caller.rights.label,
                 client_info=caller.client_info,
                 session=None if session is None else session.id,
                 ms=seconds * 1000,
@@ -189,6 +191,7 @@ class EndedCalls:
                 decision=decision,
                 rule=rule,
                 principal=caller.principal,
+                subject=caller.rights.label,
                 client_info=caller.client_info,
                 session=None if caller.session is None else caller.session.id,
                 ms=ms,
@@ -198,7 +201,7 @@ class EndedCalls:
         self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None
     ) -> None:
         # What one teaches ranks the results of all, so only an administrator's uses teach.
-        if (self.learn is None and self.used is None) or not caller.rights.admin:
+        if (self.learn is None and self.used is None) or not caller.rights.may(Role.ADMIN):
             return
         principal = caller.principal
         if self.in_session is not None:

@@ -76,7 +76,7 @@ from mcp_context_proxy.server.search_answers import (
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import is_admin
+from mcp_context_proxy.trust.tokens import Role
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
@@ -279,8 +279,10 @@ class MetaTools:
         return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
 
     async def _recall(self, wanted: RecallArguments, params: Members, caller: Caller) -> bytes:
-        if not is_admin(caller.rights):
-            return failure(f"{RECALL} searches what all agents did, so it needs an administrator's token")
+        if not caller.rights.may(Role.VIEW):
+            return failure(
+                f"{RECALL} searches what all agents did, so it needs the role view, as administrators have"
+            )
         if self.recorder is None:
             return failure(f"{RECALL} is switched off; [interactions] recall_tool switches it on")
         try:

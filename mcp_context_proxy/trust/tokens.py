@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
@@ -66,32 +67,74 @@ class TokenError(ContextProxyError):
     """A token cannot be added or revoked, or the file of tokens cannot be used."""
 
 
+class Role(IntEnum):
+    """Extent of the rights of a principal over the proxy; each role includes those before it.
+
+    It says nothing about the servers and tools that may be reached.
+    """
+
+    USE = 0
+    """Calls and searches, and sees what is its own."""
+    VIEW = 1
+    """Sees everybody's: requests, sessions, statistics, logs, the audit, what waits for approval."""
+    OPERATE = 2
+    """Restarts servers, turns servers and tools on and off, approves definitions."""
+    ADMIN = 3
+    """Everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Servers, and the classes of their tools, that may be reached."""
+
+    servers: frozenset[str] | None = None
+    """None for all."""
+    classes: frozenset[ToolClass] | None = None
+    """None for all."""
+
+    def has(self, server: str) -> bool:
+        """Return whether a server is among them."""
+        return self.servers is None or server in self.servers
+
+    def allows(self, tool: Tool) -> bool:
+        """Return whether a tool is among them."""
+        return self.has(tool.server) and (self.classes is None or tool.tool_class in self.classes)
+
+
+EVERYTHING: Final = (Reach(),)
+NOTHING: Final = (Reach(frozenset()),)
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Somebody who makes requests, and what they may reach."""
 
     name: str | None
-    """Name of the token; None for the host over standard streams, and where no token is required."""
-    admin: bool = True
-    """True for those who may change things and see everybody's."""
-    servers: frozenset[str] | None = None
-    """Servers that they may reach; None for all."""
-    classes: frozenset[ToolClass] | None = None
-    """Classes of tools that they may call; None for all."""
+    """Name of the token, or hash of a person's issuer and subject; None for the host over standard streams,
+    and where no token is required."""
+    role: Role = Role.ADMIN
+    reach: tuple[Reach, ...] = EVERYTHING
+    """They may reach what any of these has."""
+    label: str | None = None
+    """Who that is in words of the issuer, for the audit."""
 
     limited: bool = field(init=False, default=False)
     """True if there is anything that they may not reach. A field, because every call asks for it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limited", self.servers is not None or self.classes is not None)
+        object.__setattr__(self, "limited", Reach() not in self.reach)
 
     def reaches(self, server: str) -> bool:
         """Return whether they may reach a server."""
-        return self.servers is None or server in self.servers
+        return not self.limited or any(one.has(server) for one in self.reach)
 
     def may_call(self, tool: Tool) -> bool:
         """Return whether they may call a tool."""
-        return self.reaches(tool.server) and (self.classes is None or tool.tool_class in self.classes)
+        return not self.limited or any(one.allows(tool) for one in self.reach)
+
+    def may(self, role: Role) -> bool:
+        """Return whether they have a role, or a higher one."""
+        return self.role >= role
 
 
 THE_USER: Final = Principal(None)
@@ -99,11 +142,6 @@ THE_USER: Final = Principal(None)
 
 ACTING: Final[ContextVar[Principal]] = ContextVar("principal", default=THE_USER)
 """The principal for whom something is done; the proxy's own tasks see everything."""
-
-
-def is_admin(principal: Principal) -> bool:
-    """Return whether a principal may change things that concern others, and see what is theirs."""
-    return principal.admin
 
 
 def reaches(server: str) -> bool:
@@ -140,7 +178,7 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the principal of those who have it."""
         servers = None if self.servers is None else frozenset(self.servers)
         classes = None if self.classes is None else frozenset(self.classes)
-        return Principal(self.name, self.admin, servers, classes)
+        return Principal(self.name, Role.ADMIN if self.admin else Role.USE, (Reach(servers, classes),))
 
     def is_valid(self, now: float) -> bool:
         """Return whether it has not expired."""

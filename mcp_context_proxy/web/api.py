@@ -30,8 +30,8 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.protocol.validation import holds_more
-from mcp_context_proxy.server.caller import may_decide, rights_of
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
+from mcp_context_proxy.server.caller import is_proven, rights_of
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,14 @@ LIST_CHARACTERS = 1000
 AGENT_HEADER = "X-Agent-Name"
 """Header that names the agent on whose behalf a request is made."""
 
-NEEDS_ADMIN = "This needs an administrator's token: the proxy's own, or one that was added with --admin."
+
+def needs(role: Role) -> str:
+    """Return the sentence for somebody who lacks a role."""
+    return (
+        f"This needs the role {role.name.lower()}, or an administrator's token: the proxy's own, or one that "
+        "was added with --admin."
+    )
+
 
 LISTED_MOST = 500
 """Request contexts in one response: more than a person looks through, some 500 kB."""
@@ -132,13 +139,13 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     problems: tuple[HTTPStatus, ...] = ()
     """Errors beside those that every operation can have."""
-    admin: bool = False
-    """True if it needs an administrator: it changes what concerns others, or shows what is theirs."""
+    role: Role = Role.USE
+    """Role that it needs: more than `USE` if it changes what concerns others, or shows what is theirs."""
     names_agent: bool = False
     """True if it reads the header `AGENT_HEADER`."""
     decides: bool = False
-    """True if it decides for the user: it needs an administrator, known by a token, also where no other
-    operation needs one."""
+    """True if it decides for the user: whoever asks must be known by a token, also where no other operation
+    needs one."""
     name: str = ""
     """Its ``operationId``: the handler's name in camel case."""
     handler: Handler | None = None
@@ -188,9 +195,9 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
     async def endpoint(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         assert operation.handler is not None
-        if (operation.admin or operation.decides) and not is_admin(rights_of(request.scope)):
-            return refused(HTTPStatus.FORBIDDEN, NEEDS_ADMIN, shown)
-        if operation.decides and not may_decide(request.scope):
+        if not rights_of(request.scope).may(operation.role):
+            return refused(HTTPStatus.FORBIDDEN, needs(operation.role), shown)
+        if operation.decides and not is_proven(request.scope):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)
         try:
             answer = await operation.handler(await _decoded(operation, request))
@@ -317,7 +324,7 @@ def _operation(
         required = name in query.get("required", ())
         parameters.append({"name": name, "in": "query", "required": required, "schema": schema})
     problems = {HTTPStatus.UNPROCESSABLE_ENTITY, *operation.problems}
-    if operation.admin or operation.decides:
+    if operation.role > Role.USE or operation.decides:
         problems.add(HTTPStatus.FORBIDDEN)
     if operation.body is not None:
         problems.update(BODY_PROBLEMS)

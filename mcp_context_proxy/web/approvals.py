@@ -17,6 +17,7 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
 from mcp_context_proxy.trust.states import State
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation
 
 SHOWN_DAYS: Final = 30.0
@@ -91,6 +92,7 @@ class ApprovalsApi(Api):
         "Definitions that wait for a person, and those that changed lately.",
         query=NoParameters,
         answer=ApprovalsAnswer,
+        role=Role.VIEW,
         decides=True,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
     )
@@ -104,6 +106,7 @@ class ApprovalsApi(Api):
         "Approve definitions of a server as they were shown.",
         body=ToApprove,
         answer=Decided,
+        role=Role.OPERATE,
         decides=True,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )
@@ -117,6 +120,7 @@ class ApprovalsApi(Api):
         "Withhold the present definitions of a server until they are approved.",
         body=ToReject,
         answer=Decided,
+        role=Role.OPERATE,
         decides=True,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )

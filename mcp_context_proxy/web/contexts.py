@@ -25,7 +25,7 @@ from mcp_context_proxy.retrieval.item_metadata import danger_data
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import context_text
-from mcp_context_proxy.trust.tokens import is_admin
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     SELECTED_MOST,
@@ -220,7 +220,7 @@ class ContextsApi(Api):
     )
     async def _list_requests(self, given: Given) -> dict[str, Any]:
         session, limit = given.query.session, given.query.limit
-        if is_admin(given.principal):
+        if given.principal.may(Role.VIEW):
             contexts = await self._contexts.requests(session, limit)
         else:
             own = await self._contexts.records.latest_of(given.principal.name, LISTED_MOST)
@@ -238,7 +238,7 @@ class ContextsApi(Api):
     )
     async def _get_request(self, given: Given) -> dict[str, Any]:
         context = await self._contexts.request(given.path["request"])
-        if context is None or not _may_see(given, context.owner):
+        if context is None or not _may(Role.VIEW, given, context.owner):
             detail = f"There is no request {given.path['request']!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         data = as_data(context)
@@ -295,7 +295,7 @@ class ContextsApi(Api):
 
     @Operation("GET", "/sessions", "All sessions, oldest first.", query=Describe, answer=SessionsResponse)
     async def _list_sessions(self, given: Given) -> dict[str, Any]:
-        sessions = [one for one in self._contexts.sessions if _may_see(given, one.principal)]
+        sessions = [one for one in self._contexts.sessions if _may(Role.VIEW, given, one.principal)]
         return {"sessions": [await self._session_data(one, given.query.describe) for one in sessions]}
 
     @Operation(
@@ -307,7 +307,8 @@ class ContextsApi(Api):
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _get_session_context(self, given: Given) -> dict[str, Any]:
-        return await self._session_data(self._session(given, given.path["session"]), given.query.describe)
+        session = self._session(given, given.path["session"], Role.VIEW)
+        return await self._session_data(session, given.query.describe)
 
     @Operation(
         "PATCH",
@@ -332,9 +333,10 @@ class ContextsApi(Api):
             session.overrides = wanted.options.overrides()
         return await self._session_data(session)
 
-    def _session(self, given: Given, session_id: str) -> SessionContext:
+    def _session(self, given: Given, session_id: str, role: Role = Role.ADMIN) -> SessionContext:
+        """Return a session, of another principal only to those with a role: by default to work in it."""
         session = self._contexts.sessions.get(session_id)
-        if session is None or not _may_see(given, session.principal):
+        if session is None or not _may(role, given, session.principal):
             detail = f"There is no session {session_id!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         return session
@@ -389,6 +391,6 @@ async def explanation(contexts: ContextEngine, wanted: ExplanationWanted) -> dic
     return data
 
 
-def _may_see(given: Given, owner: str | None) -> bool:
-    """Return whether a request is from an administrator, or from the owner of what it is about."""
-    return is_admin(given.principal) or owner == given.principal.name
+def _may(role: Role, given: Given, owner: str | None) -> bool:
+    """Return whether a request is from the owner, or from somebody with the role that it takes otherwise."""
+    return owner == given.principal.name or given.principal.may(role)

@@ -17,6 +17,7 @@ from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,
@@ -122,7 +123,7 @@ class InteractionsApi(Api):
         body=InteractionPosted,
         answer=InteractionAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.ADMIN,
         names_agent=True,
     )
     async def _post_interaction(self, given: Given) -> Interaction:
@@ -142,7 +143,7 @@ class InteractionsApi(Api):
         query=InteractionsWanted,
         answer=InteractionsAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _recall_interactions(self, given: Given) -> dict[str, Any]:
         wanted: InteractionsWanted = given.query
@@ -168,7 +169,7 @@ class InteractionsApi(Api):
         query=InteractionsUnwanted,
         answer=Forgotten,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _forget_interactions(self, given: Given) -> Forgotten:
         unwanted: InteractionsUnwanted = given.query
@@ -188,7 +189,7 @@ class InteractionsApi(Api):
         "Forget one interaction for good.",
         answer=Forgotten,
         problems=(*_PROBLEMS, HTTPStatus.NOT_FOUND),
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _forget_interaction(self, given: Given) -> Forgotten:
         name, memory = given.path["interaction"], self._remembering().memory

@@ -23,6 +23,7 @@ from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import Api, Given, Name, Operation, Words
 from mcp_context_proxy.web.inventory import Served
 
@@ -95,7 +96,7 @@ class PromptsApi(Api):
         "The tools, rules and references that fit the words of a user, as facts for a model.",
         body=PromptWanted,
         answer=PromptAnswer,
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _answer_prompt(self, given: Given) -> PromptAnswer:
         wanted: PromptWanted = given.body

@@ -29,6 +29,7 @@ from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,
@@ -185,7 +186,8 @@ class SearchApi(Api):
     )
     async def _look(self, given: Given) -> dict[str, Any]:
         try:
-            return await look(self._contexts, self._fleet, self._usage, given.query)
+            quoting = given.principal.may(Role.VIEW)
+            return await look(self._contexts, self._fleet, self._usage, given.query, quoting=quoting)
         except UnknownFilterError as error:
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
@@ -222,16 +224,24 @@ class SearchApi(Api):
         query=ReindexWanted,
         answer=ReindexResponse,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
-        admin=True,
+        role=Role.OPERATE,
     )
     async def _reindex(self, given: Given) -> Indexed:
         return await self._reindexed(given.query.rebuild)
 
 
 async def look(
-    contexts: ContextEngine, fleet: Fleet, usage: UsageRecorder | None, wanted: LookWanted
+    contexts: ContextEngine,
+    fleet: Fleet,
+    usage: UsageRecorder | None,
+    wanted: LookWanted,
+    *,
+    quoting: bool = True,
 ) -> dict[str, Any]:
     """Search as a model does, and return the answer that it reads, with all facts.
+
+    Without `quoting`, it says that something was used before for a similar request, and not for which: that
+    may be another's.
 
     Raises:
         UnknownFilterError: a server, category or tag of the filters does not exist.
@@ -259,8 +269,8 @@ async def look(
         "query": context.query,
         "read_as": found.read_as,
         "fits": bool(found.results),
-        "results": [_item_data(one, found, wanted.explain) for one in found.results],
-        "near_misses": [_item_data(one, found, wanted.explain) for one in found.near_misses],
+        "results": [_item_data(one, found, wanted.explain, quoting) for one in found.results],
+        "near_misses": [_item_data(one, found, wanted.explain, quoting) for one in found.near_misses],
         "method": found.tools.method,
         "note": found.tools.note or None,
         "filter_note": found.filter_note,
@@ -277,13 +287,13 @@ async def look(
     }
 
 
-def _item_data(result: Result, found: Found, explain: bool) -> dict[str, Any]:
+def _item_data(result: Result, found: Found, explain: bool, quoting: bool) -> dict[str, Any]:
     data = dict(rendering.item_data(result, with_schema=True)) | described(result.item)
     if explain:
         data |= {
             "brought": result in found.brought,
             "learned": result.learned,
-            "used_before_for": None if result.support is None else result.support.query,
+            "used_before_for": result.support.query if quoting and result.support is not None else None,
             "novelty": result.novelty,
             "cosine": result.cosine,
             "lexical": result.lexical,

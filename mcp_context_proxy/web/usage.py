@@ -25,6 +25,7 @@ from mcp_context_proxy.statistics.report import (
 )
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import LISTED_MOST, Api, BadRequestError, Given, Operation, answer_form
 
 Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days, such as 24h or 30d.")]
@@ -128,7 +129,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=SearchMetrics,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_search_metrics(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
@@ -142,7 +143,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=ToolsAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_tool_statistics(self, given: Given) -> dict[str, Any]:
         period, snapshot = self._period(given), self._catalog.snapshot
@@ -157,7 +158,7 @@ class UsageApi(Api):
         query=SearchesWanted,
         answer=SearchesAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _list_searches(self, given: Given) -> dict[str, Any]:
         return {"searches": await self._read(partial(self._reports.latest, given.query.limit))}
@@ -169,7 +170,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=TimelineAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_timeline(self, given: Given) -> dict[str, Any]:
         period = self._period(given)

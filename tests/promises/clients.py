@@ -26,11 +26,11 @@ SURROUNDINGS = "faults/test_surroundings.py::"
 
 CLIENTS = (
     Promise(
-        "Over HTTP every request except `/healthz`, the probes `/livez` and `/readyz`, the files of the "
-        "pages and `/`, which leads to them, needs the bearer token, "
-        "which only its owner can read; without a token the proxy listens on the loopback address only, "
-        "and says so. Without the token `/healthz` says that the proxy is up, and nothing else; the probes "
-        "name no server, path or person.",
+        "Over HTTP every request except `/healthz`, the probes `/livez` and `/readyz`, with "
+        '`auth.mode = "jwt"` the metadata that names the issuer, the files of the pages and `/`, which leads '
+        "to them, needs a bearer token; only its owner can read the proxy's own, and without one the proxy "
+        "listens on the loopback address only, and says so. Without the token `/healthz` says that the proxy "
+        "is up, and nothing else; the probes name no server, path or person.",
         (
             "front/test_probes.py::test_a_probe_is_answered_under_any_host_without_a_token",
             "proxy/test_reload.py::test_without_the_token_nobody_learns_what_is_wrong_with_the_configuration",
