@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.protocol.strangers import shown_json
+from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.server.subscriptions import Subscriptions
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import (
     SIGNALS,
@@ -31,7 +34,7 @@ from mcp_context_proxy.system.process import (
     time_of_day,
     trim_periodically,
 )
-from mcp_context_proxy.system.threads import in_thread, load_sdk
+from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import audit_file
 from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile, tokens_path
@@ -41,11 +44,10 @@ if TYPE_CHECKING:
 
     from mcp_context_proxy.front.http import LocalApi
     from mcp_context_proxy.front.issuer import IssuedTokens
-    from mcp_context_proxy.server.sdk import SdkServer
     from mcp_context_proxy.web.api import Operation
 
 
-Front = Callable[[Proxy, "SdkServer"], Awaitable[None]]
+Front = Callable[[Proxy, Negotiation], Awaitable[None]]
 """Serves hosts until it is cancelled or its host is gone."""
 
 
@@ -83,11 +85,6 @@ RECENT_SECONDS = 7 * 86_400.0
 """Age of the latest request up to which search is prepared at start."""
 
 
-MODEL_LOOK_SECONDS = 0.5
-"""Time for reading the files of the model while the SDK is imported: 25 ms for the packaged model. Reading a
-large one goes on while hosts are served."""
-
-
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or a signal stops the process; follow the configuration file meanwhile."""
     for complaint in complaints(config):
@@ -101,36 +98,36 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
             stop, reloader = anyio.Event(), Reloader(config, load_again)
             listening.start_soon(listen_for_signals, signals, stop, reloader.ask)
             async with open_proxy(config, serves=True) as proxy:
-                # The imports take half a second, in which the first servers start.
-                async with anyio.create_task_group() as group:
-                    group.start_soon(_look_at_model, proxy)
-                    await load_sdk()
-                from mcp_context_proxy.server.sdk import SdkServer  # noqa: PLC0415
-                from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415
-
-                proxy.trace(open_tracing())
-                server = SdkServer(
+                _open_tracing(proxy)
+                negotiation = Negotiation(
                     gateway=proxy.gateway,
-                    changes=proxy.changes,
+                    subscriptions=Subscriptions(proxy.changes, proxy.gateway.resources),
                     introduction=proxy.introduction,
                     header_schema=proxy.tool_list.header_schema,
                 )
                 proxy.reloader, proxy.stop = reloader, stop.set
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_stop_on_signal, stop, proxy, server, group.cancel_scope)
+                    group.start_soon(_stop_on_signal, stop, proxy, negotiation, group.cancel_scope)
                     group.start_soon(reloader.run, proxy.apply)
                     group.start_soon(_freeze_gc, proxy)
                     group.start_soon(trim_periodically)
                     group.start_soon(_make_search_ready, proxy)
                     proxy.fleet.starts.let_all()
-                    await front(proxy, server)
+                    await front(proxy, negotiation)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
 
 
-async def _look_at_model(proxy: Proxy) -> None:
-    with anyio.move_on_after(MODEL_LOOK_SECONDS):
-        await in_thread(proxy.search.model.check, abandon_on_cancel=True)
+def _open_tracing(proxy: Proxy) -> None:
+    """Make spans of requests if this process has a tracer provider, for which it has loaded the packages."""
+    if "opentelemetry.trace" in sys.modules or PROVIDER_VARIABLE in os.environ:
+        from mcp_context_proxy.server.tracing import open_tracing  # noqa: PLC0415 - seldom needed
+
+        proxy.trace(open_tracing())
+
+
+PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
+"""Variable that has OpenTelemetry install a provider when it is asked for one."""
 
 
 async def _freeze_gc(proxy: Proxy) -> None:
@@ -146,16 +143,18 @@ async def _freeze_gc(proxy: Proxy) -> None:
 async def _make_search_ready(proxy: Proxy) -> None:
     """Open the model and index words ahead of the first search, if there was a request recently.
 
-    Otherwise nothing is opened that may never be needed: a model takes about 100 MB.
+    Otherwise nothing is opened that may never be needed: a model takes about 100 MB. Only its files are
+    looked at, so that the log tells early if it cannot be opened.
     """
     await proxy.wait_first_connect()
+    await in_thread(proxy.search.model.check, abandon_on_cancel=True)
     latest = await proxy.records.latest(1)
     if latest and time_of_day() - latest[0].time < RECENT_SECONDS:
         proxy.searcher.indexing.prepare(proxy.catalog.snapshot)
 
 
 async def _stop_on_signal(
-    stop: anyio.Event, proxy: Proxy, server: SdkServer, scope: anyio.CancelScope
+    stop: anyio.Event, proxy: Proxy, negotiation: Negotiation, scope: anyio.CancelScope
 ) -> None:
     await stop.wait()
     if proxy.grace_seconds:
@@ -163,7 +162,7 @@ async def _stop_on_signal(
         proxy.gateway.drain.leaving = True
         await anyio.sleep(proxy.grace_seconds)
     # Closed first, so that subscriptions end with a response and clients see no lost stream.
-    server.listen.close()
+    negotiation.subscriptions.close()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
     # The servers stop while the front closes its connections.
     proxy.fleet.stop()
@@ -173,11 +172,11 @@ async def _stop_on_signal(
 logger = logging.getLogger(__name__)
 
 
-async def stdio_front(proxy: Proxy, server: SdkServer) -> None:
+async def stdio_front(proxy: Proxy, negotiation: Negotiation) -> None:
     """Serve one host over stdin and stdout, and the REST API beside it if configured."""
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
-        await _serve_streams(proxy, server)
+        await _serve_streams(proxy, negotiation)
         group.cancel_scope.cancel()
 
 
@@ -192,23 +191,20 @@ async def _serve_api(proxy: Proxy) -> None:
             await page.serve(routes, settings, settings.api_port, limits, proxy.health, access)
 
 
-async def _serve_streams(proxy: Proxy, server: SdkServer) -> None:
+async def _serve_streams(proxy: Proxy, negotiation: Negotiation) -> None:
     if sys.platform == "win32":
-        from mcp.server.stdio import stdio_server  # noqa: PLC0415 - POSIX has its own front
+        from mcp_context_proxy.front import stdio_threads as stdio  # noqa: PLC0415 - POSIX waits for pipes
+    else:
+        from mcp_context_proxy.front import stdio  # noqa: PLC0415 - POSIX only
 
-        async with stdio_server() as (reader, writer):
-            await server.run(reader, writer, server.create_initialization_options())
-        return
-    from mcp_context_proxy.front import stdio  # noqa: PLC0415 - POSIX only
-
-    await stdio.serve(proxy.gateway, proxy.config.limits, server)
+    await stdio.serve(negotiation, proxy.config.limits)
 
 
-async def shared_front(proxy: Proxy, server: SdkServer, listening: int) -> None:
+async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: int) -> None:
     """Serve the hosts of one user over a Unix socket, until none has been connected for a while."""
     from mcp_context_proxy.front import local  # noqa: PLC0415 - POSIX only
 
-    hosts = local.Hosts(proxy.gateway, proxy.config.limits, server, partial(_local_api, proxy))
+    hosts = local.Hosts(negotiation, proxy.config.limits, partial(_local_api, proxy))
     proxy.hosts, proxy.shared = hosts, True
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
@@ -222,7 +218,7 @@ def _local_api(proxy: Proxy) -> LocalApi:
     return LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
 
 
-async def http_front(proxy: Proxy, server: SdkServer) -> None:
+async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     """Serve hosts over HTTP.
 
     Raises:
@@ -258,8 +254,8 @@ async def http_front(proxy: Proxy, server: SdkServer) -> None:
         )
         ready = ReadinessCheck(proxy, [] if issued is None else [issued.keys])
         routes = [*web_routes(proxy), *probes.routes(ready), *([] if resource is None else resource.routes())]
-        app = http.application(server, limits, policy, proxy.health, routes)
-        await http.serve(app, bound, limits, on_stop=server.listen.close)
+        app = http.application(negotiation, limits, policy, proxy.health, routes)
+        await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
 
 
 @asynccontextmanager

@@ -189,23 +189,9 @@ def configure_logging(level: str) -> None:
     if level != SILENT:
         logging.getLogger("uvicorn.error").addFilter(_LimitedComplaints())
     if level.lower() != "debug":
-        logging.getLogger("mcp.server.streamable_http").addFilter(_no_closed_sessions)
         # The libraries' own messages explain nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
             logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _no_closed_sessions(record: logging.LogRecord) -> bool:
-    """Drop the SDK's errors about clients that end their session during a request: nothing has failed."""
-
-    def is_closed(error: BaseException) -> bool:
-        if isinstance(error, BaseExceptionGroup):
-            return all(map(is_closed, error.exceptions))
-        # By name: without an HTTP front, the library that defines them is not imported.
-        return type(error).__name__ in {"ClosedResourceError", "BrokenResourceError"}
-
-    error = record.exc_info[1] if record.exc_info else None
-    return error is None or not is_closed(error)
 
 
 class _LimitedComplaints(logging.Filter):

@@ -28,6 +28,7 @@ from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot,
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.eras import Hello
 from mcp_context_proxy.protocol.validation import covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.process import time_of_day
@@ -221,6 +222,8 @@ class Session(SessionContext):
     """Identity of the client at the downstream connections."""
     rights: Principal = THE_USER
     """What its client may reach."""
+    hello: Hello | None = None
+    """The terms on which its client opened it."""
     log_level: str | None = None
     """Least severe log level that the client asked for; None until it does."""
     introduced: set[str] = field(default_factory=set)

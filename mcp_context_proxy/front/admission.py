@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import UNSET
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from mcp_context_proxy.front.auth import RETRY_SECONDS
-from mcp_context_proxy.front.http_requests import POSTED_KEY, error_response
+from mcp_context_proxy.front.http_requests import error_response
 from mcp_context_proxy.protocol.envelope import Envelope
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import principal_of
@@ -80,15 +80,3 @@ class AdmissionRules:
             refused.headers["Retry-After"] = str(self._quota.seconds)
             return refused
         return None
-
-
-class Admitted:
-    """ASGI application that passes on the posted messages that may begin, and everything else."""
-
-    def __init__(self, app: ASGIApp, admission: AdmissionRules) -> None:
-        self._app, self._admission = app, admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, whose message has been decoded."""
-        refused = self._admission.refusal(scope, scope.get(POSTED_KEY))
-        await (self._app if refused is None else refused)(scope, receive, send)

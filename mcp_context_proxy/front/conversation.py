@@ -1,66 +1,63 @@
 """Conversation with one host, over any front: answers its requests and takes its notifications and responses.
 
-Requests for the gateway go straight from frame to frame. The SDK gets the messages that are its to decide:
-negotiation, pings, subscriptions, and every message that is not in order.
+Requests go straight from frame to frame. Those of the protocol itself, such as ``initialize`` and ``ping``,
+are answered at once, all others by the gateway in a task of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
-from anyio.streams.memory import MemoryObjectReceiveStream
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, Members, RequestError, RequestId
+from mcp_context_proxy.protocol.envelope import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    Envelope,
+    Members,
+    RequestError,
+    RequestId,
+)
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS, Gateway
+from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
+from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
-
-if TYPE_CHECKING:
-    from mcp.shared.message import SessionMessage
-
-    from mcp_context_proxy.server.sdk import SdkServer
 
 logger = logging.getLogger(__name__)
 
 ASK_PREFIX = "ask-"
-"""Start of the ids of our requests to the host; the SDK's ids are numbers."""
+"""Start of the ids of our requests to the host."""
 
-SDK_QUEUE = 1024
-"""Messages that wait for the SDK; it gets few, and a host that sends more requests gets an error."""
-
-SDK_NOTIFICATIONS = frozenset({"notifications/initialized", "notifications/cancelled"})
-"""Notifications that mean something to the SDK."""
-
-SDK_BYTES = 1 << 20
-"""Size of one message for the SDK, which keeps it until it is answered."""
+PROTOCOL_BYTES = 1 << 20
+"""Size of a message that is no request for the gateway: what is kept of it is not counted."""
 
 MOST_VALUES = 10_000
-"""Values in a message that the SDK reads whole while everybody else waits. A message that negotiates,
-announces or answers has a hundred; this many take a tenth of a bearable delay."""
+"""Values in such a message, which is read whole while everybody else waits. One that negotiates, announces or
+answers has a hundred; this many take a tenth of a bearable delay."""
 
 TOO_MUCH = (
-    f"message of more than {MOST_VALUES:,} values or {SDK_BYTES:,} bytes, which no message of its kind needs"
+    f"message of more than {MOST_VALUES:,} values or {PROTOCOL_BYTES:,} bytes, "
+    "which no message of its kind needs"
 )
 
 COMPLAINTS = 20
 """Log lines about a host's bad messages at once, and one a second after that."""
 
 
-class HostChannel(Protocol):
+class FrameChannel(Protocol):
     """Takes frames for one host."""
 
     async def send(self, frame: bytes) -> None:
@@ -70,6 +67,10 @@ class HostChannel(Protocol):
     def send_nowait(self, frame: bytes) -> bool:
         """Write one frame unless the host is not reading; return whether it was written."""
         ...
+
+
+class HostChannel(FrameChannel, Protocol):
+    """Takes frames for one host, and reads those of it."""
 
     def pause_reading(self) -> None:
         """Stop reading messages of the host."""
@@ -86,56 +87,37 @@ class Conversation:
     def __init__(
         self,
         *,
-        gateway: Gateway,
+        negotiation: Negotiation,
         limits: Limits,
         channel: HostChannel,
         write_response: Callable[[bytes], Awaitable[None]],
         rights: Principal = THE_USER,
     ) -> None:
         """Converse over `channel`, to which `write_response` writes; `rights` are those of the host."""
-        self._gateway, self._limits, self._channel = gateway, limits, channel
-        self._write_response, self._rights = write_response, rights
-        self._methods = gateway.methods
+        self._negotiation, self._gateway = negotiation, negotiation.gateway
+        self._limits, self._channel, self._rights = limits, channel, rights
+        self._write_response = write_response
         self._session: Session | None = None
-        self._handshake: Members = {}
-        """The params of ``initialize``."""
-        self._initialize_id: RequestId | None = None
-        self._early: list[tuple[Envelope, bytes]] = []
-        """Requests that came before ``initialize`` was answered: they belong to the session that it opens."""
         self._under_way = 0
-        """Number of requests that the gateway is answering."""
+        """Number of requests that are being answered."""
         self._cancellable: dict[RequestId, anyio.CancelScope] = {}
         """Scopes of those that are not cancelled: an id can be used again as soon as its request is."""
-        self._for_sdk: dict[RequestId, ExitStack] = {}
-        """Requests that the SDK has yet to answer; each keeps the drain busy."""
-        self._to_sdk, self._sdk_input = anyio.create_memory_object_stream["SessionMessage | Exception"](
-            SDK_QUEUE
-        )
         self._idle = anyio.Event()
         self._input_ended = False
-        self._messages = HostMessages(channel)
+        self._questions = Questions()
+        self._messages = HostMessages(channel, self._questions)
         self._complaints = Bucket(1.0, COMPLAINTS)
         self._announced: set[str] = set()
         self._client_info: Raw | None = None
         self._group: TaskGroup
 
-    async def run(
-        self, server: SdkServer, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled; requests that are under way then are given up."""
-        to_host, sdk_output = anyio.create_memory_object_stream["SessionMessage"](SDK_QUEUE)
         try:
-            async with anyio.create_task_group() as self._group, self._to_sdk, self._sdk_input:
+            async with anyio.create_task_group() as self._group:
                 task_status.started()
-                options = server.create_initialization_options()
-                self._group.start_soon(server.run, self._sdk_input, to_host, options)
-                async with to_host, sdk_output:
-                    await self._relay_from_sdk(sdk_output, server)
-                    await anyio.sleep_forever()
+                await anyio.sleep_forever()
         finally:
-            for request in self._for_sdk.values():
-                # Nobody waits for its answer any more, so the drain need not either.
-                request.close()
             if self._session is not None:
                 self._gateway.end_session(self._session)
 
@@ -158,7 +140,7 @@ class Conversation:
     @property
     def is_busy(self) -> bool:
         """True while one more request would be refused."""
-        return self._under_way + len(self._early) >= self._limits.in_flight
+        return self._under_way >= self._limits.in_flight
 
     def receive(self, frame: bytes) -> None:
         """Take one message."""
@@ -181,10 +163,9 @@ class Conversation:
     def take(self, message: Envelope, frame: bytes) -> anyio.Event | None:
         """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
         if message.method is UNSET:
-            if not self._messages.take_response(message) and not self._messages.asked(message.id):
-                self._pass_to_sdk(frame)
+            self._questions.take_response(message)
         elif message.id is UNSET:
-            self._receive_notification(message, frame)
+            self._receive_notification(message)
         else:
             return self._receive_request(message, frame)
         return None
@@ -202,51 +183,62 @@ class Conversation:
 
     def _receive_request(self, message: Envelope, frame: bytes) -> anyio.Event | None:
         request_id, method = message.id, message.method
-        if not isinstance(request_id, int | str) or not isinstance(method, str):
-            self._pass_to_sdk(frame)
+        assert isinstance(request_id, int | str)
+        assert isinstance(method, str)
+        gateway = method in self._gateway.methods
+        if not gateway and (len(frame) > PROTOCOL_BYTES or holds_more(frame, MOST_VALUES)):
+            self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
             return None
-        params = _members(message.params)
-        if method == "initialize" and params is not None:
-            self._initialize_id, self._handshake = request_id, params
-            self._client_info = params.get("clientInfo")
         # Set when the front no longer needs the memory of the request.
         released = anyio.Event()
-        caller = None
-        if params is not None and method in self._methods:
-            caller = self._caller(params, released.set)
-        early = caller is None and method in self._methods and self._initialize_id in self._for_sdk
-        if params is None or (caller is None and not early):
-            self._pass_to_sdk(frame)
-        elif self.is_busy or (caller is None and not self._has_room_for(frame)):
-            text = f"busy: {self._under_way} requests are under way"
-            self._refuse(envelope.error_reply(request_id, INVALID_REQUEST, text))
-        elif caller is None:
-            self._early.append((message, frame))
-        else:
-            scope = self._cancellable[request_id] = anyio.CancelScope()
-            self._under_way += 1
-            self._group.start_soon(self._answer, request_id, method, params, caller, scope, released)
-            return released
-        return None
-
-    def _has_room_for(self, frame: bytes) -> bool:
-        """Return whether one more early request can wait."""
-        return sum(len(each) for _, each in self._early) + len(frame) <= self._limits.message_bytes
-
-    def _caller(self, params: Members, release: Callable[[], None]) -> Caller | None:
-        """Return the caller of a request; None while nothing is negotiated, which is for the SDK to judge."""
-        era, session = Era.HANDSHAKE, self._session
-        capabilities, client_info = self._handshake.get("capabilities"), self._handshake.get("clientInfo")
-        if "_meta" in params:
-            meta = eras.meta_of(params)
-            if eras.is_modern(meta):
-                era, session = Era.MODERN, None
-                capabilities = meta[eras.CLIENT_CAPABILITIES_KEY]
-                client_info = meta.get(eras.CLIENT_INFO_KEY)
-            elif eras.VERSION_KEY in meta:
+        try:
+            params = _members(message.params)
+            if method == INITIALIZE:
+                self._reply_now(envelope.reply(request_id, self._initialize(params)))
                 return None
-        if era is Era.HANDSHAKE and session is None:
+            caller = self._caller(method, params, released.set)
+            if not gateway and (result := self._negotiation.answer(method, params, caller.era)) is not None:
+                self._reply_now(envelope.reply(request_id, result))
+                return None
+        except RequestError as error:
+            self._reply_now(envelope.error_reply(request_id, error.code, error.message, error.data))
             return None
+        if self.is_busy:
+            text = f"busy: {self._under_way} requests are under way"
+            self._reply_now(envelope.error_reply(request_id, INVALID_REQUEST, text))
+            return None
+        scope = self._cancellable[request_id] = anyio.CancelScope()
+        self._under_way += 1
+        self._group.start_soon(self._answer, request_id, method, params, caller, scope, released)
+        return released
+
+    def _initialize(self, params: Members) -> bytes:
+        """Return the result of ``initialize``; the first one opens the session."""
+        if self._session is not None:
+            return self._negotiation.initialize_again(params)
+
+        result, self._session = self._negotiation.initialize(params, self._rights)
+        self._client_info = params["clientInfo"]
+        self._gateway.open_session(self._session, self._messages.tell)
+        return result
+
+    def _caller(self, method: str, params: Members, release: Callable[[], None]) -> Caller:
+        """Return the caller of a request.
+
+        Raises:
+            RequestError: nothing is negotiated yet that it could be answered by.
+        """
+        meta = eras.meta_of(params) if "_meta" in params else {}
+        era, session = self._negotiation.era_of(method, params, meta, self._session), self._session
+        if era is Era.MODERN:
+            session = None
+            capabilities: Raw | None = meta[eras.CLIENT_CAPABILITIES_KEY]
+            client_info = meta.get(eras.CLIENT_INFO_KEY)
+        else:
+            hello = None if session is None else session.hello
+            capabilities, client_info = (
+                (None, None) if hello is None else (hello.capabilities, hello.client_info)
+            )
         self._client_info = client_info
         return Caller(
             era=era,
@@ -272,7 +264,11 @@ class Conversation:
         try:
             with scope, self._gateway.drain.busy():
                 try:
-                    result = await self._gateway.handle(method, params, caller)
+                    if method == LISTEN and caller.era is Era.MODERN:
+                        listen = self._negotiation.subscriptions.listen
+                        result = await listen(request_id, params, self._rights, self._messages.tell)
+                    else:
+                        result = await self._gateway.handle(method, params, caller)
                     if envelope.is_large(result):
                         # Megabytes take milliseconds for each copy, and the write makes another one.
                         response = await in_thread(envelope.reply, request_id, result)
@@ -294,155 +290,113 @@ class Conversation:
                 del self._cancellable[request_id]
             self._note_idle()
 
-    def _refuse(self, response: bytes) -> None:
-        """Refuse a request over the limit; a host that does not read the response is not read either."""
+    def _reply_now(self, response: bytes) -> None:
+        """Write a response at once; a host that does not read it is not read either."""
 
         async def send_and_resume() -> None:
-            await self._channel.send(response)
+            try:
+                await self._channel.send(response)
+            finally:
+                self._under_way -= 1
+                self._note_idle()
             self._channel.resume_reading()
 
         if not self._channel.send_nowait(response):
             self._channel.pause_reading()
+            self._under_way += 1
             self._group.start_soon(send_and_resume)
 
     def _note_idle(self) -> None:
-        if self._input_ended and not self._under_way and not self._for_sdk:
+        if self._input_ended and not self._under_way:
             self._idle.set()
 
-    def _receive_notification(self, message: Envelope, frame: bytes) -> None:
+    def _receive_notification(self, message: Envelope) -> None:
         if message.method == "notifications/cancelled":
-            params = _members(message.params) or {}
-            target = envelope.value(params["requestId"]) if "requestId" in params else None
-            scope = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
-            if scope is not None:
-                scope.cancel()
-                return
-            self._early = [each for each in self._early if each[0].id != target]
-            if isinstance(target, int | str):
-                # The SDK does not answer a request that was cancelled.
-                self._settle(target)
+            with contextlib.suppress(RequestError):
+                params = _members(message.params)
+                target = envelope.value(params["requestId"]) if "requestId" in params else None
+                scope = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
+                if scope is not None:
+                    scope.cancel()
         elif self._session is not None and message.method in RELAYED_NOTIFICATIONS:
             assert isinstance(message.method, str)
             if message.method not in self._announced:
                 # One that is repeated before the gateway has taken it is passed on once.
                 self._announced.add(message.method)
                 self._group.start_soon(self._announce, message.method, self._session)
-        if message.method in SDK_NOTIFICATIONS:
-            self._pass_to_sdk(frame)
 
     async def _announce(self, method: str, session: Session) -> None:
         self._announced.discard(method)
         await self._gateway.notified(method, session)
 
-    def _pass_to_sdk(self, frame: bytes) -> None:
-        from mcp.shared.message import SessionMessage  # noqa: PLC0415 - loaded while the servers start
-        from mcp_types import JSONRPCRequest, jsonrpc_message_adapter  # noqa: PLC0415
 
-        if len(frame) > SDK_BYTES or holds_more(frame, MOST_VALUES):
-            self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
-            return
-        try:
-            message = jsonrpc_message_adapter.validate_json(frame, by_name=False)
-        except ValueError:
-            self.reject(frame, frame, INVALID_REQUEST, "message that is not JSON-RPC")
-            return
-        try:
-            if len(self._for_sdk) >= SDK_QUEUE and isinstance(message, JSONRPCRequest):
-                raise anyio.WouldBlock
-            self._to_sdk.send_nowait(SessionMessage(message))
-        except anyio.WouldBlock:
-            if isinstance(message, JSONRPCRequest):
-                self.reject(frame, frame, INVALID_REQUEST, "request more than can be queued")
-            return
-        if isinstance(message, JSONRPCRequest):
-            self._for_sdk.setdefault(message.id, ExitStack()).enter_context(self._gateway.drain.busy())
+def _members(params: Raw | object) -> Members:
+    """Return the params of a message, of which there may be none.
 
-    async def _relay_from_sdk(
-        self, messages: MemoryObjectReceiveStream[SessionMessage], server: SdkServer
-    ) -> None:
-        """Write the SDK's messages; the session opens before the response to ``initialize`` is written."""
-
-        async def notify(method: str, params: Members) -> None:
-            await self._channel.send(envelope.notification(method, params))
-
-        async for item in messages:
-            message = item.message
-            response_to = None if hasattr(message, "method") else message.id
-            negotiated = hasattr(message, "result") and response_to == self._initialize_id
-            if negotiated and self._session is None:
-                self._session = server.session_after(
-                    getattr(message, "result", {}).get("instructions"), self._rights
-                )
-                self._gateway.open_session(self._session, notify)
-            await self._channel.send(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
-            if response_to is not None:
-                self._settle(response_to)
-
-    def _settle(self, request_id: RequestId) -> None:
-        """Forget a request for the SDK that is answered, or never will be, and go on after it."""
-        busy = self._for_sdk.pop(request_id, None)
-        if busy is None:
-            return
-        busy.close()
-        if request_id == self._initialize_id:
-            early, self._early = self._early, []
-            for message, frame in early:
-                self.take(message, frame)
-        self._note_idle()
-
-
-def _members(params: Raw | object) -> Members | None:
-    """Return the params of a request: empty if there are none, None if they are not an object."""
+    Raises:
+        RequestError: they are not an object.
+    """
     if not isinstance(params, Raw):
         return {}
     try:
         return envelope.members(params)
     except ValueError:
-        return None
+        raise RequestError(INVALID_PARAMS, "the params must be an object") from None
 
 
-class HostMessages:
-    """Notifications to one host, requests that are made of it, and their responses."""
+class Questions:
+    """Requests that are made of one host, by the ids under which it answers them."""
 
-    def __init__(self, channel: HostChannel) -> None:
-        self._channel = channel
+    def __init__(self) -> None:
         self._pending: dict[str, asyncio.Future[bytes]] = {}
         self._count = 0
 
-    def notify(self, method: str, params: Members) -> None:
-        """Write a notification, or drop it when the host is not reading."""
-        self._channel.send_nowait(envelope.notification(method, params))
-
-    async def ask(self, method: str, params: Members) -> bytes:
-        """Make a request of the host; see `Caller.ask`."""
+    @contextlib.contextmanager
+    def ask(self) -> Iterator[tuple[str, asyncio.Future[bytes]]]:
+        """Provide the id of a new request, and its result in the future."""
         self._count += 1
         request_id = f"{ASK_PREFIX}{self._count}"
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = future
+        future = self._pending[request_id] = asyncio.get_running_loop().create_future()
         try:
-            await self._channel.send(envelope.request(request_id, method, params))
-            return await future
-        except asyncio.CancelledError:
-            self.notify("notifications/cancelled", {"requestId": envelope.raw(request_id)})
-            raise
+            yield request_id, future
         finally:
             del self._pending[request_id]
 
-    def asked(self, request_id: object) -> bool:
-        """Return whether an id is one of ours, so that a late response to it is nobody's business."""
-        return isinstance(request_id, str) and request_id.startswith(ASK_PREFIX)
-
-    def take_response(self, message: Envelope) -> bool:
-        """Take a response; return whether it belongs to a request that was made here."""
+    def take_response(self, message: Envelope) -> None:
+        """Take a response; a late one, or one to nothing that was asked, is nobody's business."""
         future = self._pending.get(message.id) if isinstance(message.id, str) else None
-        if future is None:
-            return False
-        if future.done():
-            return True
+        if future is None or future.done():
+            return
         if message.result is not UNSET:
             future.set_result(bytes(message.result))
         else:
             error = envelope.decode_error(message.error) if message.error is not UNSET else envelope.Error()
             data = None if error.data is UNSET else error.data
             future.set_exception(RequestError(error.code, error.message or "no result", data))
-        return True
+
+
+class HostMessages:
+    """Notifications to one host, and requests that are made of it, over one channel."""
+
+    __slots__ = ("_channel", "_questions")
+
+    def __init__(self, channel: FrameChannel, questions: Questions) -> None:
+        self._channel, self._questions = channel, questions
+
+    def notify(self, method: str, params: Members) -> None:
+        """Write a notification, or drop it when the host is not reading."""
+        self._channel.send_nowait(envelope.notification(method, params))
+
+    async def tell(self, method: str, params: Members) -> None:
+        """Write a notification once the host is reading."""
+        await self._channel.send(envelope.notification(method, params))
+
+    async def ask(self, method: str, params: Members) -> bytes:
+        """Make a request of the host; see `Caller.ask`."""
+        with self._questions.ask() as (request_id, future):
+            try:
+                await self._channel.send(envelope.request(request_id, method, params))
+                return await future
+            except asyncio.CancelledError:
+                self.notify("notifications/cancelled", {"requestId": envelope.raw(request_id)})
+                raise

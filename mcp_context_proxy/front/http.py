@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import anyio
 import uvicorn
-from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.admission import AdmissionRules, Admitted, Quota
+from mcp_context_proxy.front.admission import AdmissionRules, Quota
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
 from mcp_context_proxy.front.http_connections import (
     HEADER_BYTES,
@@ -30,12 +29,12 @@ from mcp_context_proxy.front.http_connections import (
     WriteBacklog,
     connection_class,
 )
-from mcp_context_proxy.front.http_requests import PostedMessages, WholeBodies
-from mcp_context_proxy.front.http_sessions import GUESSES, GUESSES_PER_SECOND, HttpSessions, SessionRateLimit
+from mcp_context_proxy.front.http_requests import WholeBodies
+from mcp_context_proxy.front.http_sessions import Guesses
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
-from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
-from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.process import connections_for_hosts
 from mcp_context_proxy.trust.tokens import THE_USER, Role
 
@@ -67,32 +66,28 @@ Health: TypeAlias = Callable[[], dict[str, Any]]
 
 
 def application(
-    server: SdkServer, limits: Limits, policy: Policy, health: Health, more: Sequence[BaseRoute] = ()
+    negotiation: Negotiation,
+    limits: Limits,
+    policy: Policy,
+    health: Health,
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs."""
-    sessions = StreamableHTTPSessionManager(
-        server,
-        max_request_body_size=limits.http_body_bytes,
-        session_idle_timeout=limits.session_idle_seconds,
-        # `HttpSessions` makes room; more are never open, also while many clients open one at the same time.
-        max_sessions=limits.sessions + limits.http_connections,
-    )
-    guesses = Bucket(GUESSES_PER_SECOND, GUESSES)
+    guesses = Guesses()
+    admission = AdmissionRules(negotiation.gateway.drain, Quota(limits.calls_per_second))
+    streamable = StreamableHttp(negotiation, limits, guesses, admission)
+    events = EventStreams(negotiation, limits, guesses, admission)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         del app
-        async with sessions.run():
+        async with streamable.running():
             yield
 
-    admission = AdmissionRules(server.gateway.drain, Quota(limits.calls_per_second))
-    events = EventStreams(server, limits, admission)
-    admitted = Admitted(HttpSessions(StreamableHTTPASGIApp(sessions), limits), admission)
-    streamable = PostedMessages(admitted, server.gateway.methods)
     routes = [
-        Route("/mcp", SessionRateLimit(streamable, guesses)),
+        Route("/mcp", streamable),
         Route("/sse", events, methods=["GET"]),
-        Mount(MESSAGES_PATH, app=SessionRateLimit(events.message, guesses)),
+        Mount(MESSAGES_PATH, app=events.message),
         *more,
     ]
     return guarded(routes, policy, health, limits, lifespan)

@@ -1,13 +1,8 @@
-"""ASGI middleware that reads request bodies: whole, within bounds, and before the SDK does.
+"""ASGI middleware that reads request bodies: whole, and within bounds.
 
 `WholeBodies` receives each body before anything else happens, so that a slow sender holds a connection and
 not a session as well, and a client that goes away in the middle is no error. Large bodies wait for room in
 the pipes of those who send them; once a request is forwarded, the limits of its server count it instead.
-
-`PostedMessages` decodes each posted message before the SDK, which describes a bad one by its own models, goes
-by the header alone for the era, and builds all objects in it. A message that is bad is refused here, of a
-request that the gateway answers the SDK is shown little, and of any other message no more than it can read
-without making everybody wait.
 """
 
 from __future__ import annotations
@@ -23,12 +18,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.front.conversation import MOST_VALUES, TOO_MUCH
-from mcp_context_proxy.front.http_connections import Waiting, send_body, waiting_of
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, RequestId
-from mcp_context_proxy.protocol.validation import holds_more
-from mcp_context_proxy.server.sdk import BYPASS_KEY, RELEASE_KEY, PayloadBypass, shown
 from mcp_context_proxy.system.threads import in_thread
 
 JSON_TYPE = "application/json"
@@ -41,13 +32,8 @@ SMALL_BYTES = 32 * 1024
 TOGETHER_BYTES = 8 * 1024 * 1024
 """Bytes of larger bodies, together, that are neither answered nor forwarded yet: two of the largest."""
 
-POSTED_KEY = "mcp-context-proxy/posted"
-"""Key of an ASGI scope: the decoded message of the body."""
-
-VERSION_HEADER = "mcp-protocol-version"
-
-HEADER_MISMATCH = -32020
-"""Error code of the modern era: a header is missing, or contradicts the body."""
+RELEASE_KEY = "mcp-context-proxy/release"
+"""Key of an ASGI scope: gives back the room that the body takes (`Caller.release`)."""
 
 
 class BadMessageError(Exception):
@@ -175,38 +161,6 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return replaying
 
 
-class PostedMessages:
-    """ASGI middleware in front of the SDK's application that checks posted messages."""
-
-    def __init__(self, app: ASGIApp, relayed: frozenset[str]) -> None:
-        """Stand in front of `app`; the payloads of `relayed` methods bypass it."""
-        self._app, self._relayed = app, relayed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a good message, and everything that is no POST."""
-        if scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        try:
-            body, message = await read(receive)
-            _check_era(message, Headers(scope=scope).get(VERSION_HEADER))
-        except BadMessageError as error:
-            await error.response(scope, receive, send)
-            return
-        scope = {**scope, POSTED_KEY: message}
-        request_id, method = message.id, message.method
-        if isinstance(request_id, int | str) and isinstance(method, str) and method in self._relayed:
-            params = envelope.members(message.params) if isinstance(message.params, Raw) else {}
-            bypass = scope[BYPASS_KEY] = PayloadBypass(params)
-            body = shown(request_id, method, params)
-            send = _put_payload_back(bypass, send, waiting_of(scope))
-        elif holds_more(body, MOST_VALUES):
-            known_id = request_id if isinstance(request_id, int | str) else None
-            await error_response(HTTPStatus.BAD_REQUEST, known_id, TOO_MUCH)(scope, receive, send)
-            return
-        await self._app(scope, replay(body, receive), send)
-
-
 async def read(receive: Receive) -> tuple[bytes, Envelope]:
     """Return a body, which `WholeBodies` has received, and the message in it.
 
@@ -242,45 +196,3 @@ def _is_response(message: Envelope) -> bool:
         return type(envelope.value(error["code"])) is int and envelope.text(error["message"]) is not None
     except (msgspec.DecodeError, KeyError):
         return False
-
-
-def _check_era(message: Envelope, header: str | None) -> None:
-    """Refuse a request of the modern era that the SDK would take for one of the handshake era."""
-    if not isinstance(message.id, int | str) or not isinstance(message.params, Raw):
-        return
-    try:
-        meta = eras.meta_of(envelope.members(message.params))
-    except msgspec.DecodeError:
-        return
-    version = envelope.text(meta.get(eras.VERSION_KEY))
-    taken_for_handshake = header is None or header in eras.HANDSHAKE_VERSIONS
-    if version is not None and header != version and taken_for_handshake:
-        text = f"the header {VERSION_HEADER} must say {version!r}, as the body does"
-        raise BadMessageError(message.id, text, HEADER_MISMATCH)
-
-
-def _put_payload_back(bypass: PayloadBypass, send: Send, waiting: Waiting) -> Send:
-    """Return a `Send` that sends the SDK's response with the payload in the place of the placeholder."""
-    start: Message | None = None
-
-    async def sending(message: Message) -> None:
-        nonlocal start
-        if message["type"] == "http.response.start":
-            if any(name.lower() == b"content-length" for name, _ in message["headers"]):
-                # The length depends on the payload, so the start is sent with the first part.
-                start = message
-            else:
-                await send(message)
-            return
-        more = message.get("more_body", False)
-        body = bypass.put_back(message.get("body", b""))
-        if start is not None:
-            headers = start["headers"]
-            if not more:
-                headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
-                headers.append((b"content-length", str(len(body)).encode()))
-            await send({**start, "headers": headers})
-            start = None
-        await send_body(send, body, waiting, more=more)
-
-    return sending

@@ -29,8 +29,7 @@ from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.server.caller import ConnectedHost
-from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -108,8 +107,8 @@ class Hosts:
     name of a method.
     """
 
-    def __init__(self, gateway: Gateway, limits: Limits, server: SdkServer, make_api: MakeApi) -> None:
-        self._gateway, self._limits, self._server = gateway, limits, server
+    def __init__(self, negotiation: Negotiation, limits: Limits, make_api: MakeApi) -> None:
+        self._negotiation, self._limits = negotiation, limits
         self._make_api = make_api
         self._api: LocalApi | None = None
         self._api_made = anyio.Lock()
@@ -190,14 +189,14 @@ class Hosts:
         async with anyio.create_task_group() as group:
             channel = await SocketChannel.open(connection, self._limits.message_bytes)
             conversation = Conversation(
-                gateway=self._gateway,
+                negotiation=self._negotiation,
                 limits=self._limits,
                 channel=channel,
                 write_response=channel.send,
             )
             self._open[conversation] = channel
             try:
-                await group.start(conversation.run, self._server)
+                await group.start(conversation.run)
                 group.start_soon(channel.end_when_stalled, self._limits.stalled_seconds)
                 await channel.read(conversation)
                 with anyio.move_on_after(LAST_RESPONSES_SECONDS):

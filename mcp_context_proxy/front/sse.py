@@ -20,34 +20,27 @@ from mcp_context_proxy.front import http_requests
 from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
+from mcp_context_proxy.front.http_exchange import PING, PING_SECONDS, STREAM_HEADERS
+from mcp_context_proxy.front.http_sessions import Guesses
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR
 from mcp_context_proxy.protocol.framing import on_one_line
 from mcp_context_proxy.server.caller import principal_of, rights_of
-from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.server.negotiation import Negotiation
 
 MESSAGES_PATH = "/messages/"
 
-PING_SECONDS = 15.0
-"""Time between two comments on a silent stream, which keep proxies in between from closing it."""
-
-PING = b": ping\r\n\r\n"
-
 QUEUED_BYTES = 64 * 1024
 """Queued bytes beyond which notifications are dropped: as many as are written to a connection ahead."""
-
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"connection", b"keep-alive"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class EventStreams:
     """The open event streams, by session id, and the two ASGI applications that serve them."""
 
-    def __init__(self, server: SdkServer, limits: Limits, admission: AdmissionRules) -> None:
-        self._server, self._limits, self._admission = server, limits, admission
+    def __init__(
+        self, negotiation: Negotiation, limits: Limits, guesses: Guesses, admission: AdmissionRules
+    ) -> None:
+        self._negotiation, self._limits, self._guesses = negotiation, limits, guesses
+        self._admission = admission
         self._open: dict[str, tuple[str | None, Conversation]] = {}
         """Principal and conversation of each stream."""
 
@@ -59,7 +52,7 @@ class EventStreams:
         session_id, principal = secrets.token_hex(16), principal_of(scope)
         channel = EventChannel(send, waiting_of(scope))
         conversation = Conversation(
-            gateway=self._server.gateway,
+            negotiation=self._negotiation,
             limits=self._limits,
             channel=channel,
             write_response=channel.send,
@@ -67,7 +60,7 @@ class EventStreams:
         )
         await channel.open(f"{scope.get('root_path', '')}{MESSAGES_PATH}?session_id={session_id}")
         async with anyio.create_task_group() as group:
-            await group.start(conversation.run, self._server)
+            await group.start(conversation.run)
             group.start_soon(channel.deliver)
             self._open[session_id] = principal, conversation
             try:
@@ -115,7 +108,7 @@ class EventStreams:
         owner, conversation = self._open.get(session_id, (None, None))
         if conversation is None or owner != principal_of(scope):
             # Another principal learns no more about a session than about one that does not exist.
-            return Response("Could not find session", HTTPStatus.NOT_FOUND)
+            return self._guesses.refusal(Response("Could not find session", HTTPStatus.NOT_FOUND))
         return conversation
 
 

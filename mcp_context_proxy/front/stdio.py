@@ -18,7 +18,6 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -32,10 +31,7 @@ from mcp_context_proxy.protocol.framing import (
     PipeWriter,
     gate,
 )
-from mcp_context_proxy.server.gateway import Gateway
-
-if TYPE_CHECKING:
-    from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.server.negotiation import Negotiation
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +43,7 @@ LAST_RESPONSES_SECONDS = 0.5
 soon enough for the servers to be stopped after a host has gone."""
 
 
-async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
+async def serve(negotiation: Negotiation, limits: Limits) -> None:
     """Serve until the host closes its end; requests that are still under way soon after are cancelled."""
     unread = 0
     async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
@@ -67,7 +63,7 @@ async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
                     gate.open()
 
         conversation = Conversation(
-            gateway=gateway, limits=limits, channel=pipes, write_response=write_response
+            negotiation=negotiation, limits=limits, channel=pipes, write_response=write_response
         )
 
         def receive(frame: bytes | Oversized) -> None:
@@ -83,7 +79,7 @@ async def serve(gateway: Gateway, limits: Limits, server: SdkServer) -> None:
             group.cancel_scope.cancel()
 
         group.start_soon(stop_when_stalled)
-        await group.start(conversation.run, server)
+        await group.start(conversation.run)
         await pipes.read(limits.message_bytes, receive, conversation.receive_large)
         with anyio.move_on_after(LAST_RESPONSES_SECONDS):
             await conversation.finish()

@@ -289,7 +289,12 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
 def reply(request_id: RequestId, result: bytes | Raw) -> bytes:
     """Encode a successful reply around an already encoded result, without a line end."""
     # One join copies a large result once.
-    return b"".join((b'{"jsonrpc":"2.0","id":', encode(request_id), b',"result":', result, b"}"))
+    return b"".join(reply_parts(request_id, result))
+
+
+def reply_parts(request_id: RequestId, result: bytes | Raw) -> tuple[bytes | Raw, ...]:
+    """Return the parts of a successful reply, of which the result is not copied."""
+    return b'{"jsonrpc":"2.0","id":%b,"result":' % encode(request_id), result, b"}"
 
 
 def error_reply(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:

@@ -8,6 +8,7 @@ each result names its type, and cacheable results say for how long they may be k
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -103,6 +104,17 @@ class Era(StrEnum):
 
     HANDSHAKE = "handshake"
     MODERN = "modern"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The terms on which a session of the handshake era was opened: all of them that count later."""
+
+    version: str
+    """The version that both have agreed on."""
+    capabilities: Raw
+    """The client's, as it declared them."""
+    client_info: Raw
 
 
 _CODES: Mapping[Era, Mapping[int, int]] = {

@@ -170,7 +170,7 @@ def _bounded_string(found: re.Match[bytes]) -> bytes:
 
 
 SESSION_ID: Final = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
-"""The SDK's session ids, which it logs. Together with the token, an id gives access to the session."""
+"""Ids of sessions over HTTP. Together with the token, an id gives access to the session."""
 
 
 class LogFormatter(logging.Formatter):

@@ -1,6 +1,6 @@
 """Forwards a request to its downstream server and returns the result, changed only where the hop demands it.
 
-Knows neither the SDK nor the fronts: method and raw params in, encoded result out. While the request is under
+Does not know the fronts: method and raw params in, encoded result out. While the request is under
 way, its progress and log messages are relayed to the client that made it, and so are the server's own
 requests (sampling, elicitation, roots), in each of the four pairs of eras:
 

@@ -2,7 +2,7 @@
 
 All fronts share one gateway. It checks the params, runs the handler, and turns every failure into a JSON-RPC
 error, so that each request is answered, also one that is refused or given up. Negotiation and subscriptions
-are left to the SDK, which is not known here.
+are answered before it, by `server/negotiation.py`.
 
 The gateway also cuts lists into pages where that is configured (by default a list has one page: many hosts
 read no more), and drains requests when the proxy stops (`Drain`).

@@ -19,7 +19,7 @@ from faults.harness import Watchdog
 from mcp_context_proxy import app
 from mcp_context_proxy.cli.main import configure_logging
 from mcp_context_proxy.config import Config, load
-from mcp_context_proxy.server.sdk import SdkServer
+from mcp_context_proxy.server.negotiation import Negotiation
 
 
 def read(path: Path) -> Config:
@@ -31,11 +31,11 @@ def main() -> None:
     configure_logging("warning")
     watchdog = Watchdog()
 
-    async def front(proxy: app.Proxy, server: SdkServer) -> None:
+    async def front(proxy: app.Proxy, negotiation: Negotiation) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(watchdog.run)
             try:
-                await app.http_front(proxy, server)
+                await app.http_front(proxy, negotiation)
             finally:
                 group.cancel_scope.cancel()
 

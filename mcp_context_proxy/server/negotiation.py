@@ -1,0 +1,182 @@
+"""Answers the methods of the protocol itself: who the proxy is, and in which era a request is made.
+
+A client of the handshake era opens a session by ``initialize``, and both agree on a version. One of the
+modern era may ask ``server/discover``, and each of its requests states a version. All fronts share one
+`Negotiation`; the requests that it lets pass are the gateway's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Raw
+
+from mcp_context_proxy.context.delivery import SessionIntroduction
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.protocol import envelope, eras, validation
+from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.eras import Era, Hello
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.subscriptions import Subscriptions
+from mcp_context_proxy.trust.tokens import Principal
+
+INITIALIZE: Final = "initialize"
+PING: Final = "ping"
+DISCOVER: Final = "server/discover"
+LISTEN: Final = "subscriptions/listen"
+
+UNSUPPORTED_VERSION: Final = -32022
+"""Error code of the modern era: the version of a request is not served."""
+
+SERVED: Final = ("2024-11-05", "2025-03-26", "2025-06-18", eras.HANDSHAKE_VERSION)
+"""Versions of the handshake era that can be agreed on; one that asks for another is offered the last."""
+
+TOO_EARLY: Final = f"initialize comes first, or each request names its version in _meta ({eras.VERSION_KEY})"
+
+EXTENSIONS: Final[Mapping[str, Any]] = {
+    eras.OWN_PREFIX + "query-lists": {"queryKey": eras.QUERY_KEY, "contextKey": eras.CONTEXT_KEY}
+}
+"""Tells clients that lists can be asked for by query, and under which ``_meta`` keys."""
+
+SKILLS: Final[Mapping[str, Any]] = {eras.SKILLS_EXTENSION: {"directoryRead": True}}
+"""Declares skills, to modern clients only: the extension is one of that era."""
+
+_CHANGING: Final = {"listChanged": True}
+_CAPABILITIES: Final[Mapping[str, Any]] = {
+    "logging": {},
+    "prompts": _CHANGING,
+    "resources": {"subscribe": True, **_CHANGING},
+    "tools": _CHANGING,
+    "completions": {},
+}
+_DECLARED: Final = {
+    # The handshake era knows no extensions, only experiments.
+    Era.HANDSHAKE: envelope.raw({**_CAPABILITIES, "experimental": EXTENSIONS}),
+    Era.MODERN: envelope.raw({**_CAPABILITIES, "extensions": {**EXTENSIONS, **SKILLS}}),
+}
+
+
+class Negotiation:
+    """Introduces the proxy to clients, and tells the era of each request."""
+
+    def __init__(
+        self,
+        *,
+        gateway: Gateway,
+        subscriptions: Subscriptions,
+        introduction: Callable[[], SessionIntroduction],
+        header_schema: Callable[[str], dict[str, Any] | None],
+    ) -> None:
+        """Stand in front of a gateway.
+
+        `introduction` returns the text about the proxy that hosts give to their models, as it is at the
+        moment; `header_schema` returns the input schema of a tool whose arguments are repeated in headers,
+        and None for any other.
+        """
+        self.gateway, self.subscriptions = gateway, subscriptions
+        self._introduction, self.header_schema = introduction, header_schema
+
+    def initialize(self, params: Members, rights: Principal) -> tuple[bytes, Session]:
+        """Return the result of ``initialize``, and the session that it opens, which knows the rules in it.
+
+        Raises:
+            RequestError: the params are not those of the method.
+        """
+        hello = _hello(params)
+        introduction = self._introduction()
+        session = Session(
+            principal=rights.name,
+            rights=rights,
+            hello=hello,
+            delivered=dict(introduction.given),
+            introduced=set(introduction.servers),
+        )
+        return _introduced(hello, introduction.text), session
+
+    def initialize_again(self, params: Members) -> bytes:
+        """Return the result of a further ``initialize`` in an open session, which stays as it is."""
+        return _introduced(_hello(params), self._introduction().text)
+
+    def era_of(self, method: str, params: Members, meta: Members, session: Session | None) -> Era:
+        """Return the era of a request, whose ``_meta`` is decoded, of a client with this session, if any.
+
+        Raises:
+            RequestError: it is made in none that is served, or too early.
+        """
+        version = meta.get(eras.VERSION_KEY)
+        if version is None:
+            if not envelope.starts_with(params.get("_meta", b"null"), b"{", b"n"):
+                raise RequestError(INVALID_PARAMS, "_meta must be an object")
+            if session is None and method in self.gateway.methods:
+                raise RequestError(INVALID_PARAMS, TOO_EARLY)
+            return Era.HANDSHAKE
+        if eras.CLIENT_CAPABILITIES_KEY not in meta:
+            raise RequestError(INVALID_PARAMS, f"_meta must have {eras.CLIENT_CAPABILITIES_KEY}")
+        if (said := envelope.text(version)) is None:
+            raise RequestError(INVALID_PARAMS, f"{eras.VERSION_KEY} must be a string")
+        check_version(said)
+        return Era.MODERN
+
+    def discover(self) -> bytes:
+        """Return the result of ``server/discover``."""
+        members: Members = {
+            "supportedVersions": envelope.raw([eras.MODERN_VERSION]),
+            "capabilities": _DECLARED[Era.MODERN],
+            "instructions": envelope.raw(self._introduction().text),
+        }
+        return eras.fit_own_to_client(DISCOVER, members, Era.MODERN)
+
+    def answer(self, method: str, params: Members, era: Era) -> bytes | None:
+        """Return the result of a method that needs no more than this; None if it is not one of those.
+
+        Raises:
+            RequestError: the params are not those of the method.
+        """
+        own = (DISCOVER, LISTEN) if era is Era.MODERN else (PING,)
+        if method not in own:
+            return None
+        fault = validation.fault(method, params, modern=era is Era.MODERN)
+        if fault is not None:
+            raise RequestError(INVALID_PARAMS, fault)
+        if method == LISTEN:
+            return None
+        return self.discover() if method == DISCOVER else b"{}"
+
+
+def _introduced(hello: Hello, instructions: str) -> bytes:
+    return envelope.encode(
+        {
+            "protocolVersion": hello.version,
+            "capabilities": _DECLARED[Era.HANDSHAKE],
+            "serverInfo": eras.SERVER_INFO,
+            "instructions": instructions,
+        }
+    )
+
+
+def check_version(version: str) -> None:
+    """Refuse a version that is not one of the modern era.
+
+    Raises:
+        RequestError: it is none.
+    """
+    if version != eras.MODERN_VERSION:
+        data = {"supported": [eras.MODERN_VERSION], "requested": version}
+        raise RequestError(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
+
+
+def _hello(params: Members) -> Hello:
+    """Read the params of ``initialize``, and choose the version."""
+    version = envelope.text(params.get("protocolVersion"))
+    if version is None:
+        raise RequestError(INVALID_PARAMS, "initialize needs protocolVersion, a string")
+    for name in ("capabilities", "clientInfo"):
+        if not envelope.starts_with(params.get(name, b""), b"{"):
+            raise RequestError(INVALID_PARAMS, f"initialize needs {name}, an object")
+    said = envelope.members(params["clientInfo"])
+    if envelope.text(said.get("name")) is None or envelope.text(said.get("version")) is None:
+        raise RequestError(INVALID_PARAMS, "clientInfo needs a name and a version, strings")
+    agreed = version if version in SERVED else eras.HANDSHAKE_VERSION
+    # Copies, because a part of a message keeps all of it in memory.
+    return Hello(agreed, *(Raw(bytes(params[name])) for name in ("capabilities", "clientInfo")))
