@@ -97,9 +97,10 @@ class EmbeddingCancelledError(ContextProxyError):
 class StoreError(ContextProxyError):
     """The store cannot be opened or written; work goes on in memory."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        self.path, self.reason = path, reason
-        super().__init__(f"store {path}: {reason}")
+    def __init__(self, place: Path | str, reason: str) -> None:
+        """Name the place, a file or an address without its secrets, and the reason."""
+        self.place, self.reason = place, reason
+        super().__init__(f"store {place}: {reason}")
 
 
 class DataFileError(ContextProxyError):

@@ -8,7 +8,6 @@ from mcp_context_proxy.app.serve import (
     serve,
     shared_front,
     stdio_front,
-    store_location,
 )
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "serve",
     "shared_front",
     "stdio_front",
-    "store_location",
 ]

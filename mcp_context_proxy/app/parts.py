@@ -33,6 +33,7 @@ from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import Store
+from mcp_context_proxy.trust.tokens import ACTING
 
 
 class SearchParts:
@@ -118,8 +119,8 @@ class StatisticsParts:
 
     @property
     def figures(self) -> Figures:
-        """Return the figures of tools from their calls."""
-        return {} if self.usage is None else self.usage.figures
+        """Return the figures of tools from the calls that count for whom something is done."""
+        return {} if self.usage is None else self.usage.figures_of(ACTING.get().owner)
 
 
 class InteractionParts:

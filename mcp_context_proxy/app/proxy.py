@@ -321,7 +321,7 @@ class Proxy:
             ):
                 if part is not None:
                     group.start_soon(part.run)
-            group.start_soon(self._follow_approvals)
+            group.start_soon(self._follow_store)
             if self.config.search.warm_up:
                 group.start_soon(self._warm_up)
             try:
@@ -436,18 +436,21 @@ class Proxy:
         facts = {"problems": problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in facts.items() if values}
 
-    def _choose_working_set(self) -> None:
-        store, learning = self.store, self.config.learning
+    def _choose_working_set(self) -> bool:
+        learning = self.config.learning
         if learning.enabled:
-            chosen_from = store.tool_sessions, store.statistics
-            self.search.working_set.choose(*chosen_from, learning.working_set_tokens, time_of_day)
+            working_set, budget = self.search.working_set, learning.working_set_tokens
+            return working_set.choose(self.store, budget, time_of_day)
+        return False
 
-    async def _follow_approvals(self) -> None:
-        """Take what other processes approve or reject, until cancelled."""
+    async def _follow_store(self) -> None:
+        """Take what other processes approve or reject, and each day's working set, until cancelled."""
         while True:
             await anyio.sleep(APPROVALS_SECONDS)
             if await in_thread(self.approvals.refresh):
                 self.refresh.mark_stale()
+            if await in_thread(self._choose_working_set):
+                self.changes.catalog_changed()
 
     async def _warm_up(self) -> None:
         await self.wait_first_connect()

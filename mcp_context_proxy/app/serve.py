@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -51,19 +50,11 @@ Front = Callable[[Proxy, Negotiation], Awaitable[None]]
 """Serves hosts until it is cancelled or its host is gone."""
 
 
-def store_location(config: Config) -> Path | Literal["memory"] | None:
-    """Return the place of the store; None is the user's data folder."""
-    path = config.store.path
-    if path is None:
-        return None
-    return "memory" if path == "memory" else Path(path)
-
-
 @asynccontextmanager
 async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[Proxy]:
     """Open and run a proxy without a front. With `serves`, most servers start only once a front is there."""
     redact_logs(all_secrets_of(config))
-    store = await in_thread(open_store, store_location(config))
+    store = await in_thread(open_store, config.store)
     logs: KeptLogs | None = None
     try:
         proxy = build(config, store)

@@ -158,7 +158,7 @@ def _told(verb: str, server: str, decided: list[ApprovalRow]) -> None:
 @contextmanager
 def _opened(config: Config) -> Iterator[Store]:
     with open_configured_store(config) as store:
-        if store.path is None:
+        if store.place is None:
             raise click.UsageError(
                 'nothing is kept with store.path = "memory", so there is nothing to approve'
             )

@@ -220,8 +220,8 @@ def _model(config: Config) -> Verdict:
 def _store(config: Config) -> Verdict:
     with open_configured_store(config) as store:
         if store.warning is not None:
-            return Verdict(Level.WARNING if store.path else Level.PROBLEM, "store", store.warning)
-        return Verdict(Level.OK, "store", str(store.path or "in memory: nothing is kept"))
+            return Verdict(Level.WARNING if store.place else Level.PROBLEM, "store", store.warning)
+        return Verdict(Level.OK, "store", store.place or "in memory: nothing is kept")
 
 
 def _audit(config: Config) -> Verdict:

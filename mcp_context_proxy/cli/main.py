@@ -60,6 +60,7 @@ COMMANDS: Final = {
     "changes": ("Maintain", "approval", "Show what servers have changed, and what waits for approval."),
     "approve": ("Maintain", "approval", "Approve changed definitions of a server."),
     "reject": ("Maintain", "approval", "Withhold definitions of a server until they are approved."),
+    "store": ("Maintain", "store", "Check, migrate, copy or prune the store."),
     "index": ("Maintain", "servers", "Index everything ahead of the first search."),
     "login": ("Maintain", "credentials", "Log in to a server that requires it (OAuth)."),
     "logout": ("Maintain", "credentials", "Forget the login to a server."),

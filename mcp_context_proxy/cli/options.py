@@ -163,10 +163,9 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_configured_store(config: Config) -> Store:
     """Open the store of a configuration; a context manager. Blocking; never fails."""
-    from mcp_context_proxy.app import store_location
     from mcp_context_proxy.store import open_store
 
-    return open_store(store_location(config))
+    return open_store(config.store)
 
 
 def echo_json(data: Mapping[str, Any]) -> None:

@@ -224,7 +224,7 @@ async def _index(config: Config, rebuild: bool) -> dict[str, Any]:
             "tools": len(snapshot.tools),
             "documents": len(snapshot.documents),
             "seconds": time.perf_counter() - began,
-            "store": None if proxy.store.path is None else str(proxy.store.path),
+            "store": proxy.store.place,
             "model_error": None if error is None else str(error),
             "failed": failures(proxy),
         }

@@ -168,6 +168,9 @@ class Limits(BaseModel):
     """Age after which a day is deleted; a year shows seasons."""
     statistics_rows: Annotated[Count, Reload.RESTART] = 200_000
     """Rows of usage: 100 tools used every day of a year and every hour of a week, 20 MB."""
+    store_waiting_rows: Annotated[Count, Reload.RESTART] = 50_000
+    """Rows of usage that wait in memory while the store cannot be written, 20 MB; of more, the oldest are
+    dropped."""
     searches_kept: Annotated[Count, Reload.RESTART] = 5000
     """Searches kept one by one, about 2 MB; their number is counted in any case."""
     searches_age_seconds: Annotated[Seconds, Reload.RESTART] = 30 * 24 * 3600.0

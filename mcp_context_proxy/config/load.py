@@ -62,6 +62,7 @@ _MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
 _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
 _EXPANDED_MODEL_KEYS: Final = ("endpoint", "api_key")
+_EXPANDED_STORE_KEYS: Final = ("url", "listen_url", "replica")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
 _NEEDED: Final = frozenset({"http", "auth"})
 """Tables without which nothing starts: who may connect is not decided by a default."""
@@ -254,6 +255,7 @@ class _Draft:
                 self._expand_keys(("servers", name), server, _EXPANDED_SERVER_KEYS)
         for name in _MODEL_TABLES:
             self._expand_keys((name,), self.tables.get(name), _EXPANDED_MODEL_KEYS)
+        self._expand_keys(("store",), self.tables.get("store"), _EXPANDED_STORE_KEYS)
         self._expand_keys((), self.tables, ("env",))
 
     def _expand_keys(self, path: KeyPath, table: Any, keys: Iterable[str]) -> None:
@@ -464,6 +466,9 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         for path, message in _check_endpoint(rerank, "rerank"):
             yield ("rerank", *path), message
     yield from _check_working_set(tables)
+    if isinstance(store := tables.get("store"), Mapping):
+        for path, message in _check_store(store):
+            yield ("store", *path), message
     servers = tables.get("servers")
     for name, server in servers.items() if isinstance(servers, Mapping) else ():
         if not SERVER_NAME.fullmatch(name):
@@ -475,6 +480,13 @@ def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         if isinstance(server, Mapping):
             for path, message in _check_server(server):
                 yield ("servers", name, *path), message
+
+
+def _check_store(store: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    of_database = {"listen_url", "namespace", "pool", "timeout_seconds", "migrate", "replica"}
+    unused, other = ({"path"}, "with") if "url" in store else (of_database, "without")
+    for key in sorted(unused & store.keys()):
+        yield (key,), f"has no effect {other} store.url"
 
 
 def _check_working_set(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

@@ -411,6 +411,20 @@ class StoreConfig(Table):
 
     path: Text | None = None
     """A file; by default one in the user's data folder; ``memory`` keeps nothing."""
+    url: Annotated[str, Field(pattern="^postgres(ql)?://")] | None = Field(default=None, repr=False)
+    """Address of a PostgreSQL database, ``postgresql://user:password@host/name``, instead of a file."""
+    listen_url: Annotated[str, Field(pattern="^postgres(ql)?://")] | None = Field(default=None, repr=False)
+    """Address at which hints of changes are heard, where ``url`` is that of a pooler of transactions."""
+    namespace: Annotated[str, Field(pattern="^[a-z_][a-z0-9_]{0,48}$")] = "mcp_context_proxy"
+    """Schema of the database in which the tables are."""
+    pool: Annotated[int, Field(strict=True, ge=1, le=100)] = 4
+    """Connections to the database, beside the one that listens."""
+    timeout_seconds: Annotated[float, Field(strict=True, ge=0.1, le=60)] = 2.0
+    """Time after which an operation of the database is given up."""
+    migrate: Literal["auto", "check"] = "auto"
+    """``auto`` brings the schema of the database to this version, ``check`` leaves that to a command."""
+    replica: Annotated[str, Field(pattern="^[A-Za-z0-9._-]{1,64}$")] | None = None
+    """Name of this process in rows of its own, such as that of its pod; by default a random one."""
 
 
 class HttpConfig(Table):

@@ -30,6 +30,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import BatchWriter, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import ACTING
 
 Origin: TypeAlias = Literal["search", "set_context", "list", "context"]
 """Cause of a request: a search, ``set_context``, a list filtered by a query, or a host's hook, an agent or a
@@ -309,6 +310,7 @@ class SearchStatistics:
             rank=rank,
             ms=context.seconds * 1000,
             reranked=_is_reranked(context),
+            owner=ACTING.get().owner,
         )
 
 

@@ -127,10 +127,16 @@ class InteractionMemory:
             time=min(interaction.time, self._clock()),
         )
 
-    def keep(self, presentable: Sequence[Interaction]) -> list[Interaction]:
-        """Keep presentable interactions, all or none, and return them with their ids."""
+    def keep(
+        self, presentable: Sequence[Interaction], origins: Sequence[str] | None = None
+    ) -> list[Interaction]:
+        """Keep presentable interactions, all or none, and return them with their ids.
+
+        One that is sent again under the same origin is kept once.
+        """
         now = self._clock()
-        return self._store.put(presentable, now, self._keep.keep, now - self._keep.keep_days * DAY)
+        oldest = now - self._keep.keep_days * DAY
+        return self._store.put(presentable, now, self._keep.keep, oldest, origins)
 
     def known(self, presentable: Sequence[Interaction]) -> set[Interaction]:
         """Return those that are kept already, whatever their ids."""

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -17,7 +17,7 @@ import anyio.from_thread
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.interactions.memory import InteractionMemory
-from mcp_context_proxy.store import BatchWriter, Interaction
+from mcp_context_proxy.store import BatchWriter, Interaction, new_origin
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class _WaitingInteraction:
     """The same with its id, once it is in the store."""
     error: Exception | None = None
     """Why it will not be written."""
+    origin: str = field(default_factory=new_origin)
+    """Id under which it is written, however often that is tried."""
 
 
 class InteractionRecorder:
@@ -125,7 +127,8 @@ class InteractionRecorder:
         if not ready:
             return
         try:
-            kept = self.memory.keep([presentable for _, presentable in ready])
+            origins = [entry.origin for entry, _ in ready]
+            kept = self.memory.keep([presentable for _, presentable in ready], origins)
         except StoreError as error:
             for entry, _ in ready:
                 # Its client gets the error; notes are kept for the next attempt.

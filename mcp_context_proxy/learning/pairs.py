@@ -9,8 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
@@ -62,6 +61,8 @@ class Use:
     """The session or client that made the call: within one, a repetition says nothing new."""
     shown: tuple[ToolKey, ...] = ()
     """The tools that were shown for the query."""
+    owner: str = ""
+    """Principal who made the call; empty for the user and all administrators, whose pairs are everybody's."""
 
 
 FIRST: Final = 0.75
@@ -79,56 +80,44 @@ MOST_PAIRS: Final = 5_000
 """Pairs that are kept; so many are compared with a query in a fraction of a millisecond."""
 KEPT_OF_TOO_MANY: Final = 0.9
 """Share of `MOST_PAIRS` that stays when there are more, so that not every further pair causes a pruning."""
+MOST_OF_AN_OWNER: Final = 1_000
+"""Pairs of one named principal, which only its own searches compare."""
 MOST_OF_A_TOOL: Final = 200
 """Pairs of one tool: however often it is used, it cannot drive out the pairs of others."""
 
 NEW_IN_A_SESSION: Final = 20
 """Pairs of one tool that one session can begin: a loop teaches no more than a person does."""
-SESSIONS_KEPT: Final = 1_000
-"""Sessions whose uses are remembered, so that a repetition counts once."""
 QUERY_CHARACTERS: Final = 1_000
 """Characters of a query that are kept."""
 
 _WORD = re.compile(r"\w+")
 
 
-class PairUpdates:
-    """Turns uses into changed or new pairs."""
+def updated(
+    use: Use,
+    near: Mapping[ToolKey, Pair],
+    begun: Callable[[bytes], Pair],
+    taught: Collection[PairId],
+    now: float,
+) -> tuple[list[Pair], bytes | None]:
+    """Return the pairs that a use changes or begins, and the key of the one for which it counts, if it does.
 
-    def __init__(self, store_queries: bool) -> None:
-        """Remember no session yet; without `store_queries` pairs do not keep the text of their query."""
-        self._store_queries = store_queries
-        self._seen: OrderedDict[str, dict[ToolKey, set[bytes]]] = OrderedDict()
-        self._taught: dict[PairId, str] = {}
-
-    def of(
-        self, use: Use, near: Mapping[ToolKey, Pair], model_id: str, vector: Vector, now: float
-    ) -> list[Pair]:
-        """Return the pairs that a use changes or begins; `near` has each tool's pair that means the same."""
-        # A tool that was shown and not used loses a little, but never in the session that taught its pair:
-        # whoever uses two tools for one query does not contradict himself.
-        changed = [
-            passed_over(pair, now)
-            for tool, pair in near.items()
-            if tool in use.shown and tool != use.tool and self._taught.get(pair.id) != use.session
-        ]
-        known = near.get(use.tool)
-        key = key_of(use.query) if known is None else known.key
-        of_session = self._seen.setdefault(use.session, {})
-        self._seen.move_to_end(use.session)
-        if len(self._seen) > SESSIONS_KEPT:
-            forgotten, _ = self._seen.popitem(last=False)
-            self._taught = {pair: by for pair, by in self._taught.items() if by != forgotten}
-        seen = of_session.setdefault(use.tool, set())
-        if key in seen or (known is None and len(seen) >= NEW_IN_A_SESSION):
-            return changed
-        seen.add(key)
-        self._taught[key, use.tool] = use.session
-        if known is not None:
-            return [used_again(known, use.signal, now), *changed]
-        query = use.query[:QUERY_CHARACTERS] if self._store_queries else None
-        begun = Pair(key, use.tool, query, vector, model_id, first_confidence(use.signal), 1, now, now)
-        return [begun, *changed]
+    `near` has each tool's pair that means the same, `taught` the pairs that the session has taught before;
+    `begun` makes the first pair of a key.
+    """
+    # A tool that was shown and not used loses a little, but never in the session that taught its pair:
+    # whoever uses two tools for one query does not contradict himself.
+    changed = [
+        passed_over(pair, now)
+        for tool, pair in near.items()
+        if tool in use.shown and tool != use.tool and pair.id not in taught
+    ]
+    known = near.get(use.tool)
+    key = key_of(use.query) if known is None else known.key
+    lessons = sum(tool == use.tool for _, tool in taught)
+    if (key, use.tool) in taught or (known is None and lessons >= NEW_IN_A_SESSION):
+        return changed, None
+    return [begun(key) if known is None else used_again(known, use.signal, now), *changed], key
 
 
 def key_of(query: str) -> bytes:
@@ -165,8 +154,8 @@ def passed_over(pair: Pair, now: float) -> Pair:
     return replace(pair, confidence=left / DECAY_PER_DAY ** max(days, 0.0))
 
 
-def pruned(pairs: Iterable[Pair], now: float) -> list[Pair]:
-    """Return the pairs worth keeping, in their order."""
+def pruned(pairs: Iterable[Pair], now: float, most: int = MOST_PAIRS) -> list[Pair]:
+    """Return the pairs worth keeping, in their order, `most` at most."""
     oldest = now - FORGET_AFTER_DAYS * DAY
     alive = [pair for pair in pairs if pair.last >= oldest and pair.confidence_at(now) >= FORGET_BELOW]
     best_first = sorted(alive, key=lambda pair: (-pair.confidence_at(now), -pair.last))
@@ -176,9 +165,9 @@ def pruned(pairs: Iterable[Pair], now: float) -> list[Pair]:
         count = of_tool[pair.tool] = of_tool.get(pair.tool, 0) + 1
         if count <= MOST_OF_A_TOOL:
             kept.add(id(pair))
-    if len(kept) > MOST_PAIRS:
-        most = int(MOST_PAIRS * KEPT_OF_TOO_MANY)
-        kept = {id(pair) for pair in [pair for pair in best_first if id(pair) in kept][:most]}
+    if len(kept) > most:
+        left = int(most * KEPT_OF_TOO_MANY)
+        kept = {id(pair) for pair in [pair for pair in best_first if id(pair) in kept][:left]}
     return [pair for pair in alive if id(pair) in kept]
 
 
@@ -233,10 +222,11 @@ class PairIndex:
             topics=_with_queries(self.topics, fresh),
         )
 
-    def without(self, gone: Iterable[Pair]) -> PairIndex:
-        """Return an index without some pairs."""
-        ids = {id(pair) for pair in gone}
-        return PairIndex.of(pair for pair in self.pairs if id(pair) not in ids)
+    def without(self, gone: Collection[PairId]) -> PairIndex:
+        """Return an index without the pairs of some ids."""
+        if not any(each in self.at for each in gone):
+            return self
+        return PairIndex.of(pair for pair in self.pairs if pair.id not in gone)
 
     def cosines(self, query: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return the cosine of each pair's query with this one; None without pairs of the same model."""

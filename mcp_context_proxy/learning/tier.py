@@ -1,16 +1,19 @@
 """The learned tier, which raises tools by their learned pairs, and novelty, which raises new ones a little.
 
-Searches read an immutable index. Uses are learned one after the other, in a thread; no call waits for it. A
-pair is stored before it counts; while the store fails, it is kept in memory and written later.
+Searches read an immutable index. Uses are learned one after the other, in a thread; no call waits for it. The
+store learns from each use once, whichever process has seen it. While it fails, uses wait in memory, and count
+there as far as this process can tell.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -21,12 +24,34 @@ from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.learning.pairs import MOST_PAIRS, PairIndex, PairUpdates, Use, key_of, pruned
+from mcp_context_proxy.learning.pairs import (
+    MOST_OF_AN_OWNER,
+    MOST_PAIRS,
+    QUERY_CHARACTERS,
+    PairIndex,
+    Use,
+    first_confidence,
+    key_of,
+    pruned,
+    updated,
+)
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval.results import Support
-from mcp_context_proxy.store import DAY, BatchWriter, LearnedStore, Pair, PairId, StatisticsStore
+from mcp_context_proxy.store import (
+    DAY,
+    PAIRS,
+    BatchWriter,
+    LearnedStore,
+    Pair,
+    PairChanges,
+    PairId,
+    StatisticsStore,
+    Taught,
+    UseRow,
+)
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import ACTING
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +88,43 @@ REFRESH_SECONDS: Final = 2.0
 """Time between two looks at the pairs that other processes have learned or forgotten."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """A use with the vector of its query, until the store has learned from it."""
+
+    row: UseRow
+    use: Use
+    model_id: str
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The pairs of each owner, as of a revision of the store."""
+
+    revision: int = 0
+    indexes: Mapping[str, PairIndex] = field(default_factory=dict)
+
+    def of(self, owner: str) -> PairIndex:
+        """Return the pairs of an owner."""
+        return self.indexes.get(owner, NO_PAIRS)
+
+    def changed(self, changes: PairChanges) -> _Known:
+        """Return the pairs after some changes."""
+        indexes = dict(self.indexes)
+        for owner in {pair.owner for pair in changes.pairs} | {owner for owner, _ in changes.gone}:
+            gone = {pair for whose, pair in changes.gone if whose == owner}
+            fresh = [pair for pair in changes.pairs if pair.owner == owner]
+            indexes[owner] = self.of(owner).without(gone).with_pairs(fresh)
+        return _Known(max(changes.revision, self.revision), indexes)
+
+
 class LearnedTier:
-    """Support for tools from past uses. Blocking and thread-safe."""
+    """Support for tools from past uses. Blocking and thread-safe.
+
+    The uses of the user and of administrators teach pairs for everybody; those of another principal teach
+    pairs that count in its own searches only (`ACTING`).
+    """
 
     def __init__(
         self,
@@ -78,88 +138,91 @@ class LearnedTier:
         Without `store_queries`, the store keeps only hash and vector of a query.
         """
         self._model, self._store, self._clock = model, store, clock
-        self._updates = PairUpdates(store_queries)
+        self._store_queries = store_queries
         self._writing = threading.Lock()
-        self._index: PairIndex | None = None
+        self._known: _Known | None = None
         self._pruned_at = 0.0
-        self._version: int | None = None
         self._outdated: list[Pair] = []
-        self._unsaved: dict[PairId, Pair] = {}
+        self._pending: deque[_Lesson] = deque(maxlen=WAITING)
+        """Uses that the store has not learned from yet."""
+        self._guessed: dict[tuple[str, str], set[PairId]] = {}
+        """Pairs taught by the sessions of such uses, of which the store may make something else."""
 
     @property
     def index(self) -> PairIndex:
-        """The pairs as they are now; the first access reads the store."""
-        index = self._index
-        if index is None:
-            index = self._index = self._read()
-        return index
+        """The pairs that count for everybody, as they are now; the first access reads the store."""
+        return self._now_known().of("")
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """All pairs."""
-        return self.index.pairs
+        """All pairs of all owners."""
+        return tuple(pair for index in self._now_known().indexes.values() for pair in index.pairs)
 
     def tools(self) -> Collection[ToolKey]:
         """Return the tools that have pairs."""
-        return self.index.topics.keys()
+        first, *others = self._visible()
+        return (
+            first.topics.keys() if not others else {tool for one in (first, *others) for tool in one.topics}
+        )
 
     def generation(self) -> object:
-        """Return an object that is the same as long as the pairs are the same."""
-        return self.index
+        """Return a value that is equal as long as the pairs are the same."""
+        return self._visible()
 
     def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
         """Return the support that each tool has for a query, from its best pair.
 
         A pair counts as ``cosine - DISCOUNT - DOUBT * (1 - confidence)``.
         """
-        index = self.index
-        if (cosines := index.cosines(query)) is None:
-            return {}
-        near = np.flatnonzero(cosines >= GATE)
-        nearest_first = near[np.argsort(-cosines[near], kind="stable")]
-        best: dict[ToolKey, tuple[float, Pair]] = {}
+        best: dict[ToolKey, tuple[float, Pair, PairIndex]] = {}
         now = self._clock()
-        for at, cosine in zip(nearest_first.tolist(), cosines[nearest_first].tolist(), strict=True):
-            pair = index.pairs[at]
-            known = best.get(pair.tool)
-            # The cosine alone rules out most pairs, without their confidence; thousands can be near.
-            if known is None or cosine - DISCOUNT > known[0]:
-                counted = cosine - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
-                if known is None or counted > known[0]:
-                    best[pair.tool] = counted, pair
+        for index in self._visible():
+            if (cosines := index.cosines(query)) is None:
+                continue
+            near = np.flatnonzero(cosines >= GATE)
+            nearest_first = near[np.argsort(-cosines[near], kind="stable")]
+            for at, cosine in zip(nearest_first.tolist(), cosines[nearest_first].tolist(), strict=True):
+                pair = index.pairs[at]
+                known = best.get(pair.tool)
+                # The cosine alone rules out most pairs, without their confidence; thousands can be near.
+                if known is None or cosine - DISCOUNT > known[0]:
+                    counted = cosine - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
+                    if known is None or counted > known[0]:
+                        best[pair.tool] = counted, pair, index
         return {
             tool: Support(counted, pair.query, pair.uses, index.topics[tool].general)
-            for tool, (counted, pair) in best.items()
+            for tool, (counted, pair, index) in best.items()
         }
 
     def confidence(self, query: NDArray[np.float32]) -> float | None:
         """Return how much is known of requests like this, 0 to 1; None before enough was learned to tell."""
-        index = self.index
-        cosines = index.cosines(query)
-        return None if cosines is None else confidence(index.pairs, cosines)
+        compared = [(index.pairs, index.cosines(query)) for index in self._visible()]
+        found = [(pairs, cosines) for pairs, cosines in compared if cosines is not None]
+        if not found:
+            return None
+        pairs = [pair for some, _ in found for pair in some]
+        return confidence(pairs, np.concatenate([cosines for _, cosines in found]))
 
     def learn(self, use: Use) -> None:
-        """Learn from a use; the changed pairs are in the store when this returns.
+        """Learn from a use; the changed pairs are in the store when this returns, unless it fails.
 
         Without a vector for the query, `ModelError` is raised and nothing is learned.
         """
         use = replace(use, query=clean(use.query))
         model_id, (vector,) = self._model.vectors([use.query])
+        row = UseRow(uuid.uuid4().hex, self._clock(), use.owner, use.session, use.tool)
         with self._writing:
-            index, now = self.index, self._clock()
-            near: dict[ToolKey, Pair] = {}
-            if (cosines := index.cosines(vector)) is not None:
-                same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
-                near = {index.pairs[at].tool: index.pairs[at] for at in same}  # the nearest of each tool
-            if (at := index.at.get((key_of(use.query), use.tool))) is not None:
-                near[use.tool] = index.pairs[at]
-            if changed := self._updates.of(use, near, model_id, vector, now):
-                self._put(changed)
-            if len(self.pairs) > MOST_PAIRS:
+            lesson = _Lesson(row, use, model_id, vector)
+            self._pending.append(lesson)
+            try:
+                self._learn_pending()
+            except StoreError:
+                self._guess(lesson)
+            if any(len(index.pairs) > most_of(owner) for owner, index in self._now_known().indexes.items()):
                 self._prune()
 
     def forget(self, unwanted: Callable[[Pair], bool]) -> int:
-        """Forget pairs; return how many."""
+        """Forget pairs of all owners; return how many."""
         with self._writing:
             gone = [pair for pair in self.pairs if unwanted(pair)]
             self._remove(gone)
@@ -176,72 +239,134 @@ class LearnedTier:
         return self.forget(is_same)
 
     def take(self, pairs: Sequence[Pair]) -> None:
-        """Add pairs from elsewhere; a known pair is replaced if its confidence is lower."""
+        """Add pairs from elsewhere; a known pair is replaced if its confidence is lower.
+
+        Raises:
+            StoreError: they cannot be kept.
+        """
         with self._writing:
-            index, now = self.index, self._clock()
+            known, now = self._now_known(), self._clock()
             dimensions = self._model.vectors([])[1].shape[1]
             better = []
             for pair in map(_readable, pairs):
+                index = known.of(pair.owner)
                 at = index.at.get(pair.id)
                 is_better = at is None or index.pairs[at].confidence_at(now) < pair.confidence_at(now)
                 if is_better and is_unit(pair.vector, dimensions):
                     better.append(pair)
-            self._put(better)
+            if better:
+                self._store.put(better)
+            self._known = known.changed(PairChanges(known.revision, tuple(better)))
             self._prune()
 
     def refresh(self) -> None:
         """Read the pairs that another process has learned or forgotten, and prune once a day."""
-        with self._writing:
-            self._save()
-            if self._index is not None and self._has_changed_elsewhere():
-                self._index = self._read().with_pairs([*self._unsaved.values()])
+        with self._writing, suppress(StoreError):
+            self._learn_pending()
+            known = self._known
+            if known is None:
+                return
+            if self._store.may_have_changed(PAIRS):
+                changes = self._store.changes(known.revision)
+                if changes.revision != known.revision:
+                    self._known = known.changed(self._usable(changes))
             outdated, self._outdated = self._outdated, []
-            if self._index is not None:
-                self._remove(outdated)
-                if self._clock() - self._pruned_at >= DAY:
-                    self._prune()
+            self._remove(outdated)
+            if self._clock() - self._pruned_at >= DAY:
+                self._prune()
+                self._store.forget_uses()
 
-    def _put(self, changed: Sequence[Pair]) -> None:
-        index = self.index
-        self._unsaved |= {pair.id: pair for pair in changed}
-        self._save()
-        self._index = index.with_pairs(changed)
+    def _now_known(self) -> _Known:
+        known = self._known
+        if known is None:
+            known = self._known = self._read()
+        return known
 
-    def _save(self) -> None:
-        """Write the pairs that are not in the store yet, also those that it refused before."""
-        if self._unsaved:
-            with suppress(StoreError):
-                self._store.put(self._unsaved.values())
-                self._unsaved = {}
+    def _visible(self) -> tuple[PairIndex, ...]:
+        """Return the pairs that count for whom something is done: those of everybody, and its own."""
+        known, owner = self._now_known(), ACTING.get().owner
+        return (known.of(""), known.of(owner)) if owner and owner in known.indexes else (known.of(""),)
+
+    def _learn_pending(self) -> None:
+        """Learn from the uses that wait for the store, one after the other."""
+        while self._pending:
+            lesson = self._pending[0]
+            if self._guessed:
+                # The guesses of a time without a store give way to what is learned from the same uses now.
+                self._store.revision()
+                self._known, self._guessed = None, {}
+            known = self._now_known()
+
+            def decide(
+                before: PairChanges, taught: Taught, lesson: _Lesson = lesson, known: _Known = known
+            ) -> tuple[Sequence[Pair], bytes | None]:
+                self._known = known.changed(self._usable(before))
+                return self._changes_by(lesson, taught)
+
+            changes = self._store.teach(lesson.row, known.revision, decide)
+            self._known = (self._known or known).changed(self._usable(changes))
+            self._pending.popleft()
+
+    def _changes_by(self, lesson: _Lesson, taught: Collection[PairId]) -> tuple[list[Pair], bytes | None]:
+        use, vector, now = lesson.use, lesson.vector, lesson.row.time
+        index = self._now_known().of(use.owner)
+        near: dict[ToolKey, Pair] = {}
+        if (cosines := index.cosines(vector)) is not None:
+            same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
+            near = {index.pairs[at].tool: index.pairs[at] for at in same}  # the nearest of each tool
+        if (at := index.at.get((key_of(use.query), use.tool))) is not None:
+            near[use.tool] = index.pairs[at]
+        query = use.query[:QUERY_CHARACTERS] if self._store_queries else None
+
+        def begun(key: bytes) -> Pair:
+            first = first_confidence(use.signal)
+            return Pair(key, use.tool, query, vector, lesson.model_id, first, 1, now, now, use.owner)
+
+        return updated(use, near, begun, taught, now)
+
+    def _guess(self, lesson: _Lesson) -> None:
+        """Learn from a use in memory alone, until the store can be written."""
+        taught = self._guessed.setdefault((lesson.use.owner, lesson.use.session), set())
+        pairs, key = self._changes_by(lesson, taught)
+        if key is not None:
+            taught.add((key, lesson.use.tool))
+        known = self._now_known()
+        self._known = known.changed(PairChanges(known.revision, tuple(pairs)))
 
     def _prune(self) -> None:
         """Forget pairs with hardly any confidence, and the worst of too many."""
         self._pruned_at = now = self._clock()
-        kept = {id(pair) for pair in pruned(self.pairs, now)}
-        self._remove([pair for pair in self.pairs if id(pair) not in kept])
+        for owner, index in self._now_known().indexes.items():
+            kept = {id(pair) for pair in pruned(index.pairs, now, most_of(owner))}
+            self._remove([pair for pair in index.pairs if id(pair) not in kept])
 
     def _remove(self, gone: Sequence[Pair]) -> None:
         if gone:
-            index = self.index
-            for pair in gone:
-                self._unsaved.pop(pair.id, None)
+            known = self._now_known()
             with suppress(StoreError):
-                self._store.remove(gone)
-            self._index = index.without(gone)
+                self._store.remove(gone, known.revision)
+            ids = frozenset((pair.owner, pair.id) for pair in gone)
+            self._known = known.changed(PairChanges(known.revision, gone=ids))
 
-    def _has_changed_elsewhere(self) -> bool:
-        try:
-            version = self._store.version()
-        except StoreError:
-            return False
-        before, self._version = self._version, version
-        return before not in (None, version)
+    def _usable(self, changes: PairChanges) -> PairChanges:
+        """Return changes without the pairs that cannot be compared, as those of another model."""
+        if not changes.pairs:
+            return changes
+        model_id, none = self._model.vectors([])
+        pairs = tuple(
+            _readable(pair)
+            for pair in changes.pairs
+            if pair.model_id == model_id and is_unit(pair.vector, none.shape[1])
+        )
+        return replace(changes, pairs=pairs)
 
-    def _read(self) -> PairIndex:
+    def _read(self) -> _Known:
         """Read the store; pairs of another model are embedded again where their text is known."""
-        found: list[Pair] = []
-        with suppress(StoreError):
-            found = [_readable(pair) for pair in self._store.all()]
+        try:
+            changes = self._store.changes(0)
+        except StoreError:
+            return _Known()
+        found = [_readable(pair) for pair in changes.pairs]
         model_id, none = self._model.vectors([])
         usable = [pair for pair in found if pair.model_id == model_id and is_unit(pair.vector, none.shape[1])]
         texts = [pair for pair in found if pair.model_id != model_id and pair.query is not None]
@@ -249,11 +374,23 @@ class LearnedTier:
             _, vectors = self._model.vectors([pair.query or "" for pair in texts])
             pairs = zip(texts, vectors, strict=True)
             usable += [replace(pair, vector=vector, model_id=model_id) for pair, vector in pairs]
-        kept = pruned(usable, self._clock())
-        ids = {id(pair) for pair in kept}
+        indexes, kept = {}, set[int]()
+        for owner in {pair.owner for pair in usable}:
+            of_owner = [pair for pair in usable if pair.owner == owner]
+            left = pruned(of_owner, self._clock(), most_of(owner))
+            kept |= {id(pair) for pair in left}
+            indexes[owner] = PairIndex.of(left)
         # `refresh` deletes them: a search may be waiting for this, and a write can wait for another process.
-        self._outdated = [pair for pair in usable if id(pair) not in ids]
-        return PairIndex.of(kept)
+        self._outdated = [pair for pair in usable if id(pair) not in kept]
+        return _Known(changes.revision, indexes)
+
+
+NO_PAIRS: Final = PairIndex.of(())
+
+
+def most_of(owner: str) -> int:
+    """Return the number of pairs that an owner may have."""
+    return MOST_OF_AN_OWNER if owner else MOST_PAIRS
 
 
 def _readable(pair: Pair) -> Pair:

@@ -1,7 +1,8 @@
 """The working set: tools that are used again and again, and so are in the list before anybody searches.
 
-It is chosen once, at the start, from the sessions in which tools were used: a list that changed with use
-would cost every prompt its place in the provider's cache.
+It is chosen once a day (UTC) from the sessions in which tools were used, by the first proxy that needs it,
+and stored: a list that changed with use would cost every prompt its place in the provider's cache, and
+proxies on one store list the same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey
 from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
-from mcp_context_proxy.store import DAY, StatisticsStore, ToolSessions, ToolSessionStore
+from mcp_context_proxy.store import DAY, Store, ToolSessions
 from mcp_context_proxy.system.process import date_of
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ class WorkingSet:
     """The tools of the working set, and why each is in it. Empty until they are chosen."""
 
     reasons: Mapping[ToolKey, str] = field(default_factory=dict)
+    day: str = ""
+    """The day for which they were chosen."""
 
     def why(self, tool: Tool) -> str | None:
         """Return why a tool is in it; None where it is not, or where only a person may add it."""
@@ -35,21 +38,29 @@ class WorkingSet:
 
     def choose(
         self,
-        sessions: ToolSessionStore,
-        definitions: StatisticsStore,
+        store: Store,
         budget: int,
         clock: Callable[[], float],
-    ) -> None:
-        """Choose tools for a budget in tokens. Blocks; to be called once, before anything is listed."""
-        if budget == 0:
-            return
+    ) -> bool:
+        """Choose tools for a budget in tokens, or take those of the day; return whether they are others now.
+
+        Blocks; to be called before anything is listed, and again from time to time.
+        """
+        day = date_of(clock()).date().isoformat()
+        if budget == 0 or day == self.day:
+            return False
         try:
-            used = sessions.counted(clock() - WINDOW_DAYS * DAY)
-            tokens = {row.key: row.tokens for row in definitions.definitions()}
+            reasons = store.working_sets.get(day, budget)
+            if reasons is None:
+                used = store.tool_sessions.counted(clock() - WINDOW_DAYS * DAY)
+                tokens = {row.key: row.tokens for row in store.statistics.definitions()}
+                reasons = store.working_sets.choose(day, budget, chosen(used, tokens, budget))
         except StoreError as error:
-            logger.warning("%s. The list has no working set.", error)
-            return
-        self.reasons = chosen(used, tokens, budget)
+            if not self.day:
+                logger.warning("%s. The list has no working set.", error)
+            return False
+        before, self.reasons, self.day = self.reasons.keys(), reasons, day
+        return reasons.keys() != before
 
 
 def chosen(used: Sequence[ToolSessions], tokens: Mapping[ToolKey, int], budget: int) -> dict[ToolKey, str]:

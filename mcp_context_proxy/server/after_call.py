@@ -39,7 +39,6 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.audit import AuditLog
-from mcp_context_proxy.trust.tokens import Role
 
 WINDOW_SECONDS: Final = 600.0
 """Time after a request in which a call may still be attributed to it."""
@@ -131,7 +130,8 @@ class EndedCalls:
             return
         if self.usage is not None:
             failed = outcome is Outcome.FAILED
-            self.usage.called(tool.server, tool.name, seconds * 1000, failed, len(result))
+            ms, owner = seconds * 1000, caller.rights.owner
+            self.usage.called(tool.server, tool.name, ms, failed, len(result), owner)
         if self.log is not None:
             self.log.called(tool, params, caller, goal)
         if outcome is Outcome.SUCCEEDED:
@@ -153,7 +153,7 @@ class EndedCalls:
             self._audited(tool, params, caller, "not sent", "refused", "guards.secrets")
             return
         if self.usage is not None:
-            self.usage.called(tool.server, tool.name, ms, True, 0)
+            self.usage.called(tool.server, tool.name, ms, True, 0, caller.rights.owner)
         self._audited(tool, params, caller, "failed" if ms is not None else "not sent", "allowed", rule, ms)
 
     def refused(self, tool: Tool, params: Members, caller: Caller, rule: str) -> None:
@@ -200,11 +200,11 @@ class EndedCalls:
     def _attribute(
         self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None
     ) -> None:
-        # What one teaches ranks the results of all, so only an administrator's uses teach.
-        if (self.learn is None and self.used is None) or not caller.rights.may(Role.ADMIN):
+        if self.learn is None and self.used is None:
             return
-        principal = caller.principal
-        if self.in_session is not None:
+        # The uses of an administrator teach everybody's searches; those of others only their own.
+        principal, owner = caller.principal, caller.rights.owner
+        if self.in_session is not None and not owner:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._request_of(tool, session, principal)
         shows = context is not None and _shows(context, tool)
@@ -225,7 +225,7 @@ class EndedCalls:
             counted_as = session.id
         else:
             counted_as = f"request {context.id}" if context is not None else f"principal {principal}"
-        self.learn(Use(query, tool.key, signal, counted_as, tuple(shown)))
+        self.learn(Use(query, tool.key, signal, counted_as, tuple(shown), owner))
 
     def _request_of(
         self, tool: Tool, session: SessionContext | None, principal: str | None

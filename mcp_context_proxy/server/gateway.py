@@ -45,7 +45,7 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import acting_as
+from mcp_context_proxy.trust.tokens import THE_USER, acting_as
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -135,7 +135,7 @@ class Gateway:
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
         try:
-            acting = acting_as(caller.rights) if caller.rights.limited else nullcontext()
+            acting = nullcontext() if caller.rights is THE_USER else acting_as(caller.rights)
             with self.drain.request(), acting:
                 if self.tracing is None:
                     return await handler(params, caller)

@@ -86,8 +86,8 @@ class ToolFigures:
         return 1.0 - self.errors / self.calls if self.calls else 1.0
 
 
-EndedCall: TypeAlias = tuple[ToolKey, float | None, bool, int]
-"""Tool of a call, milliseconds or None where it was never sent, failure, bytes of the result."""
+EndedCall: TypeAlias = tuple[ToolKey, float | None, bool, int, str]
+"""Tool of a call, milliseconds or None where it was never sent, failure, bytes of the result, owner."""
 
 
 class Batch:
@@ -106,9 +106,20 @@ class Batch:
         """Usage of tools by slot."""
         return ((slot, usage) for (slot, _), usage in self._calls.items())
 
-    def add_call(self, tool: ToolKey, ms: float | None, failed: bool, result_bytes: int, time: float) -> None:
+    def __len__(self) -> int:
+        return len(self._calls) + len(self.searches) + len(self.rows)
+
+    def add_call(
+        self,
+        tool: ToolKey,
+        ms: float | None,
+        failed: bool,
+        result_bytes: int,
+        time: float,
+        owner: str = "",
+    ) -> None:
         """Count a call."""
-        key = UsageSlot.of(time), tool
+        key = UsageSlot.of(time, owner=owner), tool
         usage = self._calls.get(key)
         if usage is None:
             usage = self._calls[key] = ToolUsage(*tool)
@@ -116,24 +127,25 @@ class Batch:
 
     def add_calls(self, calls: Iterable[EndedCall], time: float) -> None:
         """Count calls that ended at about the same time."""
-        for tool, ms, failed, result_bytes in calls:
-            self.add_call(tool, ms, failed, result_bytes, time)
+        for tool, ms, failed, result_bytes, owner in calls:
+            self.add_call(tool, ms, failed, result_bytes, time, owner)
 
     def add_search(self, row: SearchRow) -> None:
         """Count a search, and keep it."""
         found, latency = int(row.results > 0), {bucket_of(row.ms): 1}
         usage = SearchUsage(1, found, reranked=int(row.reranked), ms=row.ms, latency=latency)
-        self.add_usage(UsageSlot.of(row.time), usage)
+        self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)
         self._keep(row)
 
     def add_use(self, row: SearchRow) -> None:
         """Count the use of a tool that a search had found, and keep the search as it is now."""
-        self.add_usage(UsageSlot.of(row.time), SearchUsage(used=1, top_used=int(row.rank == 1)))
+        usage = SearchUsage(used=1, top_used=int(row.rank == 1))
+        self.add_usage(UsageSlot.of(row.time, owner=row.owner), usage)
         self._keep(row)
 
-    def add_tokens(self, time: float, shown: int, behind: int) -> None:
+    def add_tokens(self, time: float, shown: int, behind: int, owner: str = "") -> None:
         """Count the tokens of the items that a search has selected, and of all items."""
-        self.add_usage(UsageSlot.of(time), SearchUsage(shown=shown, behind=behind))
+        self.add_usage(UsageSlot.of(time, owner=owner), SearchUsage(shown=shown, behind=behind))
 
     def add_usage(self, slot: UsageSlot, usage: SearchUsage) -> None:
         """Add counts of searches."""
@@ -149,6 +161,13 @@ class Batch:
             self.add_usage(slot, usage)
         for row in later.rows.values():
             self._keep(row)
+
+    def drop_oldest(self, most: int) -> None:
+        """Drop searches one by one, then the oldest slots of calls, until so many rows are left."""
+        while len(self) > most and self.rows:
+            del self.rows[next(iter(self.rows))]
+        for key in sorted(self._calls, key=lambda key: key[0].start)[: max(len(self) - most, 0)]:
+            del self._calls[key]
 
     def _keep(self, row: SearchRow) -> None:
         self.rows.pop(row.id, None)

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -111,7 +112,9 @@ class UsageRecorder:
         self.counters = Counters()
         self.figures: Mapping[ToolKey, ToolFigures] = {}
         """Figures of every tool in the store, for searches; replaced with each change."""
-        self._totals: dict[ToolKey, ToolUsage] = {}
+        self._figures_by_owner: dict[str, Mapping[ToolKey, ToolFigures]] = {}
+        self._totals: dict[str, dict[ToolKey, ToolUsage]] = {}
+        """Usage by each principal with a name of its own, and under the empty one that of everybody."""
         self._version: int | None = None
         self._records = BatchWriter[Callable[[Batch], None]](
             self._write, seconds=BATCH_SECONDS, limit=RECORDS
@@ -119,8 +122,10 @@ class UsageRecorder:
         self._calls: deque[EndedCall] = deque(maxlen=RECORDS)
         self._called = anyio.Event()
         self._unwritten = Batch()
+        self._sent: tuple[int, Batch] | None = None
+        """Counts of which is not known whether they are in the store, and the number they were sent under."""
         self._summing = threading.Lock()
-        self._shown: deque[tuple[float, int]] = deque(maxlen=SHOWN_WAITING)
+        self._shown: deque[tuple[float, int, str]] = deque(maxlen=SHOWN_WAITING)
         self._used: OrderedDict[str, None] = OrderedDict()
         self._to_count = anyio.Event()
         self._maintained = 0.0
@@ -130,9 +135,11 @@ class UsageRecorder:
         """True while searches wait for the tokens of all items to be counted."""
         return bool(self._shown)
 
-    def called(self, server: str, tool: str, ms: float | None, failed: bool, result_bytes: int) -> None:
-        """Count a call that has ended; `ms` is None where it was never sent."""
-        self._calls.append(((server, tool), ms, failed, result_bytes))
+    def called(
+        self, server: str, tool: str, ms: float | None, failed: bool, result_bytes: int, owner: str = ""
+    ) -> None:
+        """Count a call of an owner that has ended; `ms` is None where it was never sent."""
+        self._calls.append(((server, tool), ms, failed, result_bytes, owner))
         self._called.set()
         self._to_count.set()
         self.counters.called(server, ms, failed)
@@ -141,7 +148,7 @@ class UsageRecorder:
         """Count a search whose response has `shown` tokens."""
         self._records.add(lambda batch: batch.add_search(row))
         self.counters.searched(row.origin, row.ms, row.results > 0, row.reranked)
-        self._shown.append((row.time, shown))
+        self._shown.append((row.time, shown, row.owner))
         if self.inventory.outdated:
             self._to_count.set()
         else:
@@ -185,7 +192,7 @@ class UsageRecorder:
             calls, now = list(self._calls), self._clock()
             self._calls.clear()
             self._records.add(lambda batch: batch.add_calls(calls, now))
-        if self._unwritten:
+        if self._unwritten or self._sent is not None:
             # The store has refused counts: an empty record makes it try again.
             self._records.add(lambda _: None)
         await self._records.flush()
@@ -209,12 +216,15 @@ class UsageRecorder:
             record(fresh)
         with self._summing:
             self._add_to_figures(fresh)
-            batch, self._unwritten = self._unwritten, Batch()
-            batch.take(fresh)
-            try:
-                self._store.add(batch.tools, batch.searches, batch.rows.values())
-            except StoreError:
-                self._unwritten = batch
+            self._unwritten.take(fresh)
+            self._unwritten.drop_oldest(self._limits.store_waiting_rows)
+            with suppress(StoreError):  # logged by the store
+                while self._sent is not None or self._unwritten:
+                    if self._sent is None:
+                        self._sent, self._unwritten = (self._store.next_batch(), self._unwritten), Batch()
+                    number, batch = self._sent
+                    self._store.add(batch.tools, batch.searches, batch.rows.values(), number)
+                    self._sent = None
 
     def _refresh(self) -> None:
         with self._summing:
@@ -228,18 +238,37 @@ class UsageRecorder:
         """Read the store, if another process has changed it, and add the calls that are not in it yet."""
         version = self._store.version()
         if version != self._version:
-            self._totals = {usage.key: usage for usage in self._store.tools()}
+            by_owner = self._store.tools_by_owner()
+            everybody = dict(by_owner.pop("", {}))
+            for usages in by_owner.values():
+                for key, usage in usages.items():
+                    everybody[key] = usage if key not in everybody else everybody[key].plus(usage)
+            self._totals = {**by_owner, "": everybody}
             self._version = version
-            self.figures = {key: ToolFigures.of(usage) for key, usage in self._totals.items()}
+            self._figures_by_owner = {
+                owner: {key: ToolFigures.of(usage) for key, usage in usages.items()}
+                for owner, usages in self._totals.items()
+            }
+            self.figures = self._figures_by_owner[""]
+            if self._sent is not None:
+                self._add_to_figures(self._sent[1])
             self._add_to_figures(self._unwritten)
 
+    def figures_of(self, owner: str) -> Mapping[ToolKey, ToolFigures]:
+        """Return the figures of tools for an owner: of its own calls, or of all for the user."""
+        return self._figures_by_owner.get(owner, {}) if owner else self.figures
+
     def _add_to_figures(self, batch: Batch) -> None:
-        changed = {}
-        for _, usage in batch.tools:
-            known = self._totals.get(usage.key)
-            total = self._totals[usage.key] = usage if known is None else known.plus(usage)
-            changed[usage.key] = ToolFigures.of(total)
-        self.figures = {**self.figures, **changed}
+        changed: dict[str, dict[ToolKey, ToolFigures]] = defaultdict(dict)
+        for slot, usage in batch.tools:
+            for owner in {"", slot.owner}:
+                totals = self._totals.setdefault(owner, {})
+                known = totals.get(usage.key)
+                total = totals[usage.key] = usage if known is None else known.plus(usage)
+                changed[owner][usage.key] = ToolFigures.of(total)
+        for owner, figures in changed.items():
+            self._figures_by_owner[owner] = {**self._figures_by_owner.get(owner, {}), **figures}
+        self.figures = self._figures_by_owner.get("", {})
 
     async def _count_definitions(self) -> None:
         """Count the tokens of the catalog once it is used, and again when it has changed."""
@@ -256,10 +285,11 @@ class UsageRecorder:
         """Count the tokens of searches that waited for those of all items."""
         behind = self.inventory.behind
         while self._shown:
-            time, shown = self._shown.popleft()
+            time, shown, owner = self._shown.popleft()
             if behind is not None:
+                all_tokens = max(behind, shown)
                 self._records.add(
-                    partial(Batch.add_tokens, time=time, shown=shown, behind=max(behind, shown))
+                    partial(Batch.add_tokens, time=time, shown=shown, behind=all_tokens, owner=owner)
                 )
                 self.counters.shown += shown
                 self.counters.saved += max(behind - shown, 0)

@@ -1,4 +1,4 @@
-"""The store: everything that is kept between two starts, in one SQLite file or in memory."""
+"""The store: everything that is kept between two starts, in one SQLite file, in memory, or in PostgreSQL."""
 
 from mcp_context_proxy.store.approvals import (
     APPROVED,
@@ -9,11 +9,23 @@ from mcp_context_proxy.store.approvals import (
     VersionRow,
 )
 from mcp_context_proxy.store.batch_writer import BatchWriter
+from mcp_context_proxy.store.coordination import Lease, LeaseStore, WorkingSetStore
+from mcp_context_proxy.store.database import APPROVALS, PAIRS, StoreUnavailableError
 from mcp_context_proxy.store.interactions import (
     Interaction,
     InteractionScope,
     InteractionStore,
     InteractionVector,
+    new_origin,
+)
+from mcp_context_proxy.store.learned import (
+    DECAY_PER_DAY,
+    LearnedStore,
+    Pair,
+    PairChanges,
+    PairId,
+    Taught,
+    UseRow,
 )
 from mcp_context_proxy.store.opening import IN_MEMORY, Store, open_store
 from mcp_context_proxy.store.statistics import (
@@ -28,11 +40,7 @@ from mcp_context_proxy.store.statistics import (
     UsageSlot,
 )
 from mcp_context_proxy.store.tables import (
-    DECAY_PER_DAY,
-    LearnedStore,
     ListingStore,
-    Pair,
-    PairId,
     RequestRow,
     RequestStore,
     ToolSession,
@@ -42,11 +50,13 @@ from mcp_context_proxy.store.tables import (
 )
 
 __all__ = [
+    "APPROVALS",
     "APPROVED",
     "DAY",
     "DECAY_PER_DAY",
     "HOUR",
     "IN_MEMORY",
+    "PAIRS",
     "Additions",
     "ApprovalRecord",
     "ApprovalRow",
@@ -59,8 +69,11 @@ __all__ = [
     "InteractionStore",
     "InteractionVector",
     "LearnedStore",
+    "Lease",
+    "LeaseStore",
     "ListingStore",
     "Pair",
+    "PairChanges",
     "PairId",
     "RequestRow",
     "RequestStore",
@@ -68,12 +81,17 @@ __all__ = [
     "SearchUsage",
     "StatisticsStore",
     "Store",
+    "StoreUnavailableError",
+    "Taught",
     "ToolSession",
     "ToolSessionStore",
     "ToolSessions",
     "ToolUsage",
     "UsageSlot",
+    "UseRow",
     "VectorStore",
     "VersionRow",
+    "WorkingSetStore",
+    "new_origin",
     "open_store",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mcp_context_proxy.store.sqlite import Tables
+from mcp_context_proxy.store.database import APPROVALS, Tables, Transaction
 
 DEFINITIONS_PER_NAME: Final = 8
 """Definitions of one name that are kept, to go back to, beside the latest approved and rejected ones."""
@@ -64,6 +63,7 @@ class ApprovalRow(msgspec.Struct, frozen=True, gc=False):
 
 
 _COLUMNS: Final = ApprovalRow.__struct_fields__
+_KEY: Final = ("server", "kind", "name", "seen", "rest")
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)}, checksum FROM approvals"
 
 
@@ -147,56 +147,59 @@ class ApprovalStore(Tables):
 
     def decide(self, server: str, decide: Decide) -> ApprovalRecord:
         """Write what ``decide`` adds to the present record of a server; return the new record."""
-        with self._database.transaction() as connection:
-            before = _read(connection, server)
+        with self._database.transaction(APPROVALS) as transaction:
+            before = _read(transaction, server)
             additions = decide(before)
             if not additions:
                 return before
-            (latest,) = connection.execute("SELECT COALESCE(MAX(revision), 0) FROM approvals").fetchone()
+            (latest,) = transaction.execute("SELECT COALESCE(MAX(revision), 0) FROM approvals").fetchone()
             values = [
                 (*(getattr(row, each) for each in _COLUMNS[:-1]), latest + 1 + at, row.checksum)
                 for at, row in enumerate(additions.rows)
             ]
-            marks = ", ".join("?" * (len(_COLUMNS) + 1))
-            connection.executemany(
-                f"INSERT OR REPLACE INTO approvals ({', '.join(_COLUMNS)}, checksum) VALUES ({marks})", values
-            )
-            connection.executemany(
-                "INSERT OR IGNORE INTO approved_definitions (key, definition) VALUES (?, ?)",
-                additions.definitions.items(),
+            transaction.put("approvals", (*_COLUMNS, "checksum"), _KEY, values)
+            definitions = additions.definitions.items()
+            transaction.executemany(
+                "INSERT INTO approved_definitions (key, definition) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                definitions,
             )
             if additions.rows:
-                connection.execute("UPDATE approved_versions SET digest = x'' WHERE server = ?", (server,))
+                transaction.next_revision(APPROVALS)
+                forget = "UPDATE approved_versions SET digest = ? WHERE server = ?"
+                transaction.execute(forget, (b"", server))
             # The time stays that of the first sight, by which servers are younger or older.
-            connection.executemany(
+            transaction.executemany(
                 "INSERT INTO approved_versions (server, kind, connection, version, time, digest) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET digest = excluded.digest",
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (server, kind, connection, version) "
+                "DO UPDATE SET digest = excluded.digest",
                 [
                     (row.server, row.kind, row.connection, row.version, row.time, row.digest)
                     for row in additions.versions
                 ],
             )
-            after = _read(connection, server)
+            after = _read(transaction, server)
             old = list(_superseded(after.rows, {(row.kind, row.name) for row in additions.rows}))
-            connection.executemany(
+            transaction.executemany(
                 "DELETE FROM approvals WHERE server = ? AND kind = ? AND name = ? AND seen = ? AND rest = ?",
                 [(server, row.kind, row.name, row.seen, row.rest) for row in old],
             )
-            connection.executemany(
+            transaction.executemany(
                 "DELETE FROM approved_definitions WHERE key = ?", [(row.key,) for row in old]
             )
-            connection.execute(
-                "DELETE FROM approved_versions WHERE server = ? AND rowid NOT IN (SELECT rowid FROM "
-                "approved_versions WHERE server = ? ORDER BY time DESC, rowid DESC LIMIT ?)",
+            transaction.execute(
+                "DELETE FROM approved_versions WHERE server = ? AND (kind, connection, version) NOT IN "
+                "(SELECT kind, connection, version FROM approved_versions WHERE server = ? "
+                "ORDER BY time DESC, kind, connection, version LIMIT ?)",
                 (server, server, VERSIONS_PER_SERVER),
             )
-            return _read(connection, server) if old else after
+            return _read(transaction, server) if old else after
 
 
-def _read(connection: sqlite3.Connection, server: str) -> ApprovalRecord:
-    found = connection.execute(f"{_SELECT} WHERE server = ?", (server,)).fetchall()
+def _read(transaction: Transaction, server: str) -> ApprovalRecord:
+    found = transaction.execute(f"{_SELECT} WHERE server = ?", (server,)).fetchall()
     columns = ", ".join(column.name for column in fields(VersionRow))
-    versions = connection.execute(f"SELECT {columns} FROM approved_versions WHERE server = ?", (server,))
+    query = f"SELECT {columns} FROM approved_versions WHERE server = ?"
+    versions = transaction.execute(query, (server,)).fetchall()
     return _record(found, [VersionRow(*values) for values in versions])
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.sqlite import Tables
+from mcp_context_proxy.store.database import INTERACTIONS, Tables
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
+from mcp_context_proxy.system.process import time_of_day
+
+TOMBSTONE_SECONDS = 86_400.0
+"""Time for which the ids of forgotten interactions are kept: nobody sends one again so late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +53,44 @@ class InteractionVector:
 class InteractionStore(Tables):
     """The tables of interactions."""
 
-    def put(self, rows: Sequence[Interaction], now: float, keep: int, since: float) -> list[Interaction]:
+    def put(
+        self,
+        rows: Sequence[Interaction],
+        now: float,
+        keep: int,
+        since: float,
+        origins: Sequence[str] | None = None,
+    ) -> list[Interaction]:
         """Keep interactions, all or none, and return them with their ids.
 
+        Of each origin, an id that its writer has given it, the store keeps one, however often it is sent.
         Then all but the latest ``keep`` to arrive, and those that arrived before ``since``, are forgotten.
         """
-        insert = (
-            "INSERT INTO interactions (agent_name, interaction_type, content, time, recorded) "
-            "VALUES (?, ?, ?, ?, ?)"
-        )
-        kept = []
-        with self._database.transaction() as connection:
-            for row in rows:
-                facts = (row.agent_name, row.interaction_type, row.content, row.time)
-                kept.append(Interaction(*facts, connection.execute(insert, (*facts, now)).lastrowid or 0))
-            connection.execute("DELETE FROM interactions WHERE recorded < ?", (since,))
-            connection.execute(
+        origins = [new_origin() for _ in rows] if origins is None else origins
+        named = list(zip(rows, origins, strict=True))
+        with self._database.transaction(INTERACTIONS) as transaction:
+            gone = "SELECT id FROM tombstones WHERE area = ? AND id IN"
+            forgotten = {id_ for (id_,) in transaction.rows_of_keys(gone, origins, [INTERACTIONS])}
+            transaction.executemany(
+                "INSERT INTO interactions (agent_name, interaction_type, content, time, recorded, origin) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (origin) DO NOTHING",
+                [
+                    (row.agent_name, row.interaction_type, row.content, row.time, now, origin)
+                    for row, origin in named
+                    if origin not in forgotten
+                ],
+            )
+            ids = dict(
+                transaction.rows_of_keys("SELECT origin, id FROM interactions WHERE origin IN", origins)
+            )
+            transaction.execute("DELETE FROM interactions WHERE recorded < ?", (since,))
+            transaction.execute(
                 "DELETE FROM interactions WHERE id <= "
                 "(SELECT id FROM interactions ORDER BY id DESC LIMIT 1 OFFSET ?)",
                 (keep,),
             )
-        return kept
+            transaction.next_revision(INTERACTIONS)
+        return [replace(row, id=ids.get(origin, 0)) for row, origin in named]
 
     def after(self, latest: int, limit: int) -> list[Interaction]:
         """Return interactions with a greater id than ``latest``, by id."""
@@ -84,12 +104,17 @@ class InteractionStore(Tables):
     def put_vectors(self, model_id: str, vectors: Mapping[int, Vector]) -> None:
         """Keep embeddings by id of the interaction, all or none; a forgotten interaction gets none."""
         values = [(model_id, encoded_vector(vector), id_) for id_, vector in vectors.items()]
-        with self._database.transaction() as connection:
-            connection.executemany(
-                "INSERT OR REPLACE INTO interaction_vectors (interaction, model_id, vector) "
+        with self._database.transaction(INTERACTIONS) as transaction:
+            # Deleted first, so that each gets a new `seq`.
+            transaction.executemany(
+                "DELETE FROM interaction_vectors WHERE interaction = ?", [(id_,) for id_ in vectors]
+            )
+            transaction.executemany(
+                "INSERT INTO interaction_vectors (interaction, model_id, vector) "
                 "SELECT id, ?, ? FROM interactions WHERE id = ?",
                 values,
             )
+            transaction.next_revision(INTERACTIONS)
 
     def vectors(self, model_id: str, after: int, limit: int) -> list[InteractionVector]:
         """Return embeddings of a model with a greater ``seq`` than ``after``, in its order."""
@@ -119,10 +144,10 @@ class InteractionStore(Tables):
         )
 
     def get(self, ids: Sequence[int]) -> list[Interaction]:
-        """Return the interactions by some ids that are still there, in any order."""
+        """Return the interactions by some ids that are still there, by id."""
         columns = "agent_name, interaction_type, content, time, id"
         rows = self._database.rows_of_keys(f"SELECT {columns} FROM interactions WHERE id IN", ids)
-        return [Interaction(*row) for row in rows]
+        return sorted((Interaction(*row) for row in rows), key=lambda one: one.id)
 
     def equal(self, rows: Sequence[Interaction]) -> set[Interaction]:
         """Return those of some interactions, with id 0, that are kept already."""
@@ -159,12 +184,26 @@ class InteractionStore(Tables):
         return self._deleted(" WHERE id = ?", [interaction]) == 1
 
     def _deleted(self, where: str, parameters: list[Any]) -> int:
-        with self._database.transaction() as connection:
-            gone = connection.execute(f"DELETE FROM interactions{where}", parameters).rowcount
-        # The write-ahead log still has the text. While another process reads, the next checkpoint removes it.
-        with contextlib.suppress(StoreError):
-            self._database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        now = time_of_day()
+        with self._database.transaction(INTERACTIONS) as transaction:
+            revision = transaction.next_revision(INTERACTIONS)
+            # Whoever sends one of them again did not hear that it was kept; it stays forgotten.
+            transaction.execute(
+                "INSERT INTO tombstones (area, id, revision, time) "
+                f"SELECT '{INTERACTIONS}', origin, {revision}, {now!r} FROM interactions"
+                f"{where or ' WHERE true'} ON CONFLICT DO NOTHING",
+                parameters,
+            )
+            gone = transaction.execute(f"DELETE FROM interactions{where}", parameters).rowcount
+            past = now - TOMBSTONE_SECONDS
+            transaction.execute("DELETE FROM tombstones WHERE area = ? AND time < ?", (INTERACTIONS, past))
+        self._database.overwrite_deleted()
         return gone
+
+
+def new_origin() -> str:
+    """Return an id for an interaction that is written now."""
+    return uuid.uuid4().hex
 
 
 def _where(scope: InteractionScope) -> tuple[str, list[Any]]:

@@ -198,5 +198,130 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        # The revisions of what others have to notice, and what is gone since when.
+        "CREATE TABLE areas (area TEXT PRIMARY KEY, revision INTEGER NOT NULL)",
+        "INSERT INTO areas (area, revision) VALUES ('pairs', 1), ('usage', 1), ('interactions', 1), "
+        "('listings', 1), ('working_set', 1), ('approvals', 1), ('credentials', 1)",
+        """
+        CREATE TABLE tombstones (
+            area     TEXT NOT NULL,
+            id       TEXT NOT NULL,
+            revision INTEGER NOT NULL,
+            time     REAL NOT NULL,   -- seconds since 1970
+            PRIMARY KEY (area, id)
+        )
+        """,
+        """
+        CREATE TABLE writers (
+            writer TEXT NOT NULL,     -- id of a process
+            area   TEXT NOT NULL,
+            batch  INTEGER NOT NULL,  -- the latest that is in the store
+            time   REAL NOT NULL,     -- seconds since 1970
+            PRIMARY KEY (writer, area)
+        )
+        """,
+        """
+        CREATE TABLE leases (
+            job    TEXT PRIMARY KEY,
+            holder TEXT NOT NULL,     -- id of a process
+            token  INTEGER NOT NULL,  -- grows with every holder
+            until  REAL NOT NULL      -- seconds since 1970
+        )
+        """,
+        """
+        CREATE TABLE working_sets (
+            day    TEXT NOT NULL,     -- UTC
+            budget INTEGER NOT NULL,  -- tokens
+            tools  BLOB NOT NULL,     -- JSON
+            PRIMARY KEY (day, budget)
+        )
+        """,
+        # Whose it is: empty for the user and all administrators together, else the name of a principal.
+        """
+        CREATE TABLE learned_by_owner (
+            owner      TEXT NOT NULL,
+            key        BLOB NOT NULL,  -- sha256 of the query
+            server     TEXT NOT NULL,
+            tool       TEXT NOT NULL,  -- its own name
+            query      TEXT,           -- NULL where queries are not kept
+            model_id   TEXT NOT NULL,
+            vector     BLOB NOT NULL,  -- float32, little-endian
+            confidence REAL NOT NULL,  -- at the last use
+            uses       INTEGER NOT NULL,
+            first      REAL NOT NULL,  -- seconds since 1970
+            last       REAL NOT NULL,
+            revision   INTEGER NOT NULL,
+            PRIMARY KEY (owner, key, server, tool)
+        )
+        """,
+        "INSERT INTO learned_by_owner SELECT '', key, server, tool, query, model_id, vector, confidence, "
+        "uses, first, last, 1 FROM learned",
+        "DROP TABLE learned",
+        "ALTER TABLE learned_by_owner RENAME TO learned",
+        "CREATE INDEX learned_by_revision ON learned (revision)",
+        """
+        CREATE TABLE uses (
+            id      TEXT PRIMARY KEY,
+            time    REAL NOT NULL,     -- seconds since 1970
+            owner   TEXT NOT NULL,
+            session TEXT NOT NULL,     -- public id, or what stands for it
+            server  TEXT NOT NULL,
+            tool    TEXT NOT NULL,     -- its own name
+            key     BLOB               -- of the pair for which it counted; NULL for a repetition
+        )
+        """,
+        "CREATE INDEX uses_by_time ON uses (time)",
+        "CREATE INDEX uses_by_session ON uses (owner, session)",
+        """
+        CREATE TABLE tool_usage_by_owner (
+            seconds      INTEGER NOT NULL,  -- of the slot: an hour or a day
+            start        INTEGER NOT NULL,  -- seconds since 1970
+            owner        TEXT NOT NULL,
+            replica      TEXT NOT NULL,     -- that counted; empty where all share a file
+            server       TEXT NOT NULL,
+            tool         TEXT NOT NULL,     -- its own name
+            calls        INTEGER NOT NULL,
+            errors       INTEGER NOT NULL,
+            timed        INTEGER NOT NULL,
+            ms           REAL NOT NULL,
+            result_bytes INTEGER NOT NULL,
+            last         REAL NOT NULL,     -- seconds since 1970
+            latency      BLOB NOT NULL,     -- counts by bucket, MessagePack
+            PRIMARY KEY (seconds, start, owner, replica, server, tool)
+        )
+        """,
+        "INSERT INTO tool_usage_by_owner SELECT seconds, start, '', '', server, tool, calls, errors, timed, "
+        "ms, result_bytes, last, latency FROM tool_usage",
+        "DROP TABLE tool_usage",
+        "ALTER TABLE tool_usage_by_owner RENAME TO tool_usage",
+        """
+        CREATE TABLE search_usage_by_owner (
+            seconds  INTEGER NOT NULL,
+            start    INTEGER NOT NULL,
+            owner    TEXT NOT NULL,
+            replica  TEXT NOT NULL,
+            searches INTEGER NOT NULL,
+            found    INTEGER NOT NULL,
+            used     INTEGER NOT NULL,
+            top_used INTEGER NOT NULL,
+            reranked INTEGER NOT NULL,
+            ms       REAL NOT NULL,
+            latency  BLOB NOT NULL,         -- counts by bucket, MessagePack
+            shown    INTEGER NOT NULL,      -- tokens
+            behind   INTEGER NOT NULL,
+            PRIMARY KEY (seconds, start, owner, replica)
+        )
+        """,
+        "INSERT INTO search_usage_by_owner SELECT seconds, start, '', '', searches, found, used, top_used, "
+        "reranked, ms, latency, shown, behind FROM search_usage",
+        "DROP TABLE search_usage",
+        "ALTER TABLE search_usage_by_owner RENAME TO search_usage",
+        "ALTER TABLE searches ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+        # An id that a writer gives, so that one that is sent twice is kept once.
+        "ALTER TABLE interactions ADD COLUMN origin TEXT",
+        "UPDATE interactions SET origin = lower(hex(randomblob(16)))",
+        "CREATE UNIQUE INDEX interactions_by_origin ON interactions (origin)",
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

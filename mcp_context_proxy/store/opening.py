@@ -16,20 +16,22 @@ from typing import Final, Literal, Self
 
 import platformdirs
 
+from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.approvals import ApprovalStore
+from mcp_context_proxy.store.coordination import LeaseStore, WorkingSetStore
+from mcp_context_proxy.store.database import Database, StoreUnavailableError
 from mcp_context_proxy.store.interactions import InteractionStore
+from mcp_context_proxy.store.learned import LearnedStore
 from mcp_context_proxy.store.sqlite import (
     MEMORY,
     ReopeningConnection,
+    SqliteDatabase,
     StoreDamagedError,
-    StoreDatabase,
-    StoreUnavailableError,
     open_connection,
 )
 from mcp_context_proxy.store.statistics import StatisticsStore
 from mcp_context_proxy.store.tables import (
-    LearnedStore,
     ListingStore,
     RequestStore,
     ToolSessionStore,
@@ -55,11 +57,10 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 class Store:
     """An open store: its tables, and its path."""
 
-    def __init__(self, database: StoreDatabase, path: Path | None = None, warning: str | None = None) -> None:
+    def __init__(self, database: Database, path: Path | None = None, warning: str | None = None) -> None:
         self.database, self.path = database, path
         """The path is None when nothing is kept."""
-        self.warning = warning
-        """A problem of this store, for a person; None when all is well. Already logged."""
+        self._warning = warning
         self.vectors = VectorStore(database)
         self.requests = RequestStore(database)
         self.listings = ListingStore(database)
@@ -68,6 +69,18 @@ class Store:
         self.tool_sessions = ToolSessionStore(database)
         self.interactions = InteractionStore(database)
         self.approvals = ApprovalStore(database)
+        self.working_sets = WorkingSetStore(database)
+        self.leases = LeaseStore(database)
+
+    @property
+    def warning(self) -> str | None:
+        """A problem of this store, for a person; None when all is well. Already logged."""
+        return self._warning or self.database.problem
+
+    @property
+    def place(self) -> str | None:
+        """The file or the address without its secrets; None when nothing is kept."""
+        return self.database.place if self.path is None else str(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -85,13 +98,23 @@ def default_path() -> Path:
     return Path(platformdirs.user_data_dir("mcp-context-proxy", appauthor=False)) / "store.sqlite3"
 
 
-def open_store(path: Path | Literal["memory"] | None = None) -> Store:
-    """Open the store, at the default path if none is given. Blocking; never fails.
+def open_store(place: StoreConfig | Path | Literal["memory"] | None = None) -> Store:
+    """Open the store, at the default path if no place is given. Blocking.
 
     A damaged file is moved aside and a new one created. A file that another process holds, or for which there
     is no room on the disk, is retried whenever it is needed. When there can be no file, the store is in
-    memory.
+    memory. A database that is away is retried, too, and never replaced by memory.
+
+    Raises:
+        StoreError: the package for PostgreSQL is not installed. Nothing else is raised.
     """
+    if isinstance(place, StoreConfig):
+        if place.url is not None:
+            return _in_postgres(place, place.url)
+        path: Path | Literal["memory"] | None = None if place.path is None else Path(place.path)
+        path = "memory" if place.path == IN_MEMORY else path
+    else:
+        path = place
     if path == IN_MEMORY:
         return _in_memory(None)
     file = Path(path) if path is not None else default_path()
@@ -107,12 +130,33 @@ def open_store(path: Path | Literal["memory"] | None = None) -> Store:
         warning = f"store {file} cannot be used: {e.reason}. Nothing is kept after this run"
         logger.warning("%s.", warning)
         return _in_memory(warning)
-    return Store(StoreDatabase(writing, reading), file, opener.warning)
+    return Store(SqliteDatabase(writing, reading), file, opener.warning)
+
+
+def _in_postgres(config: StoreConfig, url: str) -> Store:
+    try:
+        from mcp_context_proxy.store.postgres import PostgresDatabase  # noqa: PLC0415
+    except ImportError as error:
+        remedy = "install it: pip install 'mcp-context-proxy[postgres]'"
+        raise StoreError("postgresql", f"its driver cannot be loaded ({error}); {remedy}") from None
+    database = PostgresDatabase(
+        url,
+        schema=config.namespace,
+        pool=config.pool,
+        timeout_seconds=config.timeout_seconds,
+        migrate=config.migrate,
+        listen_url=config.listen_url,
+        replica=config.replica or "",
+    )
+    # A database that is away is no reason not to serve.
+    with contextlib.suppress(StoreError):
+        database.changes()
+    return Store(database)
 
 
 def _in_memory(warning: str | None) -> Store:
     connection = ReopeningConnection(MEMORY, partial(open_connection, MEMORY))
-    return Store(StoreDatabase(connection, connection), warning=warning)
+    return Store(SqliteDatabase(connection, connection), warning=warning)
 
 
 class _Opener:

@@ -7,25 +7,17 @@ deleted or corrupt. Every `sqlite3.Error` is raised as a `StoreError`, and logge
 from __future__ import annotations
 
 import contextlib
-import logging
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.database import Database, FailureLog, StoreUnavailableError, Transaction
 from mcp_context_proxy.store.migrations import MIGRATIONS
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-KEYS_PER_QUERY: Final = 500
-"""SQLite's oldest limit on parameters is 999."""
+from mcp_context_proxy.system import process
 
 MEMORY: Final = Path(":memory:")
 """SQLite's name for a database without a file."""
@@ -50,10 +42,6 @@ REOPEN_SECONDS: Final = 1.0
 REOPEN_DAMAGED_SECONDS: Final = 60.0
 """Time between two attempts to reopen a damaged file: each costs a check, which may not find the damage."""
 
-WARN_AGAIN_SECONDS: Final = 600.0
-"""Time between two warnings: a disk stays full until a person has read that it is."""
-CONSEQUENCE: Final = "New data waits in memory, the latest of it, until the store works again"
-
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_FULL}
 _NO_ROOM_TO_BEGIN = sqlite3.SQLITE_IOERR_SHMSIZE
@@ -64,15 +52,27 @@ class StoreDamagedError(StoreError):
     """The file is not a sound database, or no longer one."""
 
 
-class StoreUnavailableError(StoreError):
-    """The store cannot be used for the moment: another process holds it, or the disk is full."""
+class SqliteTransaction(Transaction):
+    """A write transaction of SQLite, which has one at a time."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run one statement."""
+        return self._connection.execute(statement, parameters)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run one statement for each row of parameters, in their order."""
+        self._connection.executemany(statement, rows)
 
 
-class StoreDatabase:
-    """An open store of the current schema. Blocking and thread-safe."""
+class SqliteDatabase(Database):
+    """An open SQLite database of the current schema. Blocking and thread-safe."""
 
     def __init__(self, writing: ReopeningConnection, reading: ReopeningConnection) -> None:
         """Use two connections, which are the same one for a database in memory."""
+        super().__init__()
         self._writing, self._reading = writing, reading
         self._failures = FailureLog()
 
@@ -81,37 +81,33 @@ class StoreDatabase:
         with self._logging_failures(), self._reading.acquire() as connection:
             return connection.execute(statement, parameters).fetchall()
 
-    def read(self, row: type[T], rest: str, parameters: Sequence[Any] = ()) -> list[T]:
-        """Return rows as objects of a dataclass whose fields are the columns: ``SELECT fields {rest}``."""
-        columns = ", ".join(_columns(row))
-        return [row(*values) for values in self.rows(f"SELECT {columns} {rest}", parameters)]
-
-    def rows_of_keys(
-        self, statement: str, keys: Sequence[Any], parameters: Sequence[Any] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Return all rows of a query that ends with ``IN``, for any number of keys."""
-        found = []
-        for start in range(0, len(keys), KEYS_PER_QUERY):
-            some = keys[start : start + KEYS_PER_QUERY]
-            marks = ",".join("?" * len(some))
-            found += self.rows(f"{statement} ({marks})", (*parameters, *some))
-        return found
-
-    def number(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        """Return the number that a query selects."""
-        return int(self.rows(statement, parameters)[0][0])
-
     def version(self) -> int:
         """Return a number that changes when another process has written."""
         with self._logging_failures(), self._writing.acquire() as connection:
             return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
+    def schema_version(self) -> int:
+        """Return the version of the schema."""
+        return self.number("PRAGMA user_version")
+
+    def now(self) -> float:
+        """Return the time of the machine, on which all who use the file are."""
+        return process.time_of_day()
+
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self, area: str | None = None, *, shared: bool = False) -> Iterator[Transaction]:
         """Write, all or nothing. Nothing else may use the database inside the block."""
         with self._logging_failures(), self._writing.acquire() as connection, _immediate(connection):
-            yield connection
+            yield SqliteTransaction(connection)
         self._failures.recovered()
+
+    def overwrite_deleted(self) -> None:
+        """Empty the write-ahead log, which still has the text of deleted rows.
+
+        While another process reads, the next checkpoint removes it.
+        """
+        with contextlib.suppress(StoreError):
+            self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -125,72 +121,6 @@ class StoreDatabase:
         except StoreError as error:
             self._failures.failed(error)
             raise
-
-
-class Tables:
-    """Some tables of the store. Blocking and thread-safe; every method raises `StoreError` when it fails."""
-
-    def __init__(self, database: StoreDatabase) -> None:
-        self._database = database
-
-    def version(self) -> int:
-        """Return a number that changes when another process has changed the store."""
-        return self._database.version()
-
-
-def put_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Any]) -> None:
-    """Write objects of a dataclass, whose fields are the columns; a row of the same key is replaced."""
-    written = list(rows)
-    if written:
-        columns = _columns(type(written[0]))
-        marks = ", ".join("?" * len(columns))
-        connection.executemany(
-            f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({marks})",
-            map(attrgetter(*columns), written),
-        )
-
-
-def forget_old(
-    connection: sqlite3.Connection, table: str, *, by: str = "time", before: float = 0.0, keep: int
-) -> None:
-    """Delete the rows before a moment, and all but the latest ``keep``; `by` is the column of the time."""
-    connection.execute(f"DELETE FROM {table} WHERE {by} < ?", (before,))
-    connection.execute(
-        f"DELETE FROM {table} WHERE rowid IN "
-        f"(SELECT rowid FROM {table} ORDER BY {by} DESC, rowid DESC LIMIT -1 OFFSET ?)",
-        (keep,),
-    )
-
-
-def _columns(row: type[Any]) -> list[str]:
-    return [column.name for column in fields(row)]
-
-
-class FailureLog:
-    """Logs that the store fails: at most one warning in ten minutes, and each time that it works again."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._warned_at: float | None = None
-        self._lasting: StoreError | None = None
-
-    def failed(self, error: StoreError) -> None:
-        """Log a failure: a warning, or a debug message soon after one."""
-        with self._lock:
-            now, self._lasting = self._clock(), error
-            lately = self._warned_at is not None and now - self._warned_at < WARN_AGAIN_SECONDS
-            if not lately:
-                self._warned_at = now
-        logger.log(logging.DEBUG if lately else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
-
-    def recovered(self) -> None:
-        """Log that something was written, if the last attempt had failed."""
-        if self._lasting is not None:
-            with self._lock:
-                lasted, self._lasting = self._lasting, None
-            if lasted is not None:
-                logger.info("store %s can be written again", lasted.path)
 
 
 class ReopeningConnection:

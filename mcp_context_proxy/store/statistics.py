@@ -1,11 +1,13 @@
 """Statistics: usage of tools and searches by hour, later by day, the latest searches, costs of definitions.
 
 Counts are added to those in the store within one transaction, so that several proxies count into one store.
+Each owner has counts of its own; replicas of one store each have rows of their own, which are summed up when
+they are read, and joined when they grow old.
 """
 
 from __future__ import annotations
 
-import sqlite3
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +17,8 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store.sqlite import Tables, forget_old, put_rows
+from mcp_context_proxy.store.database import USAGE, Database, Tables, Transaction
+from mcp_context_proxy.system.process import time_of_day
 
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR
@@ -27,17 +30,20 @@ Counts: TypeAlias = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class UsageSlot:
-    """A stretch of time that is counted as one."""
+    """A stretch of time of one owner that is counted as one."""
 
     seconds: int
     """`HOUR` or `DAY`."""
     start: int
     """Seconds since 1970."""
+    owner: str = ""
+    """Principal whose calls and searches are counted; empty for the user and all administrators, and for
+    everybody in reports."""
 
     @classmethod
-    def of(cls, time: float, seconds: int = HOUR) -> UsageSlot:
+    def of(cls, time: float, seconds: int = HOUR, owner: str = "") -> UsageSlot:
         """Return the slot of a moment."""
-        return cls(seconds, int(time // seconds) * seconds)
+        return cls(seconds, int(time // seconds) * seconds, owner)
 
 
 @dataclass(slots=True)
@@ -134,6 +140,8 @@ class SearchRow:
     """Its place in the results, from 1."""
     ms: float
     reranked: bool
+    owner: str = ""
+    """Principal who searched; empty for the user and all administrators."""
 
 
 GONE = -1
@@ -170,43 +178,42 @@ U = TypeVar("U", ToolUsage, SearchUsage)
 
 
 class _UsageTable(Generic[U]):
-    """A table of usage by slot; after `seconds` and `start`, its columns are the fields of a usage."""
+    """A table of usage by slot, owner and replica; its other columns are the fields of a usage."""
 
     def __init__(self, name: str, usage: type[U], key: tuple[str, ...]) -> None:
         """Name the table, the class of its rows, and the columns that identify a row beside its slot."""
-        self.name, self._key = name, ("seconds", "start", *key)
+        self.name, self._named = name, key
+        self._key = ("seconds", "start", "owner", "replica", *key)
         self._usage: Callable[..., U] = usage
-        columns = [column.name for column in fields(usage)]
-        assert columns[-1] == "latency"
-        self.columns = ", ".join(columns)
-        self._numbers = attrgetter(*columns[:-1])
-        self._marks = ", ".join("?" * (2 + len(columns)))
+        self._fields = [column.name for column in fields(usage)]
+        assert self._fields[-1] == "latency"
+        self.columns = ", ".join(self._fields)
+        self._numbers = attrgetter(*self._fields[:-1])
 
-    def add(self, connection: sqlite3.Connection, slot: UsageSlot, usage: U) -> None:
-        """Add usage to the row of its slot."""
+    def add(self, transaction: Transaction, replica: str, slot: UsageSlot, usage: U) -> None:
+        """Add usage to a replica's row of its slot."""
         where = " AND ".join(f"{column} = ?" for column in self._key)
-        key = (slot.seconds, slot.start, *(getattr(usage, column) for column in self._key[2:]))
+        place: tuple[object, ...] = (slot.seconds, slot.start, slot.owner, replica)
+        key = (*place, *(getattr(usage, column) for column in self._named))
         query = f"SELECT {self.columns} FROM {self.name} WHERE {where}"
-        known = connection.execute(query, key).fetchone()
+        known = transaction.execute(query, key).fetchone()
         total: U = usage if known is None else self.read(known).plus(usage)
+        columns = ("seconds", "start", "owner", "replica", *self._fields)
         latency = msgspec.msgpack.encode(dict(total.latency))
-        connection.execute(
-            f"INSERT OR REPLACE INTO {self.name} (seconds, start, {self.columns}) VALUES ({self._marks})",
-            (slot.seconds, slot.start, *self._numbers(total), latency),
-        )
+        transaction.put(self.name, columns, self._key, [(*place, *self._numbers(total), latency)])
 
     def read(self, values: Sequence[Any]) -> U:
         """Return the usage in a row."""
         return self._usage(*values[:-1], _decoded(values[-1]))
 
-    def roll_up(self, connection: sqlite3.Connection, hours_before: int, days_before: float) -> None:
-        """Turn hours before one moment into days, and delete days before another."""
+    def roll_up(self, transaction: Transaction, hours_before: int, days_before: float) -> None:
+        """Turn hours of all replicas before one moment into days, and delete days before another."""
         old = (HOUR, hours_before)
-        query = f"SELECT start, {self.columns} FROM {self.name} WHERE seconds = ? AND start < ?"
-        for start, *values in connection.execute(query, old).fetchall():
-            self.add(connection, UsageSlot.of(start, DAY), self.read(values))
-        connection.execute(f"DELETE FROM {self.name} WHERE seconds = ? AND start < ?", old)
-        connection.execute(
+        query = f"SELECT start, owner, {self.columns} FROM {self.name} WHERE seconds = ? AND start < ?"
+        for start, owner, *values in transaction.execute(query, old).fetchall():
+            self.add(transaction, "", UsageSlot.of(start, DAY, owner), self.read(values))
+        transaction.execute(f"DELETE FROM {self.name} WHERE seconds = ? AND start < ?", old)
+        transaction.execute(
             f"DELETE FROM {self.name} WHERE seconds = ? AND start + seconds <= ?", (DAY, days_before)
         )
 
@@ -214,62 +221,107 @@ class _UsageTable(Generic[U]):
 _TOOLS = _UsageTable("tool_usage", ToolUsage, ("server", "tool"))
 _SEARCHES = _UsageTable("search_usage", SearchUsage, ())
 
+_USAGE_KEY: Final = ("start", "seconds", "owner", "replica", "server", "tool")
+
+WRITERS_SECONDS: Final = 30 * DAY
+"""Time for which the last batch of a process is remembered: it sends none again after that."""
+
 
 class StatisticsStore(Tables):
     """The tables of statistics."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._batches = itertools.count(1)
+
+    def version(self) -> int:
+        """Return a number that changes when another process has counted."""
+        return self._database.number(
+            "SELECT COALESCE(SUM(batch), 0) FROM writers WHERE area = ? AND writer <> ?",
+            (USAGE, self._database.writer),
+        )
+
+    def next_batch(self) -> int:
+        """Return the number of a new batch: what is added twice under one number counts once."""
+        return next(self._batches)
 
     def add(
         self,
         tools: Iterable[tuple[UsageSlot, ToolUsage]],
         searches: Mapping[UsageSlot, SearchUsage],
         rows: Iterable[SearchRow],
+        batch: int | None = None,
     ) -> None:
         """Add counts to those in the store, and replace searches of the same id; all or nothing."""
-        with self._database.transaction() as connection:
+        database, number = self._database, self.next_batch() if batch is None else batch
+        now = time_of_day()
+        # Each replica has rows of its own, so they need not wait for each other, only for a roll-up.
+        with database.transaction(USAGE, shared=True) as transaction:
+            if not transaction.is_new(database.writer, USAGE, number, now):
+                return
             for slot, usage in tools:
-                _TOOLS.add(connection, slot, usage)
+                _TOOLS.add(transaction, database.replica, slot, usage)
             for slot, searched in searches.items():
-                _SEARCHES.add(connection, slot, searched)
-            put_rows(connection, "searches", rows)
+                _SEARCHES.add(transaction, database.replica, slot, searched)
+            transaction.put_rows("searches", ("id",), rows)
 
     def roll_up(self, hours_before: float, days_before: float) -> None:
         """Turn hours before one moment into days, and forget the days before another."""
         # Whole days only: otherwise a report would count some hours twice, alone and as part of a day.
-        before = UsageSlot.of(hours_before, DAY).start
-        with self._database.transaction() as connection:
-            _TOOLS.roll_up(connection, before, days_before)
-            _SEARCHES.roll_up(connection, before, days_before)
+        before, now = UsageSlot.of(hours_before, DAY).start, time_of_day()
+        with self._database.transaction(USAGE) as transaction:
+            _TOOLS.roll_up(transaction, before, days_before)
+            _SEARCHES.roll_up(transaction, before, days_before)
+            transaction.execute("DELETE FROM writers WHERE time < ?", (now - WRITERS_SECONDS,))
 
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
         """Forget searches before a moment, and the oldest of too many rows."""
-        with self._database.transaction() as connection:
-            forget_old(connection, "tool_usage", by="start", keep=most_usage)
-            forget_old(connection, "searches", before=searches_before, keep=most_searches)
+        with self._database.transaction(USAGE) as transaction:
+            transaction.forget_old("tool_usage", _USAGE_KEY, by="start", keep=most_usage)
+            transaction.forget_old("searches", ("id",), before=searches_before, keep=most_searches)
 
     def tools(self, since: float = 0.0) -> list[ToolUsage]:
-        """Return the usage of every tool in the slots that end after a moment, summed up."""
+        """Return the usage of every tool in the slots that end after a moment, summed up over all owners."""
+        together: dict[ToolKey, ToolUsage] = {}
+        for usage in self.tools_by_owner(since).values():
+            for key, one in usage.items():
+                known = together.get(key)
+                together[key] = one if known is None else known.plus(one)
+        return list(together.values())
+
+    def tools_by_owner(self, since: float = 0.0) -> dict[str, dict[ToolKey, ToolUsage]]:
+        """Return the usage of every tool by each owner, in the slots that end after a moment."""
         where = "FROM tool_usage WHERE start + seconds > ?"
-        latencies: dict[ToolKey, dict[int, int]] = defaultdict(dict)
+        latencies: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
         # SQL adds up the numbers: a year of many tools has tens of thousands of rows, and is read often.
-        for server, tool, latency in self._database.rows(f"SELECT server, tool, latency {where}", (since,)):
-            together = latencies[server, tool]
+        histograms = self._database.rows(f"SELECT owner, server, tool, latency {where}", (since,))
+        for owner, server, tool, latency in histograms:
+            together = latencies[owner, server, tool]
             for bucket, count in _decoded(latency).items():
                 together[bucket] = together.get(bucket, 0) + count
         sums = self._database.rows(
-            "SELECT server, tool, SUM(calls), SUM(errors), SUM(timed), SUM(ms), SUM(result_bytes), MAX(last) "
-            f"{where} GROUP BY server, tool",
+            "SELECT owner, server, tool, SUM(calls), SUM(errors), SUM(timed), SUM(ms), SUM(result_bytes), "
+            f"MAX(last) {where} GROUP BY owner, server, tool ORDER BY owner, server, tool",
             (since,),
         )
-        return [ToolUsage(*(*values, latencies[values[0], values[1]])) for values in sums]
+        found: dict[str, dict[ToolKey, ToolUsage]] = defaultdict(dict)
+        for owner, server, tool, calls, errors, timed, ms, result_bytes, last in sums:
+            numbers = int(calls), int(errors), int(timed), float(ms), int(result_bytes), last
+            found[owner][server, tool] = ToolUsage(server, tool, *numbers, latencies[owner, server, tool])
+        return dict(found)
 
     def searched(self, since: float = 0.0) -> dict[UsageSlot, SearchUsage]:
-        """Return searches by slot, for the slots that end after a moment, oldest first."""
+        """Return searches of all owners by slot, for slots that end after a moment, oldest first."""
         rows = self._database.rows(
             f"SELECT seconds, start, {_SEARCHES.columns} FROM search_usage "
             "WHERE start + seconds > ? ORDER BY start",
             (since,),
         )
-        return {UsageSlot(seconds, start): _SEARCHES.read(values) for seconds, start, *values in rows}
+        found: dict[UsageSlot, SearchUsage] = {}
+        for seconds, start, *values in rows:
+            slot, usage = UsageSlot(seconds, start), _SEARCHES.read(values)
+            found[slot] = found[slot].plus(usage) if slot in found else usage
+        return found
 
     def calls(self, since: float = 0.0) -> dict[UsageSlot, tuple[int, int]]:
         """Return calls and errors of all tools by slot, for slots that end after a moment, oldest first."""
@@ -278,17 +330,19 @@ class StatisticsStore(Tables):
             "GROUP BY start, seconds ORDER BY start",
             (since,),
         )
-        return {UsageSlot(seconds, start): (calls, errors) for seconds, start, calls, errors in rows}
+        return {
+            UsageSlot(seconds, start): (int(calls), int(errors)) for seconds, start, calls, errors in rows
+        }
 
     def searches(self, limit: int) -> list[SearchRow]:
         """Return the latest searches, newest first."""
-        rest = "FROM searches ORDER BY time DESC, rowid DESC LIMIT ?"
+        rest = "FROM searches ORDER BY time DESC, id DESC LIMIT ?"
         rows = self._database.read(SearchRow, rest, [limit])
         return [replace(row, reranked=bool(row.reranked)) for row in rows]  # SQLite has no booleans
 
     def definitions(self) -> list[DefinitionRow]:
         """Return the tools of the catalog when they were last counted."""
-        return self._database.read(DefinitionRow, "FROM definitions WHERE tokens >= 0")
+        return self._database.read(DefinitionRow, "FROM definitions WHERE tokens >= 0 ORDER BY server, tool")
 
     def put_definitions(self, server: str, rows: Sequence[DefinitionRow]) -> None:
         """Replace the tools of a server; the time at which one was first seen stays.
@@ -296,11 +350,10 @@ class StatisticsStore(Tables):
         A tool that was not there before takes over the time of one that is gone, the oldest first. So a
         server has new tools only as far as it has more than ever: a renamed tool is none.
         """
-        with self._database.transaction() as connection:
-            known = dict(
-                connection.execute("SELECT tool, first FROM definitions WHERE server = ?", (server,))
-            )
-            connection.execute("DELETE FROM definitions WHERE server = ?", (server,))
+        with self._database.transaction(USAGE) as transaction:
+            query = "SELECT tool, first FROM definitions WHERE server = ?"
+            known = dict(transaction.execute(query, (server,)).fetchall())
+            transaction.execute("DELETE FROM definitions WHERE server = ?", (server,))
             now = {row.tool for row in rows}
             gone = sorted((first, tool) for tool, first in known.items() if tool not in now)
             for row in rows:
@@ -308,15 +361,17 @@ class StatisticsStore(Tables):
                     known[row.tool] = min(gone.pop(0)[0], row.first)
             seen = [replace(row, first=known.get(row.tool, row.first)) for row in rows]
             left = [DefinitionRow(server, tool, "", GONE, first) for first, tool in gone]
-            put_rows(connection, "definitions", [*seen, *left])
+            transaction.put_rows("definitions", ("server", "tool"), [*seen, *left])
 
     def settle(self, tools: Iterable[ToolKey]) -> None:
         """Have tools count as old as the first tool of all, so that none of them is new."""
-        with self._database.transaction() as connection:
-            (first,) = connection.execute("SELECT MIN(first) FROM definitions").fetchone()
-            for server, tool in tools if first is not None else ():
-                row = DefinitionRow(server, tool, "", GONE, first)
-                put_rows(connection, "definitions", [row])
+        with self._database.transaction(USAGE) as transaction:
+            (first,) = transaction.execute("SELECT MIN(first) FROM definitions").fetchone()
+            rows = [
+                DefinitionRow(server, tool, "", GONE, first)
+                for server, tool in (tools if first is not None else ())
+            ]
+            transaction.put_rows("definitions", ("server", "tool"), rows)
 
 
 def _decoded(latency: bytes) -> Counts:

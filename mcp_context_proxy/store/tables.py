@@ -1,4 +1,4 @@
-"""Tables of vectors, learned pairs, listings of servers, request contexts, and sessions by tool."""
+"""Tables of vectors, listings of servers, request contexts, and sessions by tool."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import hashlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.sqlite import Tables, forget_old, put_rows
-from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.store.database import LISTINGS, Tables
 
 STORED: Final = np.dtype("<f4")
 """Little-endian everywhere, so that a store can move between machines."""
@@ -36,20 +35,23 @@ class VectorStore(Tables):
         """Keep vectors, all or none; another one under the same key is replaced."""
         blobs = [(key, encoded_vector(vector)) for key, vector in vectors.items()]
         rows = [(model_id, key, blob, _checksum(model_id, key, blob)) for key, blob in blobs]
-        with self._database.transaction() as connection:
+        # In one order, so that no two writers wait for each other.
+        rows.sort(key=lambda row: row[1] or b"")
+        with self._database.transaction() as transaction:
             # A vector that is there already is not written again.
-            connection.executemany(
+            transaction.executemany(
                 "INSERT INTO vectors (model_id, key, vector, checksum) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (model_id, key) DO UPDATE SET vector = excluded.vector, "
                 "checksum = excluded.checksum "
-                "WHERE vector <> excluded.vector OR checksum IS NOT excluded.checksum",
+                "WHERE vectors.vector <> excluded.vector OR vectors.checksum IS NULL "
+                "OR vectors.checksum <> excluded.checksum",
                 rows,
             )
 
     def clear(self) -> None:
         """Forget all vectors."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM vectors")
+        with self._database.transaction() as transaction:
+            transaction.execute("DELETE FROM vectors")
 
 
 def _checksum(model_id: str, key: bytes | None, blob: bytes) -> int:
@@ -72,95 +74,6 @@ def decoded_vector(blob: bytes) -> Vector:
     return np.frombuffer(blob, STORED).astype(np.float32)
 
 
-_PAIR_COLUMNS: Final = "key, server, tool, query, vector, model_id, confidence, uses, first, last"
-
-DECAY_PER_DAY: Final = 0.95
-"""The share of a confidence that is left after a day: 0.21 after 30 days."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """A learned pair: a query, and a tool that was used for it."""
-
-    key: bytes
-    """SHA-256 of the query's words."""
-    tool: ToolKey
-    query: str | None
-    """None where queries are not kept."""
-    vector: Vector
-    model_id: str
-    """The model that made the vector."""
-    confidence: float
-    """The confidence at the last use; see `confidence_at`."""
-    uses: int
-    first: float
-    """Seconds since 1970, as is `last`."""
-    last: float
-
-    @property
-    def id(self) -> PairId:
-        """The key and the tool, which no other pair has both."""
-        return self.key, self.tool
-
-    def confidence_at(self, now: float) -> float:
-        """Return the confidence that is left at a time: it halves in two weeks without a use."""
-        return float(self.confidence * DECAY_PER_DAY ** max((now - self.last) / DAY, 0.0))
-
-
-PairId: TypeAlias = tuple[bytes, ToolKey]
-"""Key and tool of a pair."""
-
-
-class LearnedStore(Tables):
-    """Learned pairs."""
-
-    def all(self) -> list[Pair]:
-        """Return every pair, oldest first, except those with a damaged vector."""
-        rows = self._database.rows(f"SELECT {_PAIR_COLUMNS} FROM learned ORDER BY first, key, server, tool")
-        return [
-            Pair(key, (server, tool), query, decoded_vector(vector), *rest)
-            for key, server, tool, query, vector, *rest in rows
-            if is_vector(vector)
-        ]
-
-    def count(self) -> int:
-        """Return the number of pairs."""
-        return self._database.number("SELECT COUNT(*) FROM learned")
-
-    def put(self, pairs: Iterable[Pair]) -> None:
-        """Keep pairs, all or none; a pair of the same key and tool is replaced."""
-        values = [
-            (
-                pair.key,
-                *pair.tool,
-                pair.query,
-                encoded_vector(pair.vector),
-                pair.model_id,
-                pair.confidence,
-                pair.uses,
-                pair.first,
-                pair.last,
-            )
-            for pair in pairs
-        ]
-        with self._database.transaction() as connection:
-            connection.executemany(
-                f"INSERT OR REPLACE INTO learned ({_PAIR_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                values,
-            )
-
-    def remove(self, pairs: Iterable[Pair]) -> None:
-        """Forget pairs."""
-        keys = [(pair.key, *pair.tool) for pair in pairs]
-        with self._database.transaction() as connection:
-            connection.executemany("DELETE FROM learned WHERE key = ? AND server = ? AND tool = ?", keys)
-
-    def forget_tools(self, tools: Iterable[ToolKey]) -> None:
-        """Forget all pairs of some tools."""
-        with self._database.transaction() as connection:
-            connection.executemany("DELETE FROM learned WHERE server = ? AND tool = ?", list(tools))
-
-
 LISTINGS_KEPT: Final = 1_000
 """Listings, one a server; the oldest ones make room."""
 
@@ -179,23 +92,22 @@ class ListingStore(Tables):
 
     def ending_with(self, suffix: str) -> dict[str, tuple[float, bytes]]:
         """Return the entries whose keys end so, as `get` does, by key."""
-        query = "SELECT key FROM listings WHERE substr(key, -length(?)) = ?"
-        keys = [key for (key,) in self._database.rows(query, (suffix, suffix))]
+        keys = [key for (key,) in self._database.rows("SELECT key FROM listings") if key.endswith(suffix)]
         return {key: found for key in keys if (found := self.get(key)) is not None}
 
     def put(self, key: str, time: float, listing: bytes) -> None:
         """Keep a listing in place of the former one."""
-        with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO listings (key, time, digest, listing) VALUES (?, ?, ?, ?)",
-                (key, time, _digest(key, listing), listing),
-            )
-            forget_old(connection, "listings", keep=LISTINGS_KEPT)
+        row = key, time, _digest(key, listing), listing
+        with self._database.transaction(LISTINGS) as transaction:
+            transaction.put("listings", ("key", "time", "digest", "listing"), ("key",), [row])
+            transaction.forget_old("listings", ("key",), keep=LISTINGS_KEPT)
+            transaction.next_revision(LISTINGS)
 
     def forget(self, key: str) -> None:
         """Forget a listing."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM listings WHERE key = ?", (key,))
+        with self._database.transaction(LISTINGS) as transaction:
+            transaction.execute("DELETE FROM listings WHERE key = ?", (key,))
+            transaction.next_revision(LISTINGS)
 
 
 def _digest(key: str, listing: bytes) -> bytes:
@@ -222,9 +134,9 @@ class RequestStore(Tables):
 
     def put(self, rows: Iterable[RequestRow], keep: int, since: float) -> None:
         """Keep rows, all or none; then forget all but the latest ``keep``, and all before ``since``."""
-        with self._database.transaction() as connection:
-            put_rows(connection, "requests", rows)
-            forget_old(connection, "requests", before=since, keep=keep)
+        with self._database.transaction() as transaction:
+            transaction.put_rows("requests", ("id",), rows)
+            transaction.forget_old("requests", ("id",), before=since, keep=keep)
 
     def get(self, request_id: str) -> RequestRow | None:
         """Return the request context by an id; None when it is unknown or forgotten."""
@@ -237,10 +149,12 @@ class RequestStore(Tables):
 
     def latest_of(self, owner: str | None, limit: int) -> list[RequestRow]:
         """Return the latest of one client, newest first."""
-        return self._latest("WHERE owner IS ?", [owner, limit])
+        if owner is None:
+            return self._latest("WHERE owner IS NULL", [limit])
+        return self._latest("WHERE owner = ?", [owner, limit])
 
     def _latest(self, where: str, parameters: Sequence[object]) -> list[RequestRow]:
-        rest = f"FROM requests {where} ORDER BY time DESC, rowid DESC LIMIT ?"
+        rest = f"FROM requests {where} ORDER BY time DESC, id DESC LIMIT ?"
         return self._database.read(RequestRow, rest, parameters)
 
 
@@ -277,25 +191,28 @@ class ToolSessionStore(Tables):
 
     def add(self, rows: Iterable[ToolSession], since: float, keep: int) -> None:
         """Keep uses, all or none, one a session; then forget all before ``since``, and all but ``keep``."""
-        with self._database.transaction() as connection:
-            put_rows(connection, "tool_sessions", rows)
-            forget_old(connection, "tool_sessions", before=since, keep=keep)
+        key = ("server", "tool", "session")
+        with self._database.transaction() as transaction:
+            transaction.put_rows("tool_sessions", key, rows)
+            transaction.forget_old("tool_sessions", key, before=since, keep=keep)
 
     def counted(self, since: float) -> list[ToolSessions]:
         """Return the number of sessions since a time in which each tool was used."""
         rows = self._database.rows(
             "SELECT server, tool, COUNT(*), MAX(time) FROM tool_sessions WHERE time >= ? "
-            "GROUP BY server, tool",
+            "GROUP BY server, tool ORDER BY server, tool",
             (since,),
         )
         return [ToolSessions(*row) for row in rows]
 
     def tools(self) -> list[ToolKey]:
         """Return every tool that was used in a session."""
-        rows = self._database.rows("SELECT DISTINCT server, tool FROM tool_sessions")
+        rows = self._database.rows("SELECT DISTINCT server, tool FROM tool_sessions ORDER BY 1, 2")
         return [(server, tool) for server, tool in rows]
 
     def forget(self, tools: Iterable[ToolKey]) -> None:
         """Forget the sessions of some tools."""
-        with self._database.transaction() as connection:
-            connection.executemany("DELETE FROM tool_sessions WHERE server = ? AND tool = ?", list(tools))
+        with self._database.transaction() as transaction:
+            transaction.executemany("DELETE FROM tool_sessions WHERE server = ? AND tool = ?", list(tools))
+            # So is what was chosen from them today.
+            transaction.execute("DELETE FROM working_sets")

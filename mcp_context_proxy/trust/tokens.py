@@ -124,6 +124,11 @@ class Principal:
     def __post_init__(self) -> None:
         object.__setattr__(self, "limited", Reach() not in self.reach)
 
+    @property
+    def owner(self) -> str:
+        """Owner of the pairs that their uses teach, and of their counts: administrators share one, empty."""
+        return "" if self.may(Role.ADMIN) else self.name or "unnamed"
+
     def reaches(self, server: str) -> bool:
         """Return whether they may reach a server."""
         return not self.limited or any(one.has(server) for one in self.reach)

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.learning.pairs import NEW_IN_A_SESSION, Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import DAY, open_store
+from mcp_context_proxy.trust.tokens import Principal, acting_as
 
 from .conftest import Clock, Words
 
@@ -228,6 +231,101 @@ def _learn_for_ever(path: str, told: Any) -> None:
             query = f"alpha{number} beta{number} gamma{number}"
             tier.learn(Use(query, ("s", f"tool{number}"), Signal.FOUND, f"session {number}"))
             told.send(number)
+
+
+OWN = Principal("ann", admin=False)
+"""A principal with a token of its own."""
+
+
+def test_the_uses_of_a_named_principal_count_in_its_own_searches_only(tier, words):
+    tier.learn(use())
+    tier.learn(use(tool=CHAT, owner="ann"))
+    tier.learn(use(query="resize an image", tool=CHAT, owner="ben"))
+
+    assert set(tier.supported(words.one(QUERY))) == {MAIL}
+    with acting_as(OWN):
+        assert set(tier.supported(words.one(QUERY))) == {MAIL, CHAT}
+        assert tier.supported(words.one("resize an image")) == {}
+
+
+def test_what_everybody_has_learned_is_not_changed_by_a_named_principal(tier):
+    tier.learn(use())
+    tier.learn(use(tool=CHAT, owner="ann", session="b", shown=(MAIL, CHAT)))
+    tier.learn(use(owner="ann", session="c"))
+
+    (shared,) = tier.index.pairs
+    assert (shared.uses, shared.confidence) == (1, 0.75)
+    assert sorted((pair.owner, pair.tool[1]) for pair in tier.pairs) == [
+        ("", "send_mail"),
+        ("ann", "send_chat"),
+        ("ann", "send_mail"),
+    ]
+
+
+def test_a_remembered_answer_of_one_principal_is_not_that_of_another(tier):
+    everybody = tier.generation()
+    tier.learn(use(owner="ann"))
+
+    assert tier.generation() == everybody
+    with acting_as(OWN):
+        assert tier.generation() != everybody
+
+
+def test_uses_that_waited_for_the_store_are_learned_as_if_it_had_never_failed(tier, words, clock, path):
+    other = sqlite3.connect(path, isolation_level=None)
+    with open_store(path) as store:
+        meanwhile = LearnedTier(words, store.learned, clock=clock)
+        meanwhile.learn(use(session="elsewhere"))
+        store.close()
+    other.execute("BEGIN IMMEDIATE")
+    tier.learn(use(session="here"))
+    tier.learn(use(session="here"))
+    other.close()
+    tier.refresh()
+
+    assert [(pair.uses, pair.tool) for pair in tier.pairs] == [(2, MAIL)]
+    with open_store(path) as store:
+        assert [pair.uses for pair in store.learned.all()] == [2]
+
+
+TEACHER = """
+import sys
+from pathlib import Path
+from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.store import open_store
+sys.path[:0] = [sys.argv[2]]
+from conftest import Words
+print("ready", flush=True)
+sys.stdin.readline()
+with open_store(Path(sys.argv[1])) as store:
+    tier = LearnedTier(Words(), store.learned)
+    for number in range(30):
+        tier.learn(Use("tell my colleague", ("s", "own"), Signal.FOUND, f"{sys.argv[3]} {number}"))
+        tier.learn(Use("book a room", ("s", "same"), Signal.FOUND, f"session {number}"))
+"""
+
+
+def test_two_processes_lose_no_use_and_count_no_repetition(path):
+    """Both see the same sessions use one tool, and different sessions use the other."""
+    command = [sys.executable, "-c", TEACHER, str(path), str(Path(__file__).parent)]
+    both = [
+        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name in ("one", "other")
+    ]
+    for process in both:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.wait(60) for process in both] == [0, 0]
+    for process in both:
+        process.communicate()
+
+    with open_store(path) as store:
+        assert {pair.tool[1]: pair.uses for pair in store.learned.all()} == {"own": 60, "same": 30}
 
 
 @pytest.mark.slow

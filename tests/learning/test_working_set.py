@@ -55,7 +55,7 @@ def choose(path: Path, clock: Clock, budget: int = 100) -> list[str]:
     working_set = WorkingSet()
     with open_store(path) as store:
         store.statistics.put_definitions("s", [DefinitionRow("s", "a", "f", 10, 0.0)])
-        working_set.choose(store.tool_sessions, store.statistics, budget, clock)
+        working_set.choose(store, budget, clock)
     return names(dict(working_set.reasons))
 
 
@@ -73,8 +73,30 @@ async def test_each_session_is_counted_once_across_restarts(tmp_path):
     assert choose(path, clock) == []
 
     await record(path, clock, "two", "three")
+    clock.now += DAY
     assert choose(path, clock) == ["a"]
     assert choose(path, clock, budget=0) == []
+
+
+async def test_what_is_chosen_once_a_day_is_the_same_for_all_who_share_the_store(tmp_path):
+    path, clock = tmp_path / "store.sqlite3", Clock()
+    await record(path, clock, "one", "two", "three")
+    running = WorkingSet()
+    with open_store(path) as store:
+        store.statistics.put_definitions("s", [DefinitionRow("s", "a", "f", 10, 0.0)])
+        assert running.choose(store, 100, clock)
+        store.tool_sessions.add([], 0.0, 0)
+        assert not running.choose(store, 100, clock)
+
+        clock.now += DAY / 4
+        started_later = WorkingSet()
+        assert started_later.choose(store, 100, clock)
+        assert started_later.reasons == running.reasons
+        assert names(dict(running.reasons)) == ["a"]
+
+        clock.now += DAY
+        assert running.choose(store, 100, clock)
+        assert running.reasons == {}
 
 
 async def test_calls_without_a_session_are_counted_by_day(tmp_path):
@@ -85,6 +107,7 @@ async def test_calls_without_a_session_are_counted_by_day(tmp_path):
     for _ in range(2):
         clock.now += DAY
         await record(path, clock, None)
+    clock.now += DAY
     assert choose(path, clock) == ["a"]
 
 

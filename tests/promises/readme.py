@@ -137,7 +137,7 @@ README = (
             TOOL_LIST + "test_the_proxys_own_definitions_depend_only_on_the_configuration",
             TOOL_LIST + "test_no_search_changes_the_list_of_a_modern_client",
             "proxy/test_real_tools.py::test_a_default_list_is_short_whatever_is_behind_it",
-            "server/test_working_set.py::test_tools_used_in_several_sessions_are_listed_after_a_restart",
+            "server/test_working_set.py::test_tools_used_in_several_sessions_are_listed_from_the_next_day_on",
             "server/test_working_set.py::test_by_default_there_is_no_working_set",
         ),
     ),

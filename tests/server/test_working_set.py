@@ -1,4 +1,4 @@
-"""Tools that are used in several sessions are in everybody's list from the next start on."""
+"""Tools that are used in several sessions are in everybody's list from the next day on."""
 
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,26 @@ async def use(proxy: Proxy, *names: str, sessions: int = 3) -> None:
         await anyio.lowlevel.checkpoint()
 
 
+async def next_day(proxy: Proxy) -> None:
+    """Forget what was chosen for today: the next proxy chooses as on another day."""
+
+    def forget() -> None:
+        with proxy.store.database.transaction() as transaction:
+            transaction.execute("DELETE FROM working_sets")
+
+    await anyio.to_thread.run_sync(forget)
+
+
 def listed(names: list[str]) -> list[str]:
     return [name for name in names if name.startswith("desk")]
 
 
-async def test_tools_used_in_several_sessions_are_listed_after_a_restart(workshop: Workshop) -> None:
+async def test_tools_used_in_several_sessions_are_listed_from_the_next_day_on(workshop: Workshop) -> None:
     async with inside(config(workshop)) as proxy:
         before = await Host(proxy, "handshake").names()
         await use(proxy, USED, "desk__read_mail", "desk__wipe")
         during = await Host(proxy, "handshake").names()
+        await next_day(proxy)
     async with inside(config(workshop)) as proxy:
         after = await Host(proxy, "modern").names()
         result = await Host(proxy, "handshake").data(SEARCH, {"query": "read the mails", "top_n": 1})
@@ -74,6 +85,7 @@ async def test_by_default_there_is_no_working_set(workshop: Workshop) -> None:
 async def test_a_tool_over_the_token_budget_is_not_listed(workshop: Workshop) -> None:
     async with inside(config(workshop)) as proxy:
         await use(proxy, USED)
+        await next_day(proxy)
     async with inside(config(workshop, tokens=5)) as proxy:
         assert listed(await Host(proxy, "handshake").names()) == []
 
@@ -81,6 +93,7 @@ async def test_a_tool_over_the_token_budget_is_not_listed(workshop: Workshop) ->
 async def test_a_session_can_remove_a_tool_of_the_working_set(workshop: Workshop) -> None:
     async with inside(config(workshop)) as proxy:
         await use(proxy, USED)
+        await next_day(proxy)
     async with inside(config(workshop)) as proxy:
         host = Host(proxy, "handshake")
         assert host.session is not None
@@ -95,6 +108,7 @@ async def test_using_a_working_set_tool_teaches_nothing_about_queries_that_did_n
 ) -> None:
     async with inside(config(workshop)) as proxy:
         await use(proxy, USED)
+        await next_day(proxy)
     async with inside(config(workshop)) as proxy:
         host = Host(proxy, "handshake")
         await host.call(SEARCH, {"query": "read the mails", "top_n": 1, "server": "desk"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import anyio
 import pytest
@@ -11,12 +12,65 @@ from support.ledger import until
 
 from mcp_context_proxy import Catalog
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
-from mcp_context_proxy.store import SearchRow, open_store
+from mcp_context_proxy.store import SearchRow, StatisticsStore, open_store
 
 pytestmark = pytest.mark.anyio
 
 SEARCH = SearchRow("r1", 1e9, b"hash", "a query", "mcp", 0, None, None, None, 5.0, reranked=False)
+
+
+class Unsure(StatisticsStore):
+    """A store that writes, and then says that it could not."""
+
+    failing = 0
+
+    def add(self, *counts: Any) -> None:
+        super().add(*counts)
+        if self.failing > 0:
+            self.failing -= 1
+            raise StoreError("store", "the connection was cut")
+
+
+async def test_counts_that_are_sent_twice_count_once() -> None:
+    with anyio.fail_after(30), open_store("memory") as store:
+        statistics = Unsure(store.database)
+        inventory = Inventory(statistics, Catalog(), tokens=lambda _: 0, listed_whole=lambda _: False)
+        recorder = UsageRecorder(statistics, Limits(), inventory)
+        async with anyio.create_task_group() as group:
+            group.start_soon(recorder.run)
+            statistics.failing = 2
+            for _ in range(4):
+                recorder.called("s", "find", 1.0, False, 10)
+                await recorder.flush()
+            group.cancel_scope.cancel()
+
+        (tool,) = store.statistics.tools()
+    assert tool.calls == 4
+    assert recorder.figures["s", "find"].calls == 4
+
+
+async def test_of_too_many_rows_that_wait_for_the_store_the_oldest_are_dropped() -> None:
+    with anyio.fail_after(30), open_store("memory") as store:
+        statistics = Unsure(store.database)
+        inventory = Inventory(statistics, Catalog(), tokens=lambda _: 0, listed_whole=lambda _: False)
+        recorder = UsageRecorder(statistics, Limits(store_waiting_rows=3), inventory)
+        async with anyio.create_task_group() as group:
+            group.start_soon(recorder.run)
+            statistics.failing = 1
+            recorder.called("s", "first", 1.0, False, 10)
+            await recorder.flush()
+            statistics.failing = 9
+            for number in range(9):
+                recorder.called("s", f"waits{number}", 1.0, False, 10)
+                await recorder.flush()
+            statistics.failing = 0
+            await recorder.flush()
+            group.cancel_scope.cancel()
+
+        assert len(store.statistics.tools()) == 4
+
 
 LOOKS = 3
 """At what others have counted, with nothing of its own in between."""

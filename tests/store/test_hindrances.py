@@ -14,8 +14,7 @@ import pytest
 from support.stores import MODEL, NOW, key, vector
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import Interaction, Store, open_store
-from mcp_context_proxy.store.sqlite import StoreUnavailableError
+from mcp_context_proxy.store import Interaction, Store, StoreUnavailableError, open_store
 
 PATIENCE = 60
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.sqlite import CONSEQUENCE, WARN_AGAIN_SECONDS, FailureLog
+from mcp_context_proxy.store.database import CONSEQUENCE, WARN_AGAIN_SECONDS, FailureLog
 
 FULL = StoreError(Path("store.sqlite3"), "database or disk is full")
 

@@ -354,7 +354,7 @@ async def test_health_tells_problems_to_administrators_alone(web: Web) -> None:
     assert (await web.ask("anna", "GET", "/healthz")).json() == {"status": "ok"}
 
 
-async def test_uses_of_a_named_token_teach_nothing(fresh: Proxy, era: str) -> None:
+async def test_uses_of_a_named_token_teach_and_count_for_itself_alone(fresh: Proxy, era: str) -> None:
     ben, owner = Host(fresh, era, rights=Principal("ben", Role.USE)), Host(fresh, era)
     for host in (ben, owner):
         await host.call("search_available_tools", {"query": "show me the maps"})
@@ -362,10 +362,19 @@ async def test_uses_of_a_named_token_teach_nothing(fresh: Proxy, era: str) -> No
         assert fresh.search.use_recorder is not None
         await fresh.search.use_recorder.flush()
         if host is ben:
-            taught_by_ben = fresh.store.learned.count()
+            taught_by_ben = [pair.owner for pair in fresh.store.learned.all()]
 
-    assert taught_by_ben == 0
-    assert fresh.store.learned.count() == 1
+    assert taught_by_ben == ["ben"]
+    assert fresh.statistics.usage is not None
+    await fresh.statistics.usage.flush()
+    counted = fresh.store.statistics.tools_by_owner()
+    assert {owner: sum(one.calls for one in tools.values()) for owner, tools in counted.items()} == {
+        "ben": 1,
+        "": 1,
+    }
+    of_ben, of_all = fresh.statistics.usage.figures_of("ben"), fresh.statistics.usage.figures_of("")
+    assert [one.calls for one in of_ben.values()] == [1]
+    assert [one.calls for one in of_all.values()] == [2]
 
 
 async def test_a_search_quotes_no_request_of_another_below_view(

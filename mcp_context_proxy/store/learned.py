@@ -1,0 +1,277 @@
+"""Learned pairs and the uses that taught them.
+
+A use is learned in one transaction: the pairs as they are then, the lessons that its session has had before,
+and what follows from both. So two processes lose no use, and count no repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+
+from mcp_context_proxy.items import ToolKey, Vector
+from mcp_context_proxy.store.database import PAIRS, Tables, Transaction
+from mcp_context_proxy.store.statistics import DAY
+from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
+from mcp_context_proxy.system.process import time_of_day
+
+_KEY: Final = ("owner", "key", "server", "tool")
+_COLUMNS: Final = (
+    *_KEY, "query", "vector", "model_id", "confidence", "uses", "first", "last", "revision",
+)  # fmt: skip
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS[:-1])} FROM learned"
+
+DECAY_PER_DAY: Final = 0.95
+"""The share of a confidence that is left after a day: 0.21 after 30 days."""
+
+USES_KEPT: Final = 10_000
+"""Uses that are remembered, the latest, so that a repetition in one session counts once: 2 MB."""
+
+REMEMBERED_DAYS: Final = 30
+"""Days for which uses and forgotten pairs are remembered."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A learned pair: a query, and a tool that was used for it."""
+
+    key: bytes
+    """SHA-256 of the query's words."""
+    tool: ToolKey
+    query: str | None
+    """None where queries are not kept."""
+    vector: Vector
+    model_id: str
+    """The model that made the vector."""
+    confidence: float
+    """The confidence at the last use; see `confidence_at`."""
+    uses: int
+    first: float
+    """Seconds since 1970, as is `last`."""
+    last: float
+    owner: str = ""
+    """Principal whose uses it is learned from; empty for the user and all administrators."""
+
+    @property
+    def id(self) -> PairId:
+        """Key and tool, which no other pair of the same owner has both."""
+        return self.key, self.tool
+
+    def confidence_at(self, now: float) -> float:
+        """Return the confidence that is left at a time: it halves in two weeks without a use."""
+        return float(self.confidence * DECAY_PER_DAY ** max((now - self.last) / DAY, 0.0))
+
+
+PairId: TypeAlias = tuple[bytes, ToolKey]
+"""Key and tool of a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class UseRow:
+    """A use of a tool, of which a store learns once."""
+
+    id: str
+    """Given by who saw it: the same use may be sent again."""
+    time: float
+    """Seconds since 1970."""
+    owner: str
+    session: str
+    """Public id of the session, or what stands for it."""
+    tool: ToolKey
+
+
+@dataclass(frozen=True, slots=True)
+class PairChanges:
+    """Changes of the pairs after a revision."""
+
+    revision: int
+    """Revision up to which these are all."""
+    pairs: tuple[Pair, ...] = ()
+    """New and changed ones, oldest first, except those with a damaged vector."""
+    gone: frozenset[tuple[str, PairId]] = field(default=frozenset())
+    """Forgotten ones: owner, and key and tool."""
+
+
+Taught: TypeAlias = frozenset[PairId]
+"""The pairs that a session has taught."""
+
+Decide: TypeAlias = Callable[[PairChanges, Taught], tuple[Sequence[Pair], bytes | None]]
+"""Returns the pairs that a use changes, and the key of the one for which it counts, if it does. Called inside
+a transaction, so it must be quick."""
+
+
+class LearnedStore(Tables):
+    """Learned pairs, and uses."""
+
+    def all(self) -> list[Pair]:
+        """Return every pair, oldest first, except those with a damaged vector."""
+        return list(self.changes(0).pairs)
+
+    def count(self) -> int:
+        """Return the number of pairs."""
+        return self._database.number("SELECT COUNT(*) FROM learned")
+
+    def revision(self) -> int:
+        """Return a number that grows whenever a pair is changed or forgotten."""
+        return self._database.number("SELECT revision FROM areas WHERE area = ?", (PAIRS,))
+
+    def changes(self, after: int) -> PairChanges:
+        """Return what has changed after a revision."""
+        # The revision first: what is committed in between comes once more with the next look.
+        revision = self.revision()
+        if revision <= after:
+            return PairChanges(revision)
+        pairs = self._database.rows(f"{_SELECT} WHERE revision > ?", (after,))
+        gone = [] if after == 0 else self._database.rows(_GONE, (PAIRS, after))
+        return _changes(revision, pairs, gone)
+
+    def teach(self, use: UseRow, after: int, decide: Decide) -> PairChanges:
+        """Learn from a use; return what it has changed.
+
+        ``decide`` gets what others have changed after a revision. A use that is known already changes
+        nothing; then those changes are returned.
+        """
+        with self._database.transaction(PAIRS) as transaction:
+            before = _read(transaction, after)
+            if transaction.execute("SELECT 1 FROM uses WHERE id = ?", (use.id,)).fetchone() is not None:
+                return before
+            taught = transaction.execute(
+                "SELECT key, server, tool FROM uses WHERE owner = ? AND session = ? AND key IS NOT NULL",
+                (use.owner, use.session),
+            ).fetchall()
+            pairs, key = decide(before, frozenset((each, (server, tool)) for each, server, tool in taught))
+            transaction.put(
+                "uses",
+                ("id", "time", "owner", "session", "server", "tool", "key"),
+                ("id",),
+                [(use.id, use.time, use.owner, use.session, *use.tool, key)],
+            )
+            if not pairs:
+                return PairChanges(before.revision)
+            return PairChanges(_put(transaction, pairs), tuple(pairs))
+
+    def put(self, pairs: Iterable[Pair]) -> None:
+        """Keep pairs, all or none; a pair of the same owner, key and tool is replaced."""
+        with self._database.transaction(PAIRS) as transaction:
+            _put(transaction, list(pairs))
+
+    def remove(self, pairs: Iterable[Pair], revision: int | None = None) -> None:
+        """Forget pairs; with a revision, only those that have not changed after it."""
+        rows = [(pair.owner, pair.key, *pair.tool) for pair in pairs]
+        if not rows:
+            return
+        now = time_of_day()
+        with self._database.transaction(PAIRS) as transaction:
+            if revision is not None:
+                changed = "SELECT owner, key, server, tool FROM learned WHERE revision > ?"
+                renewed = {tuple(row) for row in transaction.execute(changed, (revision,)).fetchall()}
+                rows = [row for row in rows if row not in renewed]
+            _forget(transaction, rows, now)
+
+    def forget_tools(self, tools: Iterable[ToolKey]) -> None:
+        """Forget all pairs of some tools."""
+        now = time_of_day()
+        with self._database.transaction(PAIRS) as transaction:
+            query = "SELECT owner, key, server, tool FROM learned WHERE server = ? AND tool = ?"
+            rows = [tuple(row) for tool in tools for row in transaction.execute(query, tool).fetchall()]
+            _forget(transaction, rows, now)
+
+    def forget_uses(self) -> None:
+        """Forget uses and tombstones that are too old or too many: nobody sends such a use again."""
+        since = time_of_day() - REMEMBERED_DAYS * DAY
+        with self._database.transaction(PAIRS) as transaction:
+            transaction.forget_old("uses", ("id",), before=since, keep=USES_KEPT)
+            transaction.execute("DELETE FROM tombstones WHERE area = ? AND time < ?", (PAIRS, since))
+
+
+_GONE: Final = "SELECT id FROM tombstones WHERE area = ? AND revision > ?"
+
+
+def _read(transaction: Transaction, after: int) -> PairChanges:
+    revision = transaction.revision(PAIRS)
+    if revision <= after:
+        return PairChanges(revision)
+    pairs = transaction.execute(f"{_SELECT} WHERE revision > ?", (after,)).fetchall()
+    gone = [] if after == 0 else transaction.execute(_GONE, (PAIRS, after)).fetchall()
+    return _changes(revision, pairs, gone)
+
+
+def _changes(revision: int, pairs: Iterable[tuple[object, ...]], gone: Iterable[tuple[str]]) -> PairChanges:
+    found = [_pair(*row) for row in pairs if is_vector(row[5])]  # type: ignore[arg-type]
+    found.sort(key=lambda pair: (pair.first, pair.key, pair.tool))
+    return PairChanges(revision, tuple(found), frozenset(_read_id(each) for (each,) in gone))
+
+
+def _pair(
+    owner: str,
+    key: bytes,
+    server: str,
+    tool: str,
+    query: str | None,
+    vector: bytes,
+    model_id: str,
+    *numbers: float,
+) -> Pair:
+    confidence, uses, first, last = numbers
+    return Pair(
+        key,
+        (server, tool),
+        query,
+        decoded_vector(vector),
+        model_id,
+        confidence,
+        int(uses),
+        first,
+        last,
+        owner,
+    )
+
+
+def _put(transaction: Transaction, pairs: Sequence[Pair]) -> int:
+    revision = transaction.next_revision(PAIRS)
+    transaction.put(
+        "learned",
+        _COLUMNS,
+        _KEY,
+        [
+            (
+                pair.owner,
+                pair.key,
+                *pair.tool,
+                pair.query,
+                encoded_vector(pair.vector),
+                pair.model_id,
+                pair.confidence,
+                pair.uses,
+                pair.first,
+                pair.last,
+                revision,
+            )
+            for pair in pairs
+        ],
+    )
+    ids = [(PAIRS, _written_id(pair.owner, pair.key, *pair.tool)) for pair in pairs]
+    transaction.executemany("DELETE FROM tombstones WHERE area = ? AND id = ?", ids)
+    return revision
+
+
+def _forget(transaction: Transaction, rows: Sequence[tuple[str, bytes, str, str]], now: float) -> None:
+    if rows:
+        revision = transaction.next_revision(PAIRS)
+        transaction.executemany(
+            "DELETE FROM learned WHERE owner = ? AND key = ? AND server = ? AND tool = ?", rows
+        )
+        gone = [(PAIRS, _written_id(*row), revision, now) for row in rows]
+        transaction.put("tombstones", ("area", "id", "revision", "time"), ("area", "id"), gone)
+
+
+def _written_id(owner: str, key: bytes, server: str, tool: str) -> str:
+    return msgspec.json.encode((owner, key.hex(), server, tool)).decode()
+
+
+def _read_id(written: str) -> tuple[str, PairId]:
+    owner, key, server, tool = msgspec.json.decode(written, type=tuple[str, str, str, str])
+    return owner, (bytes.fromhex(key), (server, tool))

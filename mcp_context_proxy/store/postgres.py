@@ -1,0 +1,494 @@
+"""PostgreSQL as the store of several replicas: a small pool of connections, deadlines, and a breaker.
+
+Nothing here waits long for a server that is away: an operation has a deadline, after which a watchdog shuts
+the socket of its connection, and after a failure all others fail at once for a while. There is no state in a
+session of the server, so a pooler of transactions may stand in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import pq
+
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.database import (
+    AREAS,
+    Cursor,
+    Database,
+    FailureLog,
+    StoreUnavailableError,
+    Transaction,
+)
+from mcp_context_proxy.store.hints import ChangeHints, shut
+from mcp_context_proxy.store.postgres_schema import MIGRATIONS, TABLES
+
+BREAK_SECONDS: Final = 1.0
+"""Time after a failure in which nothing is tried. Then one operation is, and the others wait for it."""
+
+TICK_SECONDS: Final = 0.05
+"""Time between two looks of the watchdog at the operations under way."""
+RESTING_SECONDS: Final = 5.0
+"""Time without operations after which the watchdog sleeps until there is one."""
+
+LOCK_SHARE: Final = 0.8
+"""Share of an operation's time for which it waits for another transaction: a server that has others wait is
+not away."""
+
+MIGRATION_SECONDS: Final = 120.0
+"""Deadline of a migration, and of waiting for another replica that migrates."""
+
+LEAST_CONNECT_SECONDS: Final = 2
+"""Shortest time to connect that the driver allows."""
+
+MIGRATION_LOCK: Final = 0x6D637063
+"""Number of the advisory lock under which replicas migrate one after the other."""
+
+_TABLE: Final = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join(TABLES)})\b")
+
+_AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError)
+
+
+class PostgresTransaction(Transaction):
+    """A write transaction on a connection that has begun one."""
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+        self._connection, self._schema = connection, schema
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Cursor:
+        """Run one statement."""
+        return self._connection.execute(translated(statement, self._schema), adapted(parameters))
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run one statement for each row of parameters, in their order."""
+        if written := [adapted(row) for row in rows]:
+            self._connection.cursor().executemany(translated(statement, self._schema), written)
+
+
+class PostgresDatabase(Database):
+    """A PostgreSQL database. Nothing is connected before it is needed. Blocking and thread-safe."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str,
+        pool: int = 4,
+        timeout_seconds: float = 2.0,
+        migrate: Literal["auto", "check"] = "auto",
+        listen_url: str | None = None,
+        replica: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Use the database at an address, with as many connections as `pool` says, and one that listens."""
+        super().__init__(replica)
+        self.replica = replica or self.writer
+        self.place: str = place_of(url)
+        self._url, self._schema, self._migrate = url, schema, migrate
+        self._timeout, self._size = timeout_seconds, pool
+        self._room = threading.BoundedSemaphore(pool)
+        self._idle: list[psycopg.Connection[Any]] = []
+        self._changing = threading.Lock()
+        self._prepared = self._closed = False
+        self._breaker = Breaker(clock)
+        self._watchdog = Watchdog(clock)
+        self._failures = FailureLog()
+        self._hints = ChangeHints(listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to)
+
+    @property
+    def problem(self) -> str | None:
+        """The failure that lasts, for a person; None when all is well."""
+        failure = self._breaker.failure
+        return (
+            None if failure is None else f"{failure}. Calls and searches go on; what is new waits in memory"
+        )
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of one query."""
+        query, values = translated(statement, self._schema), adapted(parameters)
+        with self._logging_failures():
+            try:
+                with self._connection() as connection:
+                    return connection.execute(query, values).fetchall()
+            except _StaleConnectionError:
+                # The server was restarted since the connection was used last. Reading again does no harm.
+                with self._connection() as connection:
+                    return connection.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def transaction(self, area: str | None = None, *, shared: bool = False) -> Iterator[Transaction]:
+        """Write, all or nothing. Nothing else may use the database inside the block."""
+        milliseconds = max(1, int(self._timeout * 1000))
+        begin = (
+            f"BEGIN; SET LOCAL lock_timeout = {max(1, int(milliseconds * LOCK_SHARE))}; "
+            f"SET LOCAL statement_timeout = {milliseconds}; "
+            f"SET LOCAL idle_in_transaction_session_timeout = {2 * milliseconds}"
+        )
+        if area is not None:
+            assert area in AREAS
+            lock = "SHARE" if shared else "UPDATE"
+            table = f"{_quoted(self._schema)}.areas"
+            begin += f"; SELECT revision FROM {table} WHERE area = '{area}' FOR {lock}"
+        with self._logging_failures(), self._connection() as connection:
+            connection.execute(begin.encode())
+            yield PostgresTransaction(connection, self._schema)
+            if connection.execute("COMMIT").statusmessage != "COMMIT":
+                raise StoreError(self.place, "a transaction was not committed")
+        self._failures.recovered()
+        if area is not None:
+            self._hints.changed(area)
+
+    def version(self) -> int:
+        """Return a number that changes when another process has written."""
+        return self.number("SELECT SUM(revision) FROM areas")
+
+    def now(self) -> float:
+        """Return the time of the server, which all replicas share."""
+        return float(self.rows("SELECT extract(epoch FROM clock_timestamp())")[0][0])
+
+    def may_have_changed(self, area: str) -> bool:
+        """Return whether an area may have changed since this was asked before."""
+        return self._hints.may_have_changed(area)
+
+    def go_on_counting(self) -> None:
+        """Have ids go on after the greatest, when rows with ids were written."""
+        with self.transaction() as transaction:
+            for table, column in (("interactions", "id"), ("interaction_vectors", "seq")):
+                name = f"{_quoted(self._schema)}.{table}"
+                transaction.execute(
+                    f"SELECT setval(pg_get_serial_sequence('{name}', '{column}'), "
+                    f"(SELECT COALESCE(MAX({column}), 0) + 1 FROM {table}), false)"
+                )
+
+    def overwrite_deleted(self) -> None:
+        """Do nothing: the server removes what is deleted by itself."""
+
+    def close(self) -> None:
+        """Close all connections; may be called twice."""
+        self._closed = True
+        self._hints.close()
+        self._watchdog.close()
+        self._drop_idle()
+
+    def schema_version(self) -> int:
+        """Return the version of the schema; 0 if there is none."""
+        with self._logging_failures(), self._connection(prepare=False) as connection:
+            return self._version_on(connection)
+
+    def migrate(self) -> tuple[int, int]:
+        """Bring the schema to this version; return the version before and after."""
+        connected = self._connection(prepare=False, seconds=MIGRATION_SECONDS)
+        with self._logging_failures(), connected as connection:
+            return self._migrate_on(connection)
+
+    @contextlib.contextmanager
+    def _connection(
+        self, *, prepare: bool = True, seconds: float | None = None
+    ) -> Iterator[psycopg.Connection[Any]]:
+        """Use a connection alone until the end of the block, which has a deadline."""
+        if self._closed:
+            raise StoreError(self.place, "it is closed")
+        with self._breaker.trying():
+            if not self._room.acquire(timeout=self._timeout):
+                raise StoreUnavailableError(self.place, f"all of its {self._size} connections are in use")
+            try:
+                with self._translating_errors():
+                    connection, was_idle = self._taken()
+                try:
+                    if prepare and not self._prepared:
+                        with self._watched(connection, MIGRATION_SECONDS):
+                            self._prepare(connection)
+                    with self._watched(connection, seconds or self._timeout):
+                        yield connection
+                except ServerAwayError as error:
+                    # The connections that are idle have gone with it, most likely.
+                    self._drop_idle()
+                    if was_idle and not isinstance(error, _OverdueError):
+                        raise _StaleConnectionError(self.place, error.reason) from error
+                    raise
+                finally:
+                    self._give_back(connection)
+            finally:
+                self._room.release()
+        self._hints.start()
+
+    @contextlib.contextmanager
+    def _watched(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+        """Give what is done with a connection some seconds, and translate its errors."""
+        with self._watchdog.watching(connection, seconds) as watched:
+            try:
+                with self._translating_errors():
+                    yield
+            except StoreUnavailableError as error:
+                if watched.is_over:
+                    raise _OverdueError(self.place, f"it did not answer within {seconds:g} s") from error
+                raise
+
+    def _taken(self) -> tuple[psycopg.Connection[Any], bool]:
+        with self._changing:
+            if self._idle:
+                return self._idle.pop(), True
+        return self._connect_to(self._url), False
+
+    def _connect_to(self, url: str) -> psycopg.Connection[Any]:
+        # Statements are not prepared: a pooler may give each transaction another session of the server.
+        return psycopg.connect(
+            url,
+            autocommit=True,
+            prepare_threshold=None,
+            connect_timeout=max(LEAST_CONNECT_SECONDS, math.ceil(self._timeout)),
+            application_name="mcp-context-proxy",
+        )
+
+    def _give_back(self, connection: psycopg.Connection[Any]) -> None:
+        status = connection.info.transaction_status
+        if status is not pq.TransactionStatus.IDLE and not connection.closed:
+            with contextlib.suppress(StoreError), self._watched(connection, self._timeout):
+                connection.execute("ROLLBACK")
+        with self._changing:
+            usable = not (connection.closed or connection.broken or self._closed)
+            if usable and connection.info.transaction_status is pq.TransactionStatus.IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _drop_idle(self) -> None:
+        with self._changing:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _prepare(self, connection: psycopg.Connection[Any]) -> None:
+        """Bring the schema to this version, or refuse to use another one."""
+        version = self._version_on(connection)
+        if version < len(MIGRATIONS):
+            if self._migrate == "check":
+                raise StoreError(
+                    self.place,
+                    f"its schema is at version {version}, and this one needs {len(MIGRATIONS)}: run "
+                    "mcp-context-proxy store migrate",
+                )
+            self._migrate_on(connection)
+        elif version > len(MIGRATIONS) + 1:
+            raise StoreError(
+                self.place,
+                f"a newer version wrote it (schema {version}, this one works with {len(MIGRATIONS) + 1})",
+            )
+        self._prepared = True
+
+    def _version_on(self, connection: psycopg.Connection[Any]) -> int:
+        table = f"{_quoted(self._schema)}.migrations"
+        found = connection.execute("SELECT to_regclass(%s)", (table,)).fetchone()
+        if found is None or found[0] is None:
+            return 0
+        (version,) = connection.execute(_query(f"SELECT MAX(version) FROM {table}")).fetchone() or (0,)
+        return int(version or 0)
+
+    def _migrate_on(self, connection: psycopg.Connection[Any]) -> tuple[int, int]:
+        schema = _quoted(self._schema)
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+            # Only the owner of the database may make a schema, and somebody else may have made it for us.
+            known = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+            if connection.execute(known, (self._schema,)).fetchone() is None:
+                connection.execute(_query(f"CREATE SCHEMA {schema}"))
+            connection.execute(_query(f"SET LOCAL search_path TO {schema}"))
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, "
+                "applied TIMESTAMPTZ NOT NULL DEFAULT now())"
+            )
+            (before,) = connection.execute("SELECT COALESCE(MAX(version), 0) FROM migrations").fetchone() or (
+                0,
+            )
+            for version, statements in enumerate(MIGRATIONS[before:], before + 1):
+                for statement in statements:
+                    connection.execute(_query(statement))
+                connection.execute("INSERT INTO migrations (version) VALUES (%s)", (version,))
+        return before, max(before, len(MIGRATIONS))
+
+    @contextlib.contextmanager
+    def _translating_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except _AWAY as error:
+            passing = isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
+            kind = StoreUnavailableError if passing or _is_conflict(error) else ServerAwayError
+            raise kind(self.place, _said(error)) from error
+        except (psycopg.Error, UnicodeError) as error:
+            raise StoreError(self.place, _said(error)) from error
+
+    @contextlib.contextmanager
+    def _logging_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            self._failures.failed(error)
+            raise
+
+
+class ServerAwayError(StoreUnavailableError):
+    """The server cannot be reached, or has ended the connection."""
+
+
+class _OverdueError(ServerAwayError):
+    """The server has not answered in time."""
+
+
+class _StaleConnectionError(StoreUnavailableError):
+    """A connection that was idle has turned out to be closed: the server may be there again."""
+
+
+class Breaker:
+    """Fails at once for a while after a failure; then lets one operation try."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._failure: StoreError | None = None
+        self._until = 0.0
+        self._is_tried = False
+
+    @property
+    def failure(self) -> StoreError | None:
+        """The failure that nothing has followed yet that worked."""
+        return self._failure
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Run an operation, unless one has failed a moment ago."""
+        with self._lock:
+            if (failure := self._failure) is not None:
+                if self._is_tried or self._clock() < self._until:
+                    raise failure.with_traceback(None)
+                self._is_tried = True
+        try:
+            yield
+        except ServerAwayError as error:
+            self._ended(error)
+            raise
+        except BaseException:
+            with self._lock:
+                self._is_tried = False
+            raise
+        else:
+            self._ended(None)
+
+    def _ended(self, failure: StoreError | None) -> None:
+        with self._lock:
+            self._is_tried, self._failure = False, failure
+            if failure is not None:
+                self._until = self._clock() + BREAK_SECONDS
+
+
+class _Watched:
+    """An operation with a deadline."""
+
+    __slots__ = ("deadline", "is_over", "number")
+
+    def __init__(self, number: int, deadline: float) -> None:
+        self.number, self.deadline, self.is_over = number, deadline, False
+
+
+class Watchdog:
+    """Shuts the socket of a connection whose operation is over its time. One thread, started when needed."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._watched: set[_Watched] = set()
+        self._thread: threading.Thread | None = None
+        self._asleep = self._closed = False
+
+    @contextlib.contextmanager
+    def watching(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[_Watched]:
+        """Give what is done with a connection some seconds."""
+        watched = _Watched(connection.fileno(), self._clock() + seconds)
+        with self._changed:
+            self._watched.add(watched)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="store-watchdog", daemon=True)
+                self._thread.start()
+            elif self._asleep:
+                self._changed.notify()
+        try:
+            yield watched
+        finally:
+            with self._changed:
+                self._watched.discard(watched)
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        rested = 0.0
+        with self._changed:
+            while not self._closed:
+                now = self._clock()
+                for watched in self._watched:
+                    if watched.deadline <= now and not watched.is_over:
+                        watched.is_over = True
+                        shut(watched.number)
+                rested = 0.0 if self._watched else rested + TICK_SECONDS
+                if rested >= RESTING_SECONDS:
+                    self._asleep = True
+                    self._changed.wait()
+                    self._asleep, rested = False, 0.0
+                else:
+                    self._changed.wait(TICK_SECONDS)
+
+
+@lru_cache(maxsize=1_000)
+def translated(statement: str, schema: str) -> Any:
+    """Return a statement of the common dialect for PostgreSQL, with its tables in a schema."""
+    placed = _TABLE.sub(lambda found: f"{found[1]} {_quoted(schema)}.{found[2]}", statement)
+    return placed.replace("%", "%%").replace("?", "%s").encode()
+
+
+def adapted(parameters: Sequence[Any]) -> tuple[Any, ...]:
+    """Return parameters as the server takes them: it knows no NUL in a text, and no boolean for a number."""
+    return tuple(map(_adapted, parameters))
+
+
+def _adapted(value: Any) -> Any:
+    if isinstance(value, str) and "\0" in value:
+        return value.replace("\0", "\ufffd")
+    return int(value) if isinstance(value, bool) else value
+
+
+def place_of(url: str) -> str:
+    """Return the address of a database without user, password and options."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "postgresql"
+    return f"postgresql://{host}{port}{parts.path}"
+
+
+def _query(statement: str) -> Any:
+    return statement.encode()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _is_conflict(error: psycopg.Error) -> bool:
+    """Return whether a transaction met another one, after which it can be tried again."""
+    return (error.sqlstate or "")[:2] == "40"
+
+
+def _said(error: BaseException) -> str:
+    """Return the first line of an error; the others quote statements."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,340 @@
+"""A database that dies, stalls or restarts costs no call, no search and nothing that was counted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.ledger import until
+from support.postgres import PostgresServer, missing, postgres_server
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
+
+from mcp_context_proxy.config import StoreConfig
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store import (
+    Interaction,
+    InteractionScope,
+    SearchUsage,
+    Store,
+    StoreUnavailableError,
+    ToolUsage,
+    UsageSlot,
+    open_store,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
+
+NOW = 1.7e9
+SLOT = UsageSlot.of(NOW)
+TIMEOUT = 0.5
+OPERATION_MOST = TIMEOUT + 1.0
+"""Far more than the watchdog takes beyond the deadline; without it, an operation would wait for ever."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server that these tests kill and pause."""
+    if reason := missing():
+        pytest.skip(reason)
+    with postgres_server() as started:
+        yield started
+
+
+def opened(server: PostgresServer, name: str, **more: Any) -> Store:
+    return open_store(StoreConfig(url=server.url, namespace=name, timeout_seconds=TIMEOUT, **more))
+
+
+def count(store: Store, batch: int | None = None) -> None:
+    usage = ToolUsage("s", "find", 1, 0, 1, 2.0, 3, NOW, {7: 1})
+    store.statistics.add([(SLOT, usage)], {SLOT: SearchUsage(1)}, [], batch)
+
+
+def calls(store: Store) -> int:
+    return sum(tool.calls for tool in store.statistics.tools())
+
+
+def until_it_works(attempt: Callable[[], None]) -> None:
+    end = time.monotonic() + 30
+    while True:
+        try:
+            attempt()
+            return
+        except StoreError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_a_killed_server_loses_and_doubles_nothing_that_was_counted(server: PostgresServer) -> None:
+    """Each batch is sent until it is acknowledged; it is there once, whatever was cut off."""
+    with opened(server, "killed") as store:
+        acknowledged, stop = [0], threading.Event()
+
+        def write() -> None:
+            while not stop.is_set():
+                until_it_works(partial(count, store, store.statistics.next_batch()))
+                acknowledged[0] += 1
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            for _ in range(3):
+                before = acknowledged[0]
+                while acknowledged[0] < before + 20:
+                    assert not writing.done()
+                    time.sleep(0.01)
+                server.kill()
+                server.start()
+            stop.set()
+            writing.result(30)
+
+        assert calls(store) == acknowledged[0]
+        assert store.warning is None
+
+
+def test_operations_on_a_stalled_server_are_cut_off_and_then_fail_at_once(server: PostgresServer) -> None:
+    with opened(server, "stalled") as store:
+        count(store)
+        server.pause()
+        try:
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailableError, match="did not answer within"):
+                count(store)
+            first = time.monotonic() - began
+            began = time.monotonic()
+            for _ in range(50):
+                with pytest.raises(StoreUnavailableError):
+                    store.requests.latest(1)
+            others = time.monotonic() - began
+            assert store.warning is not None
+            assert "Calls and searches go on" in store.warning
+        finally:
+            server.resume()
+        assert TIMEOUT <= first < OPERATION_MOST
+        assert others < TIMEOUT
+        until_it_works(lambda: count(store))
+
+        assert calls(store) == 2
+        assert store.warning is None
+
+
+class CuttingProxy:
+    """Passes bytes between clients and the server, and swallows the answer to a COMMIT when told to."""
+
+    def __init__(self, folder: Path, server: PostgresServer) -> None:
+        self._target = str(server.folder / ".s.PGSQL.5432")
+        self.url = f"postgresql://postgres@/postgres?host={folder}"
+        self.cuts = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / ".s.PGSQL.5432"))
+        self._listener.listen()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self._target)
+            committing = threading.Event()
+            for source, target, inward in ((client, server, True), (server, client, False)):
+                thread = threading.Thread(
+                    target=self._pass, args=(source, target, inward, committing), daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass(
+        self, source: socket.socket, target: socket.socket, inward: bool, committing: threading.Event
+    ) -> None:
+        with source:
+            while data := self._received(source):
+                if inward and b"COMMIT" in data and self.cuts > 0:
+                    self.cuts -= 1
+                    committing.set()
+                elif not inward and committing.is_set():
+                    # The server has committed; its client never hears of that.
+                    break
+                try:
+                    target.sendall(data)
+                except OSError:
+                    break
+            for each in (source, target):
+                try:
+                    each.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+    def _received(self, source: socket.socket) -> bytes:
+        try:
+            return source.recv(65_536)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+
+
+def test_nothing_is_doubled_when_the_answer_to_a_commit_is_lost(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    proxy = CuttingProxy(tmp_path, server)
+    with open_store(StoreConfig(url=proxy.url, namespace="cut", timeout_seconds=TIMEOUT, pool=1)) as store:
+        for number in range(8):
+            proxy.cuts = 1
+            batch, row = store.statistics.next_batch(), Interaction("a", "message", f"{number}", NOW)
+            until_it_works(partial(count, store, batch))
+            proxy.cuts = 1
+            until_it_works(
+                lambda row=row: store.interactions.put([row], NOW, 100, 0.0, [row.content]) and None  # type: ignore[misc]
+            )
+            assert proxy.cuts == 0
+
+        assert calls(store) == 8
+        assert store.interactions.count(InteractionScope()) == 8
+    proxy.close()
+
+
+def test_no_row_of_a_writer_that_is_slow_to_commit_is_skipped(server: PostgresServer) -> None:
+    """Another writer of the area waits, so what is committed first has the smaller ids."""
+    with opened(server, "slow") as slow, opened(server, "slow") as other, opened(server, "slow") as reader:
+        began, late = threading.Event(), threading.Event()
+
+        def write_slowly() -> None:
+            with slow.database.transaction("interactions") as transaction:
+                transaction.execute(
+                    "INSERT INTO interactions "
+                    "(agent_name, interaction_type, content, time, recorded, origin) "
+                    "VALUES ('a', 'message', 'slow', 0, ?, 'slow')",
+                    (NOW,),
+                )
+                began.set()
+                assert late.wait(30)
+
+        row = Interaction("a", "message", "other", NOW)
+        with ThreadPoolExecutor(2) as pool:
+            writing = pool.submit(write_slowly)
+            assert began.wait(30)
+            waiting = pool.submit(
+                until_it_works, lambda: other.interactions.put([row], NOW, 9, 0.0, ["o"]) and None
+            )
+            seen = reader.interactions.after(0, 9)
+            time.sleep(TIMEOUT / 5)
+            seen += reader.interactions.after(0, 9)
+            late.set()
+            writing.result(30)
+            waiting.result(30)
+
+        assert seen == []
+        assert [one.content for one in reader.interactions.after(0, 9)] == ["slow", "other"]
+
+
+def test_a_change_is_heard_of_by_the_other_replicas(server: PostgresServer) -> None:
+    with opened(server, "hints") as one, opened(server, "hints") as other:
+        end = time.monotonic() + 30
+        while other.database.may_have_changed("listings"):  # until it listens
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert not other.database.may_have_changed("listings")
+        one.listings.put("key", NOW, b"listing")
+        while not other.database.may_have_changed("listings"):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_the_schema_is_made_by_one_of_many_replicas_or_by_a_command(server: PostgresServer) -> None:
+    with opened(server, "later", migrate="check") as store:
+        assert store.warning is None
+        with pytest.raises(StoreError, match="run mcp-context-proxy store migrate"):
+            count(store)
+    stores = list[Store]()
+    with ThreadPoolExecutor(6) as pool:
+        stores = list(pool.map(lambda _: opened(server, "later"), range(6)))
+        list(pool.map(count, stores))
+    assert [calls(store) for store in stores] == [6] * 6
+    for store in stores:
+        store.close()
+    with opened(server, "later", migrate="check") as store:
+        count(store)
+
+
+async def test_calls_searches_and_lists_go_on_without_the_store_and_nothing_is_lost(
+    server: PostgresServer, workshop: Workshop
+) -> None:
+    workshop.server("desk", tools=[tool("send_mail", "Send a mail"), tool("read_mail", "Read the mails")])
+    store = {"url": server.url, "namespace": "proxy", "timeout_seconds": TIMEOUT}
+    config = workshop.config(expose={"mode": "search"}, store=store)
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+
+        async def work() -> None:
+            assert await host.names()
+            found = await host.data("search_available_tools", {"query": "send a mail", "top_n": 1})
+            assert found["results"][0]["name"] == "desk__send_mail"
+            await host.call("desk__send_mail")
+
+        await work()
+        assert proxy.statistics.usage is not None
+        await proxy.statistics.usage.flush()
+        server.kill()
+        for _ in range(5):
+            await work()
+        await proxy.statistics.usage.flush()
+        problems = proxy.health()["problems"]
+        await anyio.to_thread.run_sync(server.start)
+
+        async def counted() -> int:
+            assert proxy.statistics.usage is not None
+            await proxy.statistics.usage.flush()
+            try:
+                return await anyio.to_thread.run_sync(calls, proxy.store)
+            except StoreError:
+                return 0
+
+        with anyio.fail_after(30):
+            while await counted() < 6:  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.05)
+        assert await counted() == 6
+        assert any("Calls and searches go on" in problem for problem in problems)
+        assert "problems" not in proxy.health()
+        assert proxy.search.use_recorder is not None
+        await proxy.search.use_recorder.flush()
+        learned = proxy.search.learned
+        assert learned is not None
+        await anyio.to_thread.run_sync(learned.refresh)
+        (taught,) = await anyio.to_thread.run_sync(proxy.store.learned.all)
+        assert (taught.query, taught.uses) == ("send a mail", 1)
+
+
+async def test_two_replicas_learn_from_each_other_and_count_a_session_once(
+    server: PostgresServer, workshop: Workshop
+) -> None:
+    workshop.server("desk", tools=[tool("send_mail", "Send a mail"), tool("read_mail", "Read the mails")])
+    store = {"url": server.url, "namespace": "two"}
+    config = workshop.config(expose={"mode": "search"}, store=store)
+    async with inside(config) as one, inside(config) as other:
+        for proxy in (one, other):
+            host = Host(proxy, "handshake")
+            for _ in range(2):
+                await host.data("search_available_tools", {"query": "tell my colleague", "top_n": 2})
+                await host.call("desk__read_mail")
+            assert proxy.search.use_recorder is not None
+            await proxy.search.use_recorder.flush()
+        assert one.search.learned is not None
+        await until(lambda: [pair.uses for pair in one.search.learned.pairs] == [2])
+        assert os.environ.get("PGHOST") is None

@@ -1,0 +1,82 @@
+"""A store is copied whole, also after interruptions, whatever holds it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stores import MODEL, NOW, add, reads
+
+from mcp_context_proxy.config import StoreConfig
+from mcp_context_proxy.store import Interaction, Store, open_store
+from mcp_context_proxy.store.copying import OF_PROCESSES, copy, digest, tables
+
+ROWS = 700
+"""More than are copied at once."""
+
+_names = (f"copied{number}" for number in itertools.count())
+
+
+class InterruptedCopyError(Exception):
+    pass
+
+
+@pytest.fixture(
+    params=[
+        "file to file",
+        *(pytest.param(each, marks=pytest.mark.cluster) for each in ("file to postgres", "postgres to file")),
+    ]
+)
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> list[StoreConfig]:
+    def place(kind: str, name: str) -> StoreConfig:
+        if kind == "file":
+            return StoreConfig(path=str(tmp_path / name))
+        return StoreConfig(url=request.getfixturevalue("postgres").url, namespace=next(_names))
+
+    source, target = request.param.split(" to ")
+    return [place(source, "source"), place(target, "target")]
+
+
+def interrupted_after(count: int) -> Any:
+    left = itertools.count(1)
+
+    def on_copied(_table: str, _rows: int) -> None:
+        if next(left) == count:
+            raise InterruptedCopyError
+
+    return on_copied
+
+
+def contents(store: Store) -> dict[str, Any]:
+    return {table.name: digest(store, table) for table in tables() if table.name not in OF_PROCESSES}
+
+
+def test_a_copy_that_is_interrupted_twice_ends_with_equal_contents(places: list[StoreConfig]) -> None:
+    with open_store(places[0]) as source, open_store(places[1]) as target:
+        add(source, range(ROWS))
+        source.interactions.forget_one(3)
+        for parts in (2, 9):
+            with pytest.raises(InterruptedCopyError):
+                copy(source, target, interrupted_after(parts))
+        copied = copy(source, target)
+
+        assert copied.different == ()
+        assert copied.rows["vectors"] == copied.rows["learned"] == ROWS
+        assert contents(target) == contents(source)
+        some = range(0, ROWS, 7)
+        assert [repr(read()) for read in reads(target, some)][6:] == [
+            repr(read()) for read in reads(source, some)
+        ][6:]
+        (added,) = target.interactions.put([Interaction("a", "message", "new", NOW)], NOW, 10_000, 0.0)
+        target.interactions.put_vectors(MODEL, {})
+        assert added.id == ROWS + 1
+
+
+def test_a_target_with_other_content_is_told(places: list[StoreConfig]) -> None:
+    with open_store(places[0]) as source, open_store(places[1]) as target:
+        add(source, range(3))
+        target.listings.put("other", NOW, b"listing")
+
+        assert copy(source, target).different == ("listings",)

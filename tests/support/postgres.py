@@ -1,0 +1,170 @@
+"""A PostgreSQL server of the tests' own, in a folder of its own, reached over a socket in that folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.nobody import NOBODY, as_nobody
+from support.stores import MEMORY_DISK
+
+PATIENCE = 60
+
+
+@cache
+def missing() -> str | None:
+    """Why there is no server for tests; None if there is one."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        return f"needs the extra postgres: {error}"
+    if sys.platform == "win32":
+        return "the server is started over POSIX"
+    return None if programs() is not None else "needs PostgreSQL: initdb and postgres were not found"
+
+
+@cache
+def programs() -> Path | None:
+    """The folder of the server's programs, of the newest version that is installed."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: -float(each.parent.name))
+    for folder in (*folders, *map(Path, os.environ.get("PATH", "").split(os.pathsep))):
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    return None
+
+
+class PostgresServer:
+    """A server that tests may kill, pause and start again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, folder / "data"
+        self.url = f"postgresql://postgres@/postgres?host={folder}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        found = programs()
+        assert found is not None
+        quick = ("fsync=off", "full_page_writes=off", "listen_addresses=")
+        settings = [
+            part for each in (*quick, f"unix_socket_directories={self.folder}") for part in ("-c", each)
+        ]
+        log = (self.folder / "log").open("ab")
+        self._process = subprocess.Popen(
+            [*as_nobody, str(found / "postgres"), "-D", str(self.data), *settings],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
+        log.close()
+        self._wait()
+
+    def _wait(self) -> None:
+        import psycopg
+
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End all of its processes at once, as the machine's failure would."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(PATIENCE)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        for left in self.folder.glob(".s.PGSQL.*"):
+            left.unlink()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+        # Its children have sessions of their own.
+        for pid in self._children():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def _children(self) -> list[int]:
+        assert self._process is not None
+        found = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        return [int(pid) for pid in found.read_text().split()] if found.exists() else []
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.resume()
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Start a server with an empty database, as a user without rights."""
+    found = programs()
+    assert found is not None
+    parent = MEMORY_DISK if MEMORY_DISK.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir=parent))
+    try:
+        if as_nobody:
+            os.chown(folder, NOBODY, NOBODY)
+        server = PostgresServer(folder)
+        initdb = [
+            str(found / "initdb"),
+            "-D",
+            str(server.data),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+        ]
+        subprocess.run(
+            [*as_nobody, *initdb, "--no-sync", "--locale=C"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            cwd=folder,
+        )
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The server of this session; one that is killed or paused by a test has one of its own."""
+    if reason := missing():
+        pytest.skip(reason)
+    with postgres_server() as server:
+        yield server
