@@ -11,16 +11,18 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import anyio
-import httpx2
 import msgspec
 
 from mcp_context_proxy.config.identity import AuthConfig, is_encrypted
-from mcp_context_proxy.oauth.ssrf_guard import Destinations
-from mcp_context_proxy.oauth.token_endpoint import exchange, explained
+from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.threads import load_oauth
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.oauth.ssrf_guard import Destinations
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,9 @@ MOST_WAITING: Final = 64
 """Requests that wait for a fetch at a time; further ones are told to come again."""
 
 LEAST_RSA_BITS: Final = 2048
+
+FAULT_CHARACTERS: Final = 300
+"""Characters of a reason that the log has."""
 
 FAMILIES: Final = {
     **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", None)),
@@ -89,7 +94,8 @@ class KeySet:
         assert config.issuer is not None
         self._issuer, self._url, self._clock = config.issuer, config.jwks_url, clock
         self._algorithms, self._seconds = config.algorithms, seconds
-        self._destinations = Destinations(config)
+        self._config = config
+        self._destinations: Destinations | None = None
         self._keys: tuple[PublicKey, ...] = ()
         self._fetched_at = self._tried_at = -float("inf")
         self._fetching: anyio.Event | None = None
@@ -171,7 +177,7 @@ class KeySet:
             fault = f"they did not come within {self._seconds:g} s"
         except Exception as error:
             # boundary: the network, and any document of the issuer
-            fault = explained(error)
+            fault = one_line(str(error) or type(error).__name__, FAULT_CHARACTERS)
         if fault is not None and fault != self._fault:
             logger.warning("the keys of the issuer %s cannot be fetched: %s", self._issuer, fault)
         elif fault is None and self._fault is not None:
@@ -189,7 +195,7 @@ class KeySet:
         for place in places:
             try:
                 found = await self._document(place)
-            except (ValueError, httpx2.HTTPError) as error:
+            except ValueError as error:
                 fault = fault or error
                 continue
             if found.get("issuer") != self._issuer:
@@ -202,6 +208,15 @@ class KeySet:
 
     async def _document(self, url: str) -> dict[str, Any]:
         """Return the JSON object at a URL; redirects are not followed."""
+        await load_oauth()
+        # Loaded only where an issuer is configured: nothing else of the front needs an HTTP client.
+        import httpx2  # noqa: PLC0415
+
+        from mcp_context_proxy.oauth.ssrf_guard import Destinations  # noqa: PLC0415
+        from mcp_context_proxy.oauth.token_endpoint import exchange  # noqa: PLC0415
+
+        if self._destinations is None:
+            self._destinations = Destinations(self._config)
         request = httpx2.Request("GET", url, headers={"accept": "application/json"})
         answer = await exchange(self._destinations, request, DOCUMENT_BYTES)
         if answer.status_code != 200:
