@@ -76,8 +76,9 @@ class Balancer:
                 try:
                     if (await self._client.get(f"{base}/readyz")).status_code == 200:
                         ready.append(base)
-                except httpx2.ConnectError:
-                    pass
+                except httpx2.TransportError:
+                    # It has stopped, or stops in this moment.
+                    continue
             self.replicas = ready or self.replicas
             await anyio.sleep(0.05)
 
