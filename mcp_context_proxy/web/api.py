@@ -52,8 +52,8 @@ AGENT_HEADER = "X-Agent-Name"
 def needs(role: Role) -> str:
     """Return the sentence for somebody who lacks a role."""
     return (
-        f"This needs the role {role.name.lower()}, or an administrator's token: the proxy's own, or one that "
-        "was added with --admin."
+        "This needs an administrator's token, the proxy's own or one that was added with --admin, or the "
+        f"role {role.name.lower()}."
     )
 
 
