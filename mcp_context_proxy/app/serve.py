@@ -305,7 +305,7 @@ def operations(proxy: Proxy) -> list[Operation]:
         SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
         UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),
         InteractionsApi(recorder),
-        ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale),
+        ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale, proxy.audit),
         AuditApi(proxy.audit, audit_file(proxy.config)),
     )
     return [operation for each in apis for operation in each.operations()]

@@ -134,6 +134,9 @@ class Gateway:
         fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
+        if caller.session is not None:
+            # A new token of the same principal may reach less; notifications go by the session.
+            caller.session.rights = caller.rights
         try:
             acting = nullcontext() if caller.rights is THE_USER else acting_as(caller.rights)
             with self.drain.request(), acting:

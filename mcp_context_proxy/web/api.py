@@ -31,6 +31,7 @@ from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import is_proven, rights_of
+from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,13 @@ AGENT_HEADER = "X-Agent-Name"
 def needs(role: Role) -> str:
     """Return the sentence for somebody who lacks a role."""
     return (
-        f"This needs the role {role.name.lower()}, or an administrator's token: the proxy's own, or one that "
-        "was added with --admin."
+        "This needs an administrator's token, the proxy's own or one that was added with --admin, or the "
+        f"role {role.name.lower()}."
     )
 
+
+AUDITED: Final = "order"
+"""Kind of the entries of the audit about what a person told the proxy to do."""
 
 LISTED_MOST = 500
 """Request contexts in one response: more than a person looks through, some 500 kB."""
@@ -164,6 +168,12 @@ class Api:
         members = vars(type(self)).values()
         declared = (member for member in members if isinstance(member, Operation))
         return [replace(one, handler=MethodType(one.handler, self)) for one in declared if one.handler]
+
+
+def note_order(log: AuditLog, given: Given, order: str, **facts: str | None) -> None:
+    """Record who told the proxy to do something, once it is done."""
+    named = {key: fact for key, fact in (facts | {"subject": given.principal.label}).items() if fact}
+    log.note(AUDITED, order=order, principal=given.principal.name, **named)
 
 
 class BadRequestError(Exception):

@@ -36,14 +36,19 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.kept_logs import KeptLogs
 from mcp_context_proxy.trust.tokens import Role
-from mcp_context_proxy.web.api import Api, BadRequestError, Given, NoParameters, Operation, answer_form
+from mcp_context_proxy.web.api import (
+    Api,
+    BadRequestError,
+    Given,
+    NoParameters,
+    Operation,
+    answer_form,
+    note_order,
+)
 from mcp_context_proxy.web.search import Label
 
 APPLIED_SECONDS: Final = 10.0
 """Time limit for a changed configuration to be applied before the answer."""
-
-AUDITED: Final = "order"
-"""Kind of the entries of the audit about what a person told the proxy to do."""
 
 
 class Served(Protocol):
@@ -335,8 +340,7 @@ class InventoryApi(Api):
 
 def audit(proxy: Served, given: Given, order: str, **facts: str | None) -> None:
     """Record an order that was carried out."""
-    named = {key: fact for key, fact in (facts | {"subject": given.principal.label}).items() if fact}
-    proxy.audit.note(AUDITED, order=order, principal=given.principal.name, **named)
+    note_order(proxy.audit, given, order, **facts)
 
 
 def expect_server(proxy: Served, server: str) -> None:

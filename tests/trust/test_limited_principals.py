@@ -184,6 +184,20 @@ async def test_log_messages_of_other_servers_do_not_reach_its_session(fresh: Pro
     assert len(limited.told) == 1
 
 
+async def test_a_session_whose_principal_reaches_less_since_hears_less(fresh: Proxy) -> None:
+    host, other = Host(fresh, "handshake", rights=Principal("anna", Role.USE)), Host(fresh, "handshake")
+    host.rights = ANNA
+    await host.request("tools/list")
+    message: Any = {"level": b'"error"', "data": b'"zinc"'}
+    for server in ("closed", "open"):
+        fresh.open_sessions.relay(server, "notifications/message", message, frozenset())
+    with anyio.fail_after(30):
+        while len(other.told) < 2 or not host.told:
+            await anyio.lowlevel.checkpoint()
+
+    assert len(host.told) == 1
+
+
 class Web:
     """The REST API of a proxy in this process, and principals that ask it."""
 
