@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.conversation import MOST_VALUES, TOO_MUCH, HostMessages, Questions
 from mcp_context_proxy.front.http_exchange import Exchange
@@ -163,7 +164,7 @@ class StreamableHttp:
         exchange = Exchange(scope, receive, send, self._group, [], PATIENCE[era])
         messages = HostMessages(exchange, _NO_QUESTIONS)
         capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
-        caller = _caller(scope, era, None, capabilities, client_info, messages)
+        caller = _caller(scope, era, None, capabilities, client_info, exchange, messages.ask)
         if method == LISTEN:
             listen = self._negotiation.subscriptions.listen
             work = partial(listen, request_id, params, caller.rights, messages.tell)
@@ -258,7 +259,9 @@ class StreamableHttp:
         hello = session.state.hello
         capabilities, client_info = (None, None) if hello is None else (hello.capabilities, hello.client_info)
         messages = HostMessages(exchange, session.questions)
-        caller = _caller(scope, Era.HANDSHAKE, session.state, capabilities, client_info, messages)
+        caller = _caller(
+            scope, Era.HANDSHAKE, session.state, capabilities, client_info, exchange, messages.ask
+        )
         work = partial(self._gateway.handle, method, params, caller)
         del params, caller
         with session.holding(key, exchange), self._gateway.drain.busy():
@@ -330,7 +333,8 @@ def _caller(
     session: Session | None,
     capabilities: Raw | None,
     client_info: Raw | None,
-    messages: HostMessages,
+    exchange: Exchange,
+    ask: Ask,
 ) -> Caller:
     return Caller(
         era=era,
@@ -339,8 +343,8 @@ def _caller(
         client_info=client_info,
         principal=principal_of(scope),
         rights=rights_of(scope),
-        notify=messages.notify,
-        ask=messages.ask,
+        notify=exchange.notify,
+        ask=ask,
         release=scope.get(RELEASE_KEY) or _nothing,
     )
 
