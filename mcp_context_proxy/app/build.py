@@ -37,7 +37,7 @@ from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
-from mcp_context_proxy.trust.audit import AuditLog, audit_file
+from mcp_context_proxy.trust.audit import AuditLog, audit_file, state_folder
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.kept_logs import KeptLogs
 
@@ -107,7 +107,7 @@ def build(config: Config, store: Store) -> Proxy:
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
     # Large results of calls, shortened; the whole is kept beside the store.
-    kept_folder = None if store.path is None else store.path.parent
+    kept_folder = None if store.place is None else state_folder(config)
     results = LargeResults(config.results, KeptResults(kept_folder, config.limits.session_idle_seconds))
 
     # The lists that hosts see, and the statistics that need to know them.

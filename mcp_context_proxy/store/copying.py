@@ -25,7 +25,7 @@ OnCopied = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class StoredTable:
     """A table with its columns, which it has on every database."""
 
     name: str
@@ -43,7 +43,7 @@ class Copied:
     """Tables whose content is not equal: the target had something else, or one of the two is in use."""
 
 
-def tables() -> list[Table]:
+def tables() -> list[StoredTable]:
     """Return the tables of a store, those first that others refer to."""
     with open_store("memory") as empty:
         names = empty.database.rows(
@@ -53,7 +53,9 @@ def tables() -> list[Table]:
         for (name,) in names:
             columns = empty.database.rows("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,))
             key = sorted((place, column) for column, place in columns if place)
-            found.append(Table(name, tuple(column for column, _ in columns), tuple(each for _, each in key)))
+            found.append(
+                StoredTable(name, tuple(column for column, _ in columns), tuple(each for _, each in key))
+            )
     return sorted(found, key=lambda table: table.name == "interaction_vectors")
 
 
@@ -81,7 +83,7 @@ def copy(source: Store, target: Store, on_copied: OnCopied = lambda _table, _row
     return Copied(rows, tuple(different))
 
 
-def digest(store: Store, table: Table) -> tuple[int, int]:
+def digest(store: Store, table: StoredTable) -> tuple[int, int]:
     """Return the number of rows of a table and the sum of their hashes, whatever their order."""
     count = total = 0
     for part in _parts(store.database, table):
@@ -97,7 +99,7 @@ def _told(value: Any) -> Any:
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
-def _parts(database: Database, table: Table) -> Iterator[list[tuple[Any, ...]]]:
+def _parts(database: Database, table: StoredTable) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the rows of a table in the order of their keys."""
     columns, key = ", ".join(table.columns), ", ".join(table.key)
     places = [table.columns.index(column) for column in table.key]

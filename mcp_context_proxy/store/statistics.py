@@ -190,17 +190,39 @@ class _UsageTable(Generic[U]):
         self.columns = ", ".join(self._fields)
         self._numbers = attrgetter(*self._fields[:-1])
 
-    def add(self, transaction: Transaction, replica: str, slot: UsageSlot, usage: U) -> None:
-        """Add usage to a replica's row of its slot."""
-        where = " AND ".join(f"{column} = ?" for column in self._key)
-        place: tuple[object, ...] = (slot.seconds, slot.start, slot.owner, replica)
-        key = (*place, *(getattr(usage, column) for column in self._named))
-        query = f"SELECT {self.columns} FROM {self.name} WHERE {where}"
-        known = transaction.execute(query, key).fetchone()
-        total: U = usage if known is None else self.read(known).plus(usage)
+    def add(self, transaction: Transaction, replica: str, counted: Iterable[tuple[UsageSlot, U]]) -> None:
+        """Add usage to a replica's rows of its slots."""
+        rows: dict[UsageSlot, dict[tuple[object, ...], U]] = {}
+        changed: dict[tuple[UsageSlot, tuple[object, ...]], None] = {}
+        for slot, usage in counted:
+            if slot not in rows:
+                rows[slot] = self._rows_of(transaction, replica, slot)
+            key = self._name_of(usage)
+            known = rows[slot].get(key)
+            rows[slot][key] = usage if known is None else known.plus(usage)
+            changed[slot, key] = None
         columns = ("seconds", "start", "owner", "replica", *self._fields)
-        latency = msgspec.msgpack.encode(dict(total.latency))
-        transaction.put(self.name, columns, self._key, [(*place, *self._numbers(total), latency)])
+        written = list[Sequence[object]]()
+        for slot, key in changed:
+            total: U = rows[slot][key]
+            latency = msgspec.msgpack.encode(dict(total.latency))
+            values = [slot.seconds, slot.start, slot.owner, replica, *self._numbers(total), latency]
+            written.append(values)
+        transaction.put(self.name, columns, self._key, written)
+
+    def _rows_of(
+        self, transaction: Transaction, replica: str, slot: UsageSlot
+    ) -> dict[tuple[object, ...], U]:
+        query = (
+            f"SELECT {self.columns} FROM {self.name} "
+            "WHERE seconds = ? AND start = ? AND owner = ? AND replica = ?"
+        )
+        found = transaction.execute(query, (slot.seconds, slot.start, slot.owner, replica)).fetchall()
+        usages = [self.read(values) for values in found]
+        return {self._name_of(usage): usage for usage in usages}
+
+    def _name_of(self, usage: U) -> tuple[object, ...]:
+        return tuple(getattr(usage, column) for column in self._named)
 
     def read(self, values: Sequence[Any]) -> U:
         """Return the usage in a row."""
@@ -210,8 +232,9 @@ class _UsageTable(Generic[U]):
         """Turn hours of all replicas before one moment into days, and delete days before another."""
         old = (HOUR, hours_before)
         query = f"SELECT start, owner, {self.columns} FROM {self.name} WHERE seconds = ? AND start < ?"
-        for start, owner, *values in transaction.execute(query, old).fetchall():
-            self.add(transaction, "", UsageSlot.of(start, DAY, owner), self.read(values))
+        found = transaction.execute(query, old).fetchall()
+        days = [(UsageSlot.of(start, DAY, owner), self.read(values)) for start, owner, *values in found]
+        self.add(transaction, "", days)
         transaction.execute(f"DELETE FROM {self.name} WHERE seconds = ? AND start < ?", old)
         transaction.execute(
             f"DELETE FROM {self.name} WHERE seconds = ? AND start + seconds <= ?", (DAY, days_before)
@@ -259,10 +282,8 @@ class StatisticsStore(Tables):
         with database.transaction(USAGE, shared=True) as transaction:
             if not transaction.is_new(database.writer, USAGE, number, now):
                 return
-            for slot, usage in tools:
-                _TOOLS.add(transaction, database.replica, slot, usage)
-            for slot, searched in searches.items():
-                _SEARCHES.add(transaction, database.replica, slot, searched)
+            _TOOLS.add(transaction, database.replica, tools)
+            _SEARCHES.add(transaction, database.replica, searches.items())
             transaction.put_rows("searches", ("id",), rows)
 
     def roll_up(self, hours_before: float, days_before: float) -> None:

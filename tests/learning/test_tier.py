@@ -328,6 +328,23 @@ def test_two_processes_lose_no_use_and_count_no_repetition(path):
         assert {pair.tool[1]: pair.uses for pair in store.learned.all()} == {"own": 60, "same": 30}
 
 
+def test_many_who_teach_the_same_end_with_what_one_has_taught(words, clock, tmp_path):
+    """Each use is seen by all of them: the same session, the same query."""
+
+    def taught(name: str, teachers: int) -> list[tuple[Any, ...]]:
+        stores = [open_store(tmp_path / name) for _ in range(teachers)]
+        tiers = [LearnedTier(words, store.learned, clock=clock) for store in stores]
+        for number in range(20):
+            for tier in tiers:
+                tier.learn(use(f"query{number % 10} word{number % 10}", session=f"s{number}"))
+        pairs = [(pair.key, pair.confidence, pair.uses) for pair in stores[0].learned.all()]
+        for store in stores:
+            store.close()
+        return pairs
+
+    assert taught("many", 8) == taught("one", 1)
+
+
 @pytest.mark.slow
 def test_a_pair_that_was_learned_survives_kill_9(tmp_path):
     """At random moments; every use that `learn` returned from is in the store, and the store is sound."""
