@@ -114,7 +114,7 @@ def build(config: Config, store: Store) -> Proxy:
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
     # Large results of calls, shortened; the whole is kept beside the store.
-    kept_folder = None if store.path is None else store.path.parent
+    kept_folder = None if store.place is None else state_folder(config)
     results = LargeResults(config.results, KeptResults(kept_folder, config.limits.session_idle_seconds))
 
     profiles = Profiles(config)

@@ -278,6 +278,8 @@ class Proxy:
     """True if hosts share it over a socket."""
     stop: Callable[[], None] | None = None
     """Stops the proxy, where it is a program of its own."""
+    grace_seconds: float = 0.0
+    """Time for which everything is still served after it was told to stop."""
     _warm: bool = False
     """Whether each new snapshot is indexed at once."""
 

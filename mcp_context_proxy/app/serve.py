@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from mcp_context_proxy.front.http import LocalApi
+    from mcp_context_proxy.front.issuer import IssuedTokens
     from mcp_context_proxy.web.api import Operation
 
 
@@ -148,6 +149,10 @@ async def _stop_on_signal(
     stop: anyio.Event, proxy: Proxy, negotiation: Negotiation, scope: anyio.CancelScope
 ) -> None:
     await stop.wait()
+    if proxy.grace_seconds:
+        logger.info("serving for %g seconds more, while balancers go elsewhere", proxy.grace_seconds)
+        proxy.gateway.drain.leaving = True
+        await anyio.sleep(proxy.grace_seconds)
     # Closed first, so that subscriptions end with a response and clients see no lost stream.
     negotiation.subscriptions.close()
     await proxy.gateway.drain.finish(proxy.config.limits.drain_seconds)
@@ -223,11 +228,16 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ConfigError: without a token, the front would be open to other machines.
         OSError: the address is in use or not available.
     """
-    from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
-    from mcp_context_proxy.front.auth import credentials_for  # noqa: PLC0415
+    from mcp_context_proxy.app.readiness import ReadinessCheck  # noqa: PLC0415
+    from mcp_context_proxy.front import auth, http, probes  # noqa: PLC0415 - a stdio front needs none of it
+    from mcp_context_proxy.front.issuer import IssuedTokens  # noqa: PLC0415
+    from mcp_context_proxy.front.resource_metadata import ResourceMetadata  # noqa: PLC0415
 
     settings, limits = proxy.config.http, proxy.config.limits
-    credentials = credentials_for(settings)
+    proxy.grace_seconds = settings.drain_grace_seconds
+    credentials = auth.credentials_of(proxy.config)
+    issued = IssuedTokens(proxy.config) if proxy.config.auth.mode == "jwt" else None
+    resource = None if issued is None else ResourceMetadata(proxy.config)
     if credentials.token is not None:
         proxy.fleet.known.know_own(("the bearer token", credentials.token))
     bound = http.listen(settings.host, settings.port)
@@ -236,19 +246,30 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     message = "serving http://%s:%d/mcp, /api/v1 and /ui%s"
     logger.log(credentials.level, message, host, port, credentials.whereabouts)
-    async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
-        policy = replace(policy, named=tokens, refused=proxy.audit.token_refused)
-        app = http.application(negotiation, limits, policy, proxy.health, web_routes(proxy))
+    async with _measuring_stalls(proxy), _following_tokens(proxy, issued) as tokens:
+        policy = replace(
+            policy,
+            named=tokens,
+            issued=issued,
+            resource=resource,
+            refused=proxy.audit.token_refused,
+            drain=proxy.gateway.drain,
+        )
+        ready = ReadinessCheck(proxy, [] if issued is None else [issued.keys])
+        routes = [*web_routes(proxy), *probes.routes(ready), *([] if resource is None else resource.routes())]
+        app = http.application(negotiation, limits, policy, proxy.health, routes)
         await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
 
 
 @asynccontextmanager
-async def _following_tokens(proxy: Proxy) -> AsyncIterator[TokenBook]:
-    """Provide the named tokens, which follow their file meanwhile."""
+async def _following_tokens(proxy: Proxy, issued: IssuedTokens | None = None) -> AsyncIterator[TokenBook]:
+    """Provide the named tokens, which follow their file meanwhile, as the keys follow their issuer."""
     book = TokenBook(TokenFile(tokens_path(proxy.config)))
     await in_thread(book.load)
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)
+        if issued is not None:
+            group.start_soon(issued.keys.run)
         yield book
         group.cancel_scope.cancel()
 
@@ -301,7 +322,7 @@ def operations(proxy: Proxy) -> list[Operation]:
         SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
         UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),
         InteractionsApi(recorder),
-        ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale),
+        ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale, proxy.audit),
         AuditApi(proxy.audit, audit_file(proxy.config)),
     )
     return [operation for each in apis for operation in each.operations()]

@@ -202,7 +202,7 @@ def check(config: Config, as_json: bool) -> None:
         for job, holder, until in jobs:
             console.say(f"{job}: done by {holder} for {max(0.0, until - time.time()):.0f} s more.")
     if problem is not None:
-        raise StoreError(store.place or "in memory", problem)
+        raise click.ClickException(problem)
 
 
 @store_command.command("migrate")
@@ -242,7 +242,7 @@ def copy_(ctx: click.Context, config_path: Path | None, source: str, target: str
     with _store_at(place(source)) as one, _store_at(place(target)) as other:
         for store in (one, other):
             if store.warning is not None:
-                raise StoreError(store.place or "in memory", store.warning)
+                raise click.ClickException(store.warning)
         copied = copy(one, other)
     rows = sum(copied.rows.values())
     results().say(f"Copied {counted(rows, 'row')} from {one.place} to {other.place}.")

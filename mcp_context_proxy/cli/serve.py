@@ -113,9 +113,10 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     The address holds the token behind a `#`: that part is sent to no server, and the page removes it at
     once. It is printed and not opened, because other users of the machine can read the arguments of programs.
     """
-    from mcp_context_proxy.front.auth import credentials_for
+    from mcp_context_proxy.front.auth import credentials_for, credentials_of
 
-    settings = load_config(ctx, config_path, complain=False).http
+    config = load_config(ctx, config_path, complain=False)
+    settings = config.http
     if port is not None:
         settings = settings.model_copy(update={"port": port, "api_port": None})
     name = EVERY_ADDRESS.get(settings.host, settings.host)
@@ -129,7 +130,8 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
             f"no proxy answers at {' or '.join(bases)}: start one with `serve --http`, set `http.api_port` "
             "for the one that a host starts, or name another port with --port"
         )
-    token = credentials_for(settings).token
+    # Tokens of an issuer are for the HTTP front alone.
+    token = (credentials_for(settings) if base in beside else credentials_of(config)).token
     click.echo(f"http://{base}/ui" + (f"#token={quote(token, safe='')}" if token else ""))
 
 

@@ -1,5 +1,6 @@
 """Configuration: loaded from one file, validated as a whole, frozen afterwards."""
 
+from mcp_context_proxy.config.identity import AuthConfig
 from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.load import find, load
 from mcp_context_proxy.config.settings import (
@@ -30,6 +31,7 @@ from mcp_context_proxy.system.places import default_path
 __all__ = [
     "PACKAGED_MODELS",
     "AuditConfig",
+    "AuthConfig",
     "ClassesConfig",
     "Config",
     "ContextConfig",

@@ -145,6 +145,8 @@ class Limits(BaseModel):
     """Idle time of a kept-alive connection."""
     http_connections: Annotated[Count, Reload.RESTART] = 512
     """Open connections at the HTTP front."""
+    calls_per_second: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), Reload.RESTART] = 0.0
+    """Tool calls that each principal may make over HTTP in a second, and as many at once; 0 sets no limit."""
     sessions: Annotated[Count, Reload.RESTART] = 1000
     """HTTP sessions of the handshake era; a new one replaces the longest idle one."""
     session_idle_seconds: Annotated[Seconds, Reload.RESTART] = 1800.0

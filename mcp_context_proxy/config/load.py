@@ -64,7 +64,7 @@ _MODEL_TABLES: Final = ("embedding", "rerank")
 _EXPANDED_MODEL_KEYS: Final = ("endpoint", "api_key")
 _EXPANDED_STORE_KEYS: Final = ("url", "listen_url", "replica")
 _PATHS: Final = (("store", "path"), ("http", "token_file"))
-_NEEDED: Final = frozenset({"http", "clients"})
+_NEEDED: Final = frozenset({"http", "auth", "clients"})
 """Tables without which nothing starts: who may connect, and to what, is not decided by a default."""
 _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "context": {"keep_requests": False},

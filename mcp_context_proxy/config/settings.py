@@ -19,6 +19,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.clients import Clients
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
+from mcp_context_proxy.config.identity import AuthConfig
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
 from mcp_context_proxy.config.tables import (
     Amount,
@@ -446,6 +447,10 @@ class HttpConfig(Table):
     token_file: Path | None = None
     allowed_hosts: tuple[Text, ...] = ()
     """Further host names that clients may use for this proxy."""
+    resource_url: Text | None = None
+    """Public URL of this proxy, for which an issuer makes tokens."""
+    drain_grace_seconds: Annotated[float, Field(strict=True, ge=0, le=3600)] = 0.0
+    """Time after SIGTERM in which everything is still served, while ``/readyz`` sends clients elsewhere."""
 
 
 class SharedConfig(Table):
@@ -569,6 +574,7 @@ class Config(Table):
     audit: AuditConfig = AuditConfig()
     store: StoreConfig = StoreConfig()
     http: HttpConfig = HttpConfig()
+    auth: AuthConfig = AuthConfig()
     shared: SharedConfig = SharedConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
     rerank: RerankConfig = RerankConfig()

@@ -20,23 +20,27 @@ import stat
 import sys
 import tempfile
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
 import platformdirs
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.config import HttpConfig
+from mcp_context_proxy.config import Config, HttpConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
-from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.front.guesses import Guesses, address_of
+from mcp_context_proxy.front.issuer import Issued, IssuedTokens, RoleMissingError, TokenRefusedError
+from mcp_context_proxy.front.issuer_keys import KeysUnavailableError
+from mcp_context_proxy.front.probes import PROBE_PATHS
+from mcp_context_proxy.front.resource_metadata import NEEDED, WELL_KNOWN, ResourceMetadata, undecided
 from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, rights_of
+from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
 from mcp_context_proxy.trust.tokens import OWNER, THE_USER, NamedToken, Principal, TokenBook, acting_as
 
@@ -44,6 +48,12 @@ logger = logging.getLogger(__name__)
 
 HEALTH_PATH = "/healthz"
 """Path that is answered without a token: its response then says that the proxy is up, and nothing else."""
+
+MESSAGE_PATHS: Final = ("/mcp", "/messages")
+"""Beginnings of the paths to which clients post messages."""
+
+RETRY_SECONDS: Final = "1"
+"""Value of ``Retry-After`` while the proxy stops: another replica, or the next process, is there by then."""
 
 HTTP_VERSIONS = ("1.0", "1.1")
 """Versions that are spoken here; the parser takes any other for the last of them."""
@@ -73,6 +83,17 @@ class Policy:
     """Tokens of others."""
     refused: Callable[[str], None] = lambda _address: None
     """Takes the address of a client that has sent a wrong token."""
+    drain: Drain = field(default_factory=Drain)
+    """Whether the proxy is about to stop, or stops."""
+    issued: IssuedTokens | None = None
+    """Verifies tokens of an issuer; None if none are accepted."""
+    resource: ResourceMetadata | None = None
+    """Where clients without a token read who issues them."""
+
+    @property
+    def required(self) -> bool:
+        """True if a token is required."""
+        return self.token is not None or self.issued is not None
 
 
 def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
@@ -114,23 +135,28 @@ class Guard:
             return
         if scope["type"] == "http":
             headers = Headers(scope=scope)
+            if self._policy.drain.leaving:
+                send = _closing(send)
             refusal = self._refusal(scope, headers) or await self._token_refusal(scope, headers)
             if refusal is not None:
                 await refusal(scope, receive, send)
                 return
             with acting_as(rights_of(scope)):
-                named = scope.get(_TOKEN_KEY)
-                if isinstance(named, NamedToken):
-                    await self._serve_while_accepted(named, scope, receive, send)
-                else:
+                token = scope.get(_TOKEN_KEY)
+                if token is None:
                     await self._app(scope, receive, send)
+                else:
+                    await self._serve_while_accepted(token, scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     async def _serve_while_accepted(
-        self, token: NamedToken, scope: Scope, receive: Receive, send: Send
+        self, token: NamedToken | Issued, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve a request, and end it, with its stream, when its token is no longer accepted."""
+        """Serve a request, and end it, with its stream, when its token is no longer accepted.
+
+        An issued token can only expire: its streams end then, and a call that has begun may finish.
+        """
         started = complete = False
 
         async def noting(message: Message) -> None:
@@ -140,23 +166,26 @@ class Guard:
             await send(message)
 
         with anyio.CancelScope() as ending:
-            self._open[ending] = token
+            if isinstance(token, NamedToken):
+                self._open[ending] = token
+            elif _is_stream(scope):
+                ending.deadline = anyio.current_time() + token.until - time.time()
             try:
                 await self._app(scope, receive, noting)
             finally:
-                del self._open[ending]
+                self._open.pop(ending, None)
         if ending.cancelled_caught and not complete:
             if started:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             else:
-                await _unauthorized()(scope, receive, send)
+                await self._unauthorized()(scope, receive, send)
 
     def _end_unaccepted(self) -> None:
         for ending, token in list(self._open.items()):
             if not self._policy.named.accepts(token):
                 ending.cancel()
 
-    def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the refusal of a request that nobody may make, with whatever token."""
         if scope["http_version"] not in HTTP_VERSIONS:
             return PlainTextResponse("Only HTTP/1.1 is spoken here.\n", 505, {"Connection": "close"})
@@ -165,30 +194,37 @@ class Guard:
             text = "A body has a length or comes in chunks, not both.\n"
             return PlainTextResponse(text, 400, {"Connection": "close"})
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or (self._policy.hosts is not None and hosts[0].lower() not in self._policy.hosts):
+        known = len(hosts) == 1 and (self._policy.hosts is None or hosts[0].lower() in self._policy.hosts)
+        if not known and (not _is_probe(scope) or _is_browser(headers)):
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
         page, public = scope["path"] in self._pages, self._is_public(scope)
-        why = objection(headers, scope["method"], hosts[0], page=page, public=public)
+        why = objection(headers, scope["method"], hosts[0] if known else "", page=page, public=public)
+        if why is None and self._policy.drain.stopping and not (public or _takes_messages(scope)):
+            text = "The proxy was told to stop; the request did not run.\n"
+            return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
         return None if why is None else PlainTextResponse(why, 403)
 
-    async def _token_refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
+    async def _token_refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the refusal of a request without the right token; note whose request it is otherwise."""
         given = headers.getlist("authorization")
-        if self._policy.token is None:
+        if not self._policy.required:
             # Without a token a client may still say who it is, to be kept apart from others.
             _note(scope, Principal(_identity(given[0])) if given else THE_USER)
             return None
         if self._is_public(scope) and (not given or scope["path"] != HEALTH_PATH):
             return None
         if not given:
-            return _unauthorized()
+            return self._unauthorized()
         client = scope.get("client")
+        token = _bearer(given)
+        if self._policy.issued is not None and self._policy.issued.may_be(token):
+            # Nobody guesses a signature, so a wrong one delays nobody else behind the same balancer.
+            return await self._issued_refusal(self._policy.issued, token, scope)
         delayed = self._guesses.delays(client)
         if delayed and not await self._guesses.wait(client):
             return _too_many()
-        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        token = token.strip() if scheme.lower() == "bearer" else ""
-        owned = hmac.compare_digest(token.encode(), self._policy.token.encode())
+        own = self._policy.token
+        owned = own is not None and hmac.compare_digest(token.encode(), own.encode())
         named = self._policy.named.find(token)
         if owned or named is not None:
             self._guesses.right(client)
@@ -197,16 +233,80 @@ class Guard:
             scope[PROVEN_KEY] = True
             return None
         self._guesses.wrong(client)
-        self._policy.refused(_address(client))
-        return _too_many() if delayed else _unauthorized()
+        self._policy.refused(address_of(client))
+        return _too_many() if delayed else self._unauthorized()
+
+    async def _issued_refusal(self, tokens: IssuedTokens, token: str, scope: Scope) -> Response | None:
+        """Return the refusal of a request with a token of an issuer; note whose request it is otherwise."""
+        resource = self._policy.resource
+        assert resource is not None
+        try:
+            issued = await tokens.verify(token)
+        except KeysUnavailableError:
+            return undecided()
+        except RoleMissingError as error:
+            return resource.without_role(str(error))
+        except TokenRefusedError as error:
+            self._policy.refused(address_of(scope.get("client")))
+            return resource.refused(str(error))
+        _note(scope, issued.principal)
+        scope[_TOKEN_KEY], scope[PROVEN_KEY] = issued, True
+        return None
+
+    def _unauthorized(self) -> Response:
+        resource = self._policy.resource
+        value = "Bearer" if resource is None else resource.challenge()
+        return PlainTextResponse(NEEDED, 401, {"WWW-Authenticate": value})
 
     def _is_public(self, scope: Scope) -> bool:
         known = scope["path"] == HEALTH_PATH or scope["path"] in self._pages
-        return known and scope["method"] in ("GET", "HEAD")
+        known = known or (self._policy.resource is not None and scope["path"].startswith(WELL_KNOWN))
+        return (known and scope["method"] in ("GET", "HEAD")) or _is_probe(scope)
 
 
 _TOKEN_KEY: Final = "mcp-context-proxy/token"
-"""Key of an ASGI scope: the named token of the request, if it has one."""
+"""Key of an ASGI scope: the named or issued token of the request, if it has one."""
+
+LISTEN: Final = "subscriptions/listen"
+"""Method of the modern era whose response never ends by itself; a header has to name it."""
+
+
+def _bearer(given: list[str]) -> str:
+    """Return the token of a request; empty if it has none, or several."""
+    scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _is_stream(scope: Scope) -> bool:
+    return scope["method"] == "GET" or Headers(scope=scope).get("mcp-method") == LISTEN
+
+
+def _is_probe(scope: Scope) -> bool:
+    return scope["path"] in PROBE_PATHS and scope["method"] in ("GET", "HEAD")
+
+
+def _is_browser(headers: Headers) -> bool:
+    """Return whether a browser may have sent it, perhaps for a page whose name leads here by now."""
+    named = headers.get("user-agent", "").startswith(BROWSER)
+    return named or "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
+
+
+def _takes_messages(scope: Scope) -> bool:
+    """Return whether the request may carry a message: only its content tells whether it begins anything."""
+    path: str = scope["path"]
+    return scope["method"] == "POST" and path.startswith(MESSAGE_PATHS)
+
+
+def _closing(send: Send) -> Send:
+    """Return a `Send` that has the connection closed after the response, so that clients open another one."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"connection"]
+            message = {**message, "headers": [*headers, (b"connection", b"close")]}
+        await send(message)
+
+    return sending
 
 
 def _note(scope: Scope, principal: Principal) -> None:
@@ -216,11 +316,6 @@ def _note(scope: Scope, principal: Principal) -> None:
 
 def _identity(credentials: str) -> str:
     return hashlib.sha256(credentials.encode()).hexdigest()
-
-
-def _unauthorized() -> PlainTextResponse:
-    text = "A bearer token is needed: Authorization: Bearer TOKEN\n"
-    return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
 
 
 def _too_many() -> PlainTextResponse:
@@ -236,11 +331,27 @@ class BearerToken:
     """The token; None if none is required."""
     whereabouts: str
     """End of the sentence that says where the front serves: the place of the token, or the lack of one."""
+    level: int = NOTICE
+    """Log level of that sentence: a warning only if no token is required."""
 
-    @property
-    def level(self) -> int:
-        """Log level of that sentence: a warning only if there is no token."""
-        return logging.WARNING if self.token is None else NOTICE
+
+def credentials_of(config: Config, environ: Mapping[str, str] = os.environ) -> BearerToken:
+    """Return the token of a front that may accept tokens of an issuer: then one of its own is not needed.
+
+    Raises:
+        ConfigError: as `credentials_for`, or a token of an issuer and none at all are required.
+    """
+    settings = config.http
+    if config.auth.mode == "token":
+        return credentials_for(settings, environ)
+    if not settings.auth:
+        message = "tokens of an issuer are required by auth.mode, and no token by http.auth"
+        raise ConfigError([ConfigProblem(config.path, None, "http.auth", message)])
+    where = f"; clients send tokens of {config.auth.issuer}"
+    if not environ.get(TOKEN_VARIABLE, "").strip() and settings.token_file is None:
+        return BearerToken(None, where)
+    own = credentials_for(settings, environ)
+    return BearerToken(own.token, where + own.whereabouts.replace("; clients send", ", or"))
 
 
 def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> BearerToken:
@@ -256,7 +367,7 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
     if not settings.auth:
         if is_loopback(settings.host):
             text = " without a token: every user and program of this machine can use your servers"
-            return BearerToken(None, text)
+            return BearerToken(None, text, logging.WARNING)
         message = f"serving without a token needs a loopback address, and {settings.host} is none"
         raise ConfigError([ConfigProblem(None, None, "http.auth", message)])
     if token := environ.get(TOKEN_VARIABLE, "").strip():
@@ -421,94 +532,3 @@ def same_origin(origins: list[str], host: str) -> bool:
     except ValueError:
         return False
     return origin.hostname == own.hostname or {origin.hostname, own.hostname} <= LOOPBACK_NAMES
-
-
-Client: TypeAlias = tuple[str, int]
-"""Address and port of a client's end of a connection."""
-
-WRONG_PER_SECOND, WRONG_AT_ONCE = 1.0, 20
-"""Rate and burst of wrong tokens from one address: a client with an old token keeps trying, but slowly."""
-
-ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE = 20.0, 200
-"""Rate and burst of wrong tokens from all addresses together."""
-
-HELD_SECONDS: Final = 1.0
-"""Time that a token waits after too many wrong ones: the longest delay of a right one."""
-
-MOST_HELD_OF_ADDRESS, MOST_HELD = 32, 128
-"""Requests that wait at a time; further ones are refused unseen. Connections are left for everybody else."""
-
-ADDRESSES_KEPT, CONNECTIONS_KEPT = 1024, 1024
-"""Addresses with a count of their own, and connections known to have sent the right token."""
-
-NETWORK_BITS: Final = 64
-"""Length of the IPv6 prefix that counts as one address: a single machine has all the addresses in it."""
-
-
-class Guesses:
-    """Throttle of wrong bearer tokens: nobody tries many, and nobody keeps those out who have the right one.
-
-    Wrong tokens are counted for each client address, and for all addresses together. Once an address has sent
-    too many, each token from it is looked at only after a moment, a right one too: a guess that is refused at
-    once and a hit that is served at once would be no throttle. Only a few can wait, so that the number of
-    tokens that are looked at in a second is bounded. A connection that has sent the right token never waits.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._all = Bucket(ALL_WRONG_PER_SECOND, ALL_WRONG_AT_ONCE, clock)
-        self._by_address: OrderedDict[str, Bucket] = OrderedDict()
-        self._held: Counter[str] = Counter()
-        """Number of requests that wait, by address."""
-        self._proven: OrderedDict[Client, None] = OrderedDict()
-
-    def delays(self, client: Client | None) -> bool:
-        """Return whether a token that came over this connection waits."""
-        if client in self._proven:
-            return False
-        bucket = self._by_address.get(_address(client))
-        return self._all.is_empty or (bucket is not None and bucket.is_empty)
-
-    async def wait(self, client: Client | None) -> bool:
-        """Wait until the token may be looked at; return False if too many wait already."""
-        address = _address(client)
-        if self._held[address] >= MOST_HELD_OF_ADDRESS or self._held.total() >= MOST_HELD:
-            return False
-        self._held[address] += 1
-        try:
-            await anyio.sleep(HELD_SECONDS)
-        finally:
-            self._held[address] -= 1
-            if not self._held[address]:
-                del self._held[address]
-        return True
-
-    def right(self, client: Client | None) -> None:
-        """Note that a connection has sent the right token."""
-        if client is not None and client not in self._proven:
-            self._proven[client] = None
-            if len(self._proven) > CONNECTIONS_KEPT:
-                self._proven.popitem(last=False)
-
-    def wrong(self, client: Client | None) -> None:
-        """Count a wrong token."""
-        if client is not None:
-            # The port may be that of an earlier connection by now.
-            self._proven.pop(client, None)
-        address = _address(client)
-        bucket = self._by_address.pop(address, None) or Bucket(WRONG_PER_SECOND, WRONG_AT_ONCE, self._clock)
-        self._by_address[address] = bucket
-        if len(self._by_address) > ADDRESSES_KEPT:
-            self._by_address.popitem(last=False)
-        bucket.take()
-        self._all.take()
-
-
-def _address(client: Client | None) -> str:
-    """Return the address that a client's guesses are counted for."""
-    if client is None or ":" not in client[0]:
-        return "" if client is None else client[0]
-    try:
-        return str(ipaddress.IPv6Network((client[0].partition("%")[0], NETWORK_BITS), strict=False))
-    except ValueError:
-        return client[0]

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front.admission import AdmissionRules, Quota
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
 from mcp_context_proxy.front.http_connections import (
     HEADER_BYTES,
@@ -36,7 +37,7 @@ from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.process import connections_for_hosts
-from mcp_context_proxy.trust.tokens import THE_USER
+from mcp_context_proxy.trust.tokens import THE_USER, Role
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ def application(
 ) -> Starlette:
     """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs."""
     guesses = Guesses()
-    streamable = StreamableHttp(negotiation, limits, guesses)
-    events = EventStreams(negotiation, limits, guesses)
+    admission = AdmissionRules(negotiation.gateway.drain, Quota(limits.calls_per_second))
+    streamable = StreamableHttp(negotiation, limits, guesses, admission)
+    events = EventStreams(negotiation, limits, guesses, admission)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -106,7 +108,8 @@ def guarded(
 
     async def healthz(request: Request) -> Response:
         facts = health()
-        if policy.token is None or principal_of(request.scope) is None or not rights_of(request.scope).admin:
+        rights = rights_of(request.scope)
+        if not policy.required or principal_of(request.scope) is None or not rights.may(Role.VIEW):
             # Problems name paths, servers and variables: they are for those who have the token.
             facts = {"status": facts["status"]}
         return JSONResponse(facts, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})

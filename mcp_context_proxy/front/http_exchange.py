@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.front.http_connections import PART_BYTES, send_body, waiting_of
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import RequestError, RequestId
+from mcp_context_proxy.protocol.envelope import Members, RequestError, RequestId
 from mcp_context_proxy.protocol.framing import on_one_line
 
 logger = logging.getLogger(__name__)
@@ -155,11 +155,21 @@ class Exchange:
 
     def send_nowait(self, frame: bytes) -> bool:
         """Send a frame soon, unless too many wait already."""
-        if len(self._frames) >= NOTIFICATIONS_QUEUED or self._bytes + len(frame) > NOTIFICATIONS_QUEUED_BYTES:
-            logger.debug("dropped a notification: the client does not read")
-            return False
-        self._put(frame)
-        return True
+        if self._has_room(len(frame)):
+            self._put(frame)
+            return True
+        return False
+
+    def notify(self, method: str, params: Members) -> None:
+        """Send a notification soon, unless too many wait already; then it is not even encoded."""
+        if self._has_room(sum(map(len, params.values()))):
+            self._put(envelope.notification(method, params))
+
+    def _has_room(self, size: int) -> bool:
+        if len(self._frames) < NOTIFICATIONS_QUEUED and self._bytes + size <= NOTIFICATIONS_QUEUED_BYTES:
+            return True
+        logger.debug("dropped a notification: the client does not read")
+        return False
 
     def accompany(self) -> None:
         """Start to send what comes before the result, and to watch the client."""
@@ -169,6 +179,7 @@ class Exchange:
             self._group.start_soon(self._watch)
 
     def _put(self, frame: bytes) -> None:
+        """Queue a frame."""
         if self._finished:
             return
         self._frames.append(frame)
@@ -205,11 +216,15 @@ class Exchange:
 
     async def _write_frames(self) -> None:
         while self._frames:
-            for piece in _event(self._frames[0]):
-                await self._write(piece)
-            self._bytes -= len(self._frames.popleft())
+            await self._write_first()
         sent, self._sent = self._sent, anyio.Event()
         sent.set()
+
+    async def _write_first(self) -> None:
+        # A method of its own, so that no local variable keeps a frame that is sent while the stream is idle.
+        for piece in _event(self._frames[0]):
+            await self._write(piece)
+        self._bytes -= len(self._frames.popleft())
 
     async def _begin(self) -> None:
         self._streaming = True

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import http_requests
+from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.front.http_exchange import PING, PING_SECONDS, STREAM_HEADERS
@@ -35,8 +36,11 @@ QUEUED_BYTES = 64 * 1024
 class EventStreams:
     """The open event streams, by session id, and the two ASGI applications that serve them."""
 
-    def __init__(self, negotiation: Negotiation, limits: Limits, guesses: Guesses) -> None:
+    def __init__(
+        self, negotiation: Negotiation, limits: Limits, guesses: Guesses, admission: AdmissionRules
+    ) -> None:
         self._negotiation, self._limits, self._guesses = negotiation, limits, guesses
+        self._admission = admission
         self._open: dict[str, tuple[str | None, Conversation]] = {}
         """Principal and conversation of each stream."""
 
@@ -76,6 +80,10 @@ class EventStreams:
         conversation = self._conversation(scope)
         if isinstance(conversation, Response):
             await conversation(scope, receive, send)
+            return
+        refused = self._admission.refusal(scope, message)
+        if refused is not None:
+            await refused(scope, receive, send)
             return
         if conversation.is_busy:
             text, status = "busy: too many requests are under way", HTTPStatus.SERVICE_UNAVAILABLE

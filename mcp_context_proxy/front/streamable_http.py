@@ -22,6 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream.link import Ask
+from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.conversation import MOST_VALUES, TOO_MUCH, HostMessages, Questions
 from mcp_context_proxy.front.http_exchange import Exchange
 from mcp_context_proxy.front.http_requests import (
@@ -82,8 +84,11 @@ _STATUSES: Final[Mapping[int, HTTPStatus]] = {
 class StreamableHttp:
     """ASGI application of the endpoint."""
 
-    def __init__(self, negotiation: Negotiation, limits: Limits, guesses: Guesses) -> None:
+    def __init__(
+        self, negotiation: Negotiation, limits: Limits, guesses: Guesses, admission: AdmissionRules
+    ) -> None:
         self._negotiation, self._gateway, self._guesses = negotiation, negotiation.gateway, guesses
+        self._admission = admission
         self._sessions = HttpSessions(self._gateway, limits)
         self._group: TaskGroup
 
@@ -111,9 +116,10 @@ class StreamableHttp:
             except BadMessageError as error:
                 refusal = error.response
             else:
-                if modern:
+                refusal = self._admission.refusal(scope, message)
+                if refusal is None and modern:
                     refusal = await self._post_modern(scope, receive, send, fields, message)
-                else:
+                elif refusal is None:
                     refusal = await self._post(scope, receive, send, sent, message)
         elif modern:
             refusal = Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "POST"})
@@ -158,7 +164,7 @@ class StreamableHttp:
         exchange = Exchange(scope, receive, send, self._group, [], PATIENCE[era])
         messages = HostMessages(exchange, _NO_QUESTIONS)
         capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
-        caller = _caller(scope, era, None, capabilities, client_info, messages)
+        caller = _caller(scope, era, None, capabilities, client_info, exchange, messages.ask)
         if method == LISTEN:
             listen = self._negotiation.listen
             work = partial(listen, request_id, params, caller.rights, messages.tell)
@@ -253,7 +259,9 @@ class StreamableHttp:
         hello = session.state.hello
         capabilities, client_info = (None, None) if hello is None else (hello.capabilities, hello.client_info)
         messages = HostMessages(exchange, session.questions)
-        caller = _caller(scope, Era.HANDSHAKE, session.state, capabilities, client_info, messages)
+        caller = _caller(
+            scope, Era.HANDSHAKE, session.state, capabilities, client_info, exchange, messages.ask
+        )
         work = partial(self._gateway.handle, method, params, caller)
         del params, caller
         with session.holding(key, exchange), self._gateway.drain.busy():
@@ -325,7 +333,8 @@ def _caller(
     session: Session | None,
     capabilities: Raw | None,
     client_info: Raw | None,
-    messages: HostMessages,
+    exchange: Exchange,
+    ask: Ask,
 ) -> Caller:
     return Caller(
         era=era,
@@ -334,8 +343,8 @@ def _caller(
         client_info=client_info,
         principal=principal_of(scope),
         rights=rights_of(scope),
-        notify=messages.notify,
-        ask=messages.ask,
+        notify=exchange.notify,
+        ask=ask,
         release=scope.get(RELEASE_KEY) or _nothing,
     )
 

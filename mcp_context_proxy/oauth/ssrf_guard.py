@@ -21,7 +21,7 @@ import anyio.abc
 import httpx2
 from mcp.client.auth import OAuthFlowError
 
-from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config import AuthConfig, ServerConfig
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
@@ -56,12 +56,15 @@ class NetworkReach(IntEnum):
 
 
 class Destinations:
-    """Addresses that may be connected to on behalf of one server."""
+    """Addresses that may be connected to on behalf of one server, or of the issuer of clients' tokens."""
 
-    def __init__(self, config: ServerConfig, reach: NetworkReach = NetworkReach.PUBLIC) -> None:
+    def __init__(self, config: ServerConfig | AuthConfig, reach: NetworkReach = NetworkReach.PUBLIC) -> None:
         """Allow the hosts of the configuration, and others no nearer than `reach`."""
-        issuer = None if config.oauth is None else config.oauth.issuer
-        self._configured = {_host(url) for url in (config.url, issuer) if url}
+        if isinstance(config, AuthConfig):
+            urls = (config.issuer, config.jwks_url)
+        else:
+            urls = (config.url, None if config.oauth is None else config.oauth.issuer)
+        self._configured = {_host(url) for url in urls if url}
         self.reach = reach
 
     def heard_from(self, answer: httpx2.Response) -> None:
@@ -105,7 +108,7 @@ class Destinations:
             at = "" if where == url.host else f" ({where})"
             raise OAuthFlowError(
                 f"it leads to {url.host}{at}, an address nearer to this machine than its own; where that is "
-                "meant, set oauth.issuer to its authorization server"
+                "meant, set oauth.issuer to its authorization server, or auth.jwks_url to the keys"
             )
         return [request] if literal else [_to(address, request) for address in allowed]
 

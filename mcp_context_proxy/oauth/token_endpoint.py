@@ -133,8 +133,10 @@ async def _post_as_client(
         raise AuthorizationError(credentials.server, explained(error)) from None
 
 
-async def exchange(destinations: Destinations, request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return its whole response.
+async def exchange(
+    destinations: Destinations, request: httpx2.Request, most: int = ANSWER_BYTES
+) -> httpx2.Response:
+    """Send a request and return its whole response, of at most so many bytes.
 
     Raises:
         OAuthFlowError: the address is not allowed or not encrypted, or the response is too large.
@@ -151,8 +153,8 @@ async def exchange(destinations: Destinations, request: httpx2.Request) -> httpx
     ) as client:
         for pinned in others:
             with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
-                return await _whole(client, pinned, request, destinations)
-        return await _whole(client, last, request, destinations)
+                return await _whole(client, pinned, request, destinations, most)
+        return await _whole(client, last, request, destinations, most)
 
 
 async def _whole(
@@ -160,6 +162,7 @@ async def _whole(
     pinned: httpx2.Request,
     request: httpx2.Request,
     destinations: Destinations,
+    most: int,
 ) -> httpx2.Response:
     response = await client.send(pinned, stream=True)
     destinations.heard_from(response)
@@ -169,8 +172,8 @@ async def _whole(
             raise OAuthFlowError(f"{request.url.host} answered with compressed content, unasked")
         async for chunk in response.aiter_bytes():
             body += chunk
-            if len(body) > ANSWER_BYTES:
-                raise OAuthFlowError(f"{request.url.host} answered with more than {ANSWER_BYTES:,} bytes")
+            if len(body) > most:
+                raise OAuthFlowError(f"{request.url.host} answered with more than {most:,} bytes")
     finally:
         await response.aclose()
     return httpx2.Response(

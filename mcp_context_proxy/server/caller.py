@@ -16,7 +16,7 @@ from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
+from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
 AGENT_HEADER = "X-Agent-Name"
 """Header of an HTTP request with the name of the agent on whose behalf it is made."""
@@ -37,9 +37,9 @@ def rights_of(scope: Mapping[str, Any]) -> Principal:
     return found
 
 
-def may_decide(scope: Mapping[str, Any]) -> bool:
-    """Return whether an HTTP request may decide for the user; nobody may where no token is required."""
-    return is_admin(rights_of(scope)) and scope.get(PROVEN_KEY) is True
+def is_proven(scope: Mapping[str, Any]) -> bool:
+    """Return whether it is known whose HTTP request this is; it is not where no token is required."""
+    return scope.get(PROVEN_KEY) is True
 
 
 def principal_of(scope: Mapping[str, Any]) -> str | None:

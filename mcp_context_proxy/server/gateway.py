@@ -137,6 +137,9 @@ class Gateway:
         fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
+        if caller.session is not None:
+            # A new token of the same principal may reach less; notifications go by the session.
+            caller.session.rights = caller.rights
         try:
             with self.drain.request():
                 if self.profiles.active or caller.rights.profile is not None:
@@ -263,6 +266,8 @@ class Drain:
     """Lets requests finish when the proxy stops: no new ones, some time for the others, then an end."""
 
     def __init__(self) -> None:
+        self.leaving = False
+        """True once balancers should choose another proxy; everything is still served."""
         self.stopping = False
         """True once new requests are refused."""
         self._scopes: set[anyio.CancelScope] = set()
@@ -297,7 +302,7 @@ class Drain:
 
     async def finish(self, seconds: float) -> None:
         """Refuse new requests, wait for those under way, and give up the rest after `seconds`."""
-        self.stopping = True
+        self.leaving = self.stopping = True
         with anyio.move_on_after(seconds):
             await self._wait_until_idle()
         for scope in self._scopes:

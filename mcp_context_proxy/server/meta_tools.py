@@ -90,7 +90,7 @@ from mcp_context_proxy.server.search_answers import (
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import is_admin
+from mcp_context_proxy.trust.tokens import Role
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
@@ -236,7 +236,7 @@ class MetaTools:
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
         # What others call is told to those only who may know it.
-        figures = self.figures() if is_admin(caller.rights) else NO_FIGURES
+        figures = self.figures() if caller.rights.may(Role.VIEW) else NO_FIGURES
         if _wants_data(params):
             data = await in_thread(search_data, answer, notes, caller.name_of, figures)
             return _data(data, context_id)
@@ -310,9 +310,11 @@ class MetaTools:
         return _data({**facts, "text": part.text, "outline": part.outline, "folder": part.folder})
 
     async def _recall(self, wanted: RecallArguments, params: Members, caller: Caller) -> bytes:
-        everybody = is_admin(caller.rights)
+        everybody = caller.rights.may(Role.VIEW)
         if not everybody and caller.rights.profile is None:
-            return failure(f"{RECALL} searches what all agents did, so it needs an administrator's token")
+            return failure(
+                f"{RECALL} searches what all agents did, so it needs the role view, as administrators have"
+            )
         if self.recorder is None:
             return failure(f"{RECALL} is switched off; [interactions] recall_tool switches it on")
         try:

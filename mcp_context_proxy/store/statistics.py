@@ -236,7 +236,6 @@ class _UsageTable(Generic[U]):
         self._fields = [column.name for column in fields(usage)]
         self._timed = self._fields[-1] == "latency"
         self.columns = ", ".join(self._fields)
-        self._numbers = attrgetter(*(self._fields[:-1] if self._timed else self._fields))
 
     def add(self, transaction: Transaction, replica: str, counted: Iterable[tuple[UsageSlot, U]]) -> None:
         """Add usage to a replica's rows of its slots."""
@@ -253,8 +252,10 @@ class _UsageTable(Generic[U]):
         written = list[Sequence[object]]()
         for slot, key in changed:
             total: U = rows[slot][key]
-            latency = [msgspec.msgpack.encode(dict(getattr(total, "latency")))] if self._timed else []  # noqa: B009 - documents have none
-            written.append([slot.seconds, slot.start, slot.owner, replica, *self._numbers(total), *latency])
+            values = dict(zip(self._fields, attrgetter(*self._fields)(total), strict=True))
+            if self._timed:
+                values["latency"] = msgspec.msgpack.encode(dict(values["latency"]))
+            written.append([slot.seconds, slot.start, slot.owner, replica, *values.values()])
         transaction.put(self.name, columns, self._key, written)
 
     def _rows_of(

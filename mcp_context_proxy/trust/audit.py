@@ -98,6 +98,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     principal: str | None
     client_info: Raw | None
     session: str | None
+    subject: str | None
     ms: float | None
     result_bytes: int | None
 
@@ -161,6 +162,7 @@ class AuditLog:
         principal: str | None,
         client_info: Raw | None,
         session: str | None,
+        subject: str | None = None,
         ms: float | None = None,
         result_bytes: int | None = None,
     ) -> None:
@@ -175,6 +177,7 @@ class AuditLog:
             principal: Who called; None for the host over standard streams.
             client_info: Introduction of the client.
             session: Public id of the session; it is not the one that a client sends.
+            subject: Who the principal is, in words of the issuer of their token.
             ms: Milliseconds until the result; None if nothing was sent.
             result_bytes: Size of the result; None if there is none.
         """
@@ -197,6 +200,7 @@ class AuditLog:
                 principal=principal,
                 client_info=client_info,
                 session=session,
+                subject=subject,
                 ms=ms,
                 result_bytes=result_bytes,
             )
@@ -305,6 +309,7 @@ class AuditLog:
         tool = entry.tool
         called: dict[str, JSON] = {
             "principal": entry.principal,
+            "subject": entry.subject,
             "client": _client_name(entry.client_info),
             "session": entry.session,
             "server": tool.server,
@@ -442,7 +447,7 @@ def summary(entry: Mapping[str, Any]) -> str:
         parts += ["result_bytes" in entry and f"{entry['result_bytes']:,} bytes"]
         parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
     else:
-        left_out = ("time", "kind", "server", "tool", "principal", "client", "session")
+        left_out = ("time", "kind", "server", "tool", "principal", "subject", "client", "session")
         parts = [named, *(f"{key} {value}" for key, value in entry.items() if key not in left_out)]
-    parts += [key in entry and f"{key} {entry[key]}" for key in ("principal", "client")]
+    parts += [key in entry and f"{key} {entry[key]}" for key in ("subject", "principal", "client")]
     return "; ".join(str(part) for part in parts if part)

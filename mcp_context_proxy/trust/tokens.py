@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
@@ -67,18 +68,56 @@ class TokenError(ContextProxyError):
     """A token cannot be added or revoked, or the file of tokens cannot be used."""
 
 
+class Role(IntEnum):
+    """Extent of the rights of a principal over the proxy; each role includes those before it.
+
+    It says nothing about the servers and tools that may be reached.
+    """
+
+    USE = 0
+    """Calls and searches, and sees what is its own."""
+    VIEW = 1
+    """Sees everybody's: requests, sessions, statistics, logs, the audit, what waits for approval."""
+    OPERATE = 2
+    """Restarts servers, turns servers and tools on and off, approves definitions."""
+    ADMIN = 3
+    """Everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Servers, and the classes of their tools, that may be reached."""
+
+    servers: frozenset[str] | None = None
+    """None for all."""
+    classes: frozenset[ToolClass] | None = None
+    """None for all."""
+
+    def has(self, server: str) -> bool:
+        """Return whether a server is among them."""
+        return self.servers is None or server in self.servers
+
+    def allows(self, tool: Tool) -> bool:
+        """Return whether a tool is among them."""
+        return self.has(tool.server) and (self.classes is None or tool.tool_class in self.classes)
+
+
+EVERYTHING: Final = (Reach(),)
+NOTHING: Final = (Reach(frozenset()),)
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Somebody who makes requests, and what they may reach."""
 
     name: str | None
-    """Name of the token; None for the host over standard streams, and where no token is required."""
-    admin: bool = True
-    """True for those who may change things and see everybody's."""
-    servers: frozenset[str] | None = None
-    """Servers that they may reach; None for all."""
-    classes: frozenset[ToolClass] | None = None
-    """Classes of tools that they may call; None for all."""
+    """Name of the token, or hash of a person's issuer and subject; None for the host over standard streams,
+    and where no token is required."""
+    role: Role = Role.ADMIN
+    reach: tuple[Reach, ...] = EVERYTHING
+    """They may reach what any of these has."""
+    label: str | None = None
+    """Who that is in words of the issuer, for the audit."""
     profile: Profile | None = None
     """Profile of their client, which limits them further."""
     projects: tuple[str, ...] | None = None
@@ -92,23 +131,31 @@ class Principal:
     """True if there is anything that they may not reach. A field, because every call asks for it."""
 
     def __post_init__(self) -> None:
-        limits = (self.servers, self.classes, self.profile, self.projects)
-        object.__setattr__(self, "limited", any(limit is not None for limit in limits))
+        whole = Reach() in self.reach and self.profile is None and self.projects is None
+        object.__setattr__(self, "limited", not whole)
 
     @property
     def owner(self) -> str:
         """Owner of what they say, do and teach, and of their counts: administrators share one, empty."""
-        return "" if self.admin else self.name or "unnamed"
+        return "" if self.may(Role.ADMIN) else self.name or "unnamed"
+
+    def may(self, role: Role) -> bool:
+        """Return whether they have a role, or a higher one."""
+        return self.role >= role
 
     def reaches(self, server: str) -> bool:
         """Return whether they may reach a server."""
-        reached = self.servers is None or server in self.servers
+        if not self.limited:
+            return True
+        reached = any(one.has(server) for one in self.reach)
         return reached and (self.profile is None or self.profile.reaches(server))
 
     def may_call(self, tool: Tool) -> bool:
         """Return whether they may call a tool."""
-        allowed = self.classes is None or tool.tool_class in self.classes
-        return allowed and self.reaches(tool.server) and (self.profile is None or self.profile.has(tool))
+        if not self.limited:
+            return True
+        allowed = any(one.allows(tool) for one in self.reach)
+        return allowed and (self.profile is None or self.profile.has(tool))
 
     def sees(self, document: Document) -> bool:
         """Return whether they get a rule or reference: their profile has it, and it is for their project."""
@@ -122,7 +169,7 @@ class Principal:
     def within(self, profile: Profile) -> Principal:
         """Return them as a client of a profile: what they leave behind is apart from other profiles."""
         name = MARK + profile.name if self.name is None else f"{self.name} {MARK}{profile.name}"
-        return replace(self, name=name, admin=False, profile=profile)
+        return replace(self, name=name, role=Role.USE, profile=profile)
 
     @property
     def all_presets(self) -> tuple[str, ...]:
@@ -132,7 +179,7 @@ class Principal:
     @property
     def teaches(self) -> bool:
         """Return whether their calls teach the ranking that all share."""
-        return self.admin or (self.profile is not None and self.profile.learns)
+        return self.may(Role.ADMIN) or (self.profile is not None and self.profile.learns)
 
 
 THE_USER: Final = Principal(None)
@@ -140,11 +187,6 @@ THE_USER: Final = Principal(None)
 
 ACTING: Final[ContextVar[Principal]] = ContextVar("principal", default=THE_USER)
 """The principal for whom something is done; the proxy's own tasks see everything."""
-
-
-def is_admin(principal: Principal) -> bool:
-    """Return whether a principal may change things that concern others, and see what is theirs."""
-    return principal.admin
 
 
 def reaches(server: str) -> bool:
@@ -181,7 +223,7 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the principal of those who have it."""
         servers = None if self.servers is None else frozenset(self.servers)
         classes = None if self.classes is None else frozenset(self.classes)
-        return Principal(self.name, self.admin, servers, classes)
+        return Principal(self.name, Role.ADMIN if self.admin else Role.USE, (Reach(servers, classes),))
 
     def is_valid(self, now: float) -> bool:
         """Return whether it has not expired."""

@@ -30,8 +30,9 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
 from mcp_context_proxy.protocol.validation import holds_more
-from mcp_context_proxy.server.caller import AGENT_HEADER, may_decide, rights_of
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
+from mcp_context_proxy.server.caller import AGENT_HEADER, is_proven, rights_of
+from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,17 @@ MOST_VALUES = 10_000
 LIST_CHARACTERS = 1000
 """Length of a query parameter that is a list: its values, separated by commas."""
 
-"""Header that names the agent on whose behalf a request is made."""
 
-NEEDS_ADMIN = "This needs an administrator's token: the proxy's own, or one that was added with --admin."
+def needs(role: Role) -> str:
+    """Return the sentence for somebody who lacks a role."""
+    return (
+        "This needs an administrator's token, the proxy's own or one that was added with --admin, or the "
+        f"role {role.name.lower()}."
+    )
+
+
+AUDITED: Final = "order"
+"""Kind of the entries of the audit about what a person told the proxy to do."""
 
 LISTED_MOST = 500
 """Request contexts in one response: more than a person looks through, some 500 kB."""
@@ -131,15 +140,15 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     problems: tuple[HTTPStatus, ...] = ()
     """Errors beside those that every operation can have."""
-    admin: bool = False
-    """True if it needs an administrator: it changes what concerns others, or shows what is theirs."""
+    role: Role = Role.USE
+    """Role that it needs: more than `USE` if it changes what concerns others, or shows what is theirs."""
     own_of_profile: bool = False
     """True if a client of a profile may use it as well, for what is its own."""
     names_agent: bool = False
     """True if it reads the header `AGENT_HEADER`."""
     decides: bool = False
-    """True if it decides for the user: it needs an administrator, known by a token, also where no other
-    operation needs one."""
+    """True if it decides for the user: whoever asks must be known by a token, also where no other operation
+    needs one."""
     name: str = ""
     """Its ``operationId``: the handler's name in camel case."""
     handler: Handler | None = None
@@ -158,6 +167,12 @@ class Api:
         members = vars(type(self)).values()
         declared = (member for member in members if isinstance(member, Operation))
         return [replace(one, handler=MethodType(one.handler, self)) for one in declared if one.handler]
+
+
+def note_order(log: AuditLog, given: Given, order: str, **facts: str | None) -> None:
+    """Record who told the proxy to do something, once it is done."""
+    named = {key: fact for key, fact in (facts | {"subject": given.principal.label}).items() if fact}
+    log.note(AUDITED, order=order, principal=given.principal.name, **named)
 
 
 class BadRequestError(Exception):
@@ -190,10 +205,9 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         assert operation.handler is not None
         rights = rights_of(request.scope)
-        may = is_admin(rights) or (operation.own_of_profile and rights.profile is not None)
-        if (operation.admin or operation.decides) and not may:
-            return refused(HTTPStatus.FORBIDDEN, NEEDS_ADMIN, shown)
-        if operation.decides and not may_decide(request.scope):
+        if not rights.may(operation.role) and not (operation.own_of_profile and rights.profile is not None):
+            return refused(HTTPStatus.FORBIDDEN, needs(operation.role), shown)
+        if operation.decides and not is_proven(request.scope):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)
         try:
             answer = await operation.handler(await _decoded(operation, request))
@@ -320,7 +334,7 @@ def _operation(
         required = name in query.get("required", ())
         parameters.append({"name": name, "in": "query", "required": required, "schema": schema})
     problems = {HTTPStatus.UNPROCESSABLE_ENTITY, *operation.problems}
-    if operation.admin or operation.decides:
+    if operation.role > Role.USE or operation.decides:
         problems.add(HTTPStatus.FORBIDDEN)
     if operation.body is not None:
         problems.update(BODY_PROBLEMS)

@@ -15,9 +15,11 @@ from msgspec import Meta, Struct
 from mcp_context_proxy.store import ApprovalRow, Store
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import Approvals
+from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
 from mcp_context_proxy.trust.states import State
-from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation
+from mcp_context_proxy.trust.tokens import Role
+from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation, note_order
 
 SHOWN_DAYS: Final = 30.0
 """Days for which a change that was taken is shown."""
@@ -81,9 +83,16 @@ class Decided(Struct, frozen=True):
 class ApprovalsApi(Api):
     """Operations on the approval of definitions."""
 
-    def __init__(self, store: Store, approvals: Approvals, on_decided: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        approvals: Approvals,
+        on_decided: Callable[[], None],
+        audit: AuditLog | None = None,
+    ) -> None:
         """Connect the parts; ``on_decided`` has the catalog follow."""
         self._store, self._approvals, self._on_decided = store, approvals, on_decided
+        self._audit = audit
 
     @Operation(
         "GET",
@@ -91,6 +100,7 @@ class ApprovalsApi(Api):
         "Definitions that wait for a person, and those that changed lately.",
         query=NoParameters,
         answer=ApprovalsAnswer,
+        role=Role.VIEW,
         decides=True,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
     )
@@ -104,12 +114,13 @@ class ApprovalsApi(Api):
         "Approve definitions of a server as they were shown.",
         body=ToApprove,
         answer=Decided,
+        role=Role.OPERATE,
         decides=True,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )
     async def _approve(self, given: Given) -> Decided:
         body: ToApprove = given.body
-        return await self._decide(given.path["server"], body.names, State.APPROVED, expected=body.hash)
+        return await self._decide(given, body.names, State.APPROVED, expected=body.hash)
 
     @Operation(
         "POST",
@@ -117,12 +128,13 @@ class ApprovalsApi(Api):
         "Withhold the present definitions of a server until they are approved.",
         body=ToReject,
         answer=Decided,
+        role=Role.OPERATE,
         decides=True,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )
     async def _reject(self, given: Given) -> Decided:
         body: ToReject = given.body
-        return await self._decide(given.path["server"], body.names, State.REJECTED)
+        return await self._decide(given, body.names, State.REJECTED)
 
     def _changed(self) -> list[ChangedDefinition]:
         found = [
@@ -133,12 +145,17 @@ class ApprovalsApi(Api):
         found.sort(key=lambda pair: not pair[1].waits)
         return [_shown(server, change) for server, change in found[:SHOWN]]
 
-    async def _decide(self, server: str, names: list[str], state: State, **more: Any) -> Decided:
+    async def _decide(self, given: Given, names: list[str], state: State, **more: Any) -> Decided:
+        server = given.path["server"]
         try:
             rows = await in_thread(partial(self._decided, server, names, state, **more))
         except ApprovalError as error:
             raise BadRequestError(HTTPStatus.CONFLICT, f"{error}.") from None
         self._on_decided()
+        if self._audit is not None:
+            order = "approve" if state is State.APPROVED else "reject"
+            named = rows[0].name if len(rows) == 1 else None
+            note_order(self._audit, given, order, server=server, tool=named, definitions=str(len(rows)))
         return Decided(len(rows))
 
     def _decided(self, server: str, names: list[str], state: State, **more: Any) -> list[ApprovalRow]:

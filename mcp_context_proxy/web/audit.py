@@ -14,6 +14,7 @@ from mcp_context_proxy.statistics.figures import seconds_of
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import KINDS, AuditLog, selecting, summary
 from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import LISTED_MOST, Api, BadRequestError, Given, Name, Operation
 
 Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days, such as 24h or 30d.")]
@@ -63,7 +64,7 @@ class AuditApi(Api):
         query=AuditWanted,
         answer=AuditAnswer,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
-        admin=True,
+        role=Role.VIEW,
     )
     async def _list_audit(self, given: Given) -> AuditAnswer:
         wanted: AuditWanted = given.query

@@ -29,7 +29,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.past_requests import PastRequests, RenderedRequest, ReplayedRequest
 from mcp_context_proxy.server.rendering import context_text
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import acting_as, is_admin
+from mcp_context_proxy.trust.tokens import Role, acting_as
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     SELECTED_MOST,
@@ -252,7 +252,7 @@ class ContextsApi(Api):
     )
     async def _list_requests(self, given: Given) -> dict[str, Any]:
         session, limit = given.query.session, given.query.limit
-        if is_admin(given.principal):
+        if given.principal.may(Role.VIEW):
             contexts = await self._contexts.requests(session, limit)
         else:
             own = await self._contexts.records.latest_of(given.principal.name, LISTED_MOST)
@@ -300,7 +300,7 @@ class ContextsApi(Api):
 
     async def _request(self, given: Given) -> RequestContext:
         context = await self._contexts.request(given.path["request"])
-        if context is None or not _may_see(given, context.owner):
+        if context is None or not _may(Role.VIEW, given, context.owner):
             detail = f"There is no request {given.path['request']!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         return context
@@ -359,7 +359,7 @@ class ContextsApi(Api):
 
     @Operation("GET", "/sessions", "All sessions, oldest first.", query=Describe, answer=SessionsResponse)
     async def _list_sessions(self, given: Given) -> dict[str, Any]:
-        sessions = [one for one in self._contexts.sessions if _may_see(given, one.principal)]
+        sessions = [one for one in self._contexts.sessions if _may(Role.VIEW, given, one.principal)]
         return {"sessions": [await self._session_data(one, given.query.describe) for one in sessions]}
 
     @Operation(
@@ -371,7 +371,8 @@ class ContextsApi(Api):
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _get_session_context(self, given: Given) -> dict[str, Any]:
-        return await self._session_data(self._session(given, given.path["session"]), given.query.describe)
+        session = self._session(given, given.path["session"], Role.VIEW)
+        return await self._session_data(session, given.query.describe)
 
     @Operation(
         "PATCH",
@@ -411,7 +412,7 @@ class ContextsApi(Api):
         body=PresetWanted,
         answer=PresetsResponse,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _save_preset(self, given: Given) -> dict[str, Any]:
         chosen = choices_of(self._session(given, given.body.session))
@@ -423,7 +424,7 @@ class ContextsApi(Api):
         "Forget a saved preset.",
         answer=PresetsResponse,
         problems=(HTTPStatus.CONFLICT,),
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _forget_preset(self, given: Given) -> dict[str, Any]:
         return await self._changed(partial(self._contexts.presets.forget, given.path["preset"]))
@@ -439,9 +440,10 @@ class ContextsApi(Api):
     def _presets(self) -> dict[str, Any]:
         return {"presets": [{"name": name, **one} for name, one in self._contexts.presets.as_data().items()]}
 
-    def _session(self, given: Given, session_id: str) -> SessionContext:
+    def _session(self, given: Given, session_id: str, role: Role = Role.ADMIN) -> SessionContext:
+        """Return a session, of another principal only to those with a role: by default to work in it."""
         session = self._contexts.sessions.get(session_id)
-        if session is None or not _may_see(given, session.principal):
+        if session is None or not _may(role, given, session.principal):
             detail = f"There is no session {session_id!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         return session
@@ -503,6 +505,6 @@ def replay_data(replayed: ReplayedRequest) -> dict[str, Any]:
     return {**contexts, "items": msgspec.to_builtins(replayed.items)}
 
 
-def _may_see(given: Given, owner: str | None) -> bool:
-    """Return whether a request is from an administrator, or from the owner of what it is about."""
-    return is_admin(given.principal) or owner == given.principal.name
+def _may(role: Role, given: Given, owner: str | None) -> bool:
+    """Return whether a request is from the owner, or from somebody with the role that it takes otherwise."""
+    return owner == given.principal.name or given.principal.may(role)

@@ -18,7 +18,7 @@ from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import is_admin
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,
@@ -127,7 +127,7 @@ class InteractionsApi(Api):
         body=InteractionPosted,
         answer=InteractionAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.ADMIN,
         own_of_profile=True,
         names_agent=True,
     )
@@ -151,12 +151,12 @@ class InteractionsApi(Api):
         query=InteractionsWanted,
         answer=InteractionsAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
         own_of_profile=True,
     )
     async def _recall_interactions(self, given: Given) -> dict[str, Any]:
         wanted: InteractionsWanted = given.query
-        owner = None if is_admin(given.principal) else given.principal.owner
+        owner = None if given.principal.may(Role.VIEW) else given.principal.owner
         memory = self._remembering().memory
         await self._remembering().wait_for_recent()
         if wanted.query is None:
@@ -180,7 +180,7 @@ class InteractionsApi(Api):
         query=InteractionsUnwanted,
         answer=Forgotten,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _forget_interactions(self, given: Given) -> Forgotten:
         unwanted: InteractionsUnwanted = given.query
@@ -200,7 +200,7 @@ class InteractionsApi(Api):
         "Forget one interaction for good.",
         answer=Forgotten,
         problems=(*_PROBLEMS, HTTPStatus.NOT_FOUND),
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _forget_interaction(self, given: Given) -> Forgotten:
         name, memory = given.path["interaction"], self._remembering().memory

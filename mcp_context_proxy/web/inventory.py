@@ -36,14 +36,20 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.kept_logs import KeptLogs
-from mcp_context_proxy.web.api import Api, BadRequestError, Given, NoParameters, Operation, answer_form
+from mcp_context_proxy.trust.tokens import Role
+from mcp_context_proxy.web.api import (
+    Api,
+    BadRequestError,
+    Given,
+    NoParameters,
+    Operation,
+    answer_form,
+    note_order,
+)
 from mcp_context_proxy.web.search import Label
 
 APPLIED_SECONDS: Final = 10.0
 """Time limit for a changed configuration to be applied before the answer."""
-
-AUDITED: Final = "order"
-"""Kind of the entries of the audit about what a person told the proxy to do."""
 
 
 class Served(Protocol):
@@ -207,7 +213,7 @@ class InventoryApi(Api):
         "All configured servers, with what they offer and why one failed.",
         query=NoParameters,
         answer=ServersAnswer,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _list_servers(self, given: Given) -> dict[str, Any]:
         del given
@@ -219,7 +225,7 @@ class InventoryApi(Api):
         "All tools behind the proxy, with their cost in tokens.",
         query=NoParameters,
         answer=ToolListAnswer,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _list_tools(self, given: Given) -> dict[str, Any]:
         del given
@@ -247,6 +253,7 @@ class InventoryApi(Api):
         "Stop a server after its pending calls, and start it again.",
         answer=Done,
         problems=(HTTPStatus.NOT_FOUND,),
+        role=Role.OPERATE,
         decides=True,
     )
     async def _restart_server(self, given: Given) -> Done:
@@ -265,6 +272,7 @@ class InventoryApi(Api):
         "Turn a server on, in the configuration file.",
         answer=SwitchAnswer,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        role=Role.OPERATE,
         decides=True,
     )
     async def _enable_server(self, given: Given) -> Switched:
@@ -276,6 +284,7 @@ class InventoryApi(Api):
         "Turn a server off, in the configuration file.",
         answer=SwitchAnswer,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        role=Role.OPERATE,
         decides=True,
     )
     async def _disable_server(self, given: Given) -> Switched:
@@ -287,6 +296,7 @@ class InventoryApi(Api):
         "Turn a tool on, in the configuration file.",
         answer=SwitchAnswer,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        role=Role.OPERATE,
         decides=True,
     )
     async def _enable_tool(self, given: Given) -> Switched:
@@ -298,6 +308,7 @@ class InventoryApi(Api):
         "Turn a tool off, in the configuration file.",
         answer=SwitchAnswer,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        role=Role.OPERATE,
         decides=True,
     )
     async def _disable_tool(self, given: Given) -> Switched:
@@ -329,8 +340,7 @@ class InventoryApi(Api):
 
 def audit(proxy: Served, given: Given, order: str, **facts: str | None) -> None:
     """Record an order that was carried out."""
-    named = {key: fact for key, fact in facts.items() if fact is not None}
-    proxy.audit.note(AUDITED, order=order, principal=given.principal.name, **named)
+    note_order(proxy.audit, given, order, **facts)
 
 
 def expect_server(proxy: Served, server: str) -> None:

@@ -26,8 +26,8 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.server.caller import rights_of
 from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import is_admin
-from mcp_context_proxy.web.api import HEADERS, NEEDS_ADMIN, refused
+from mcp_context_proxy.trust.tokens import Role
+from mcp_context_proxy.web.api import HEADERS, needs, refused
 
 PATH: Final = "/metrics"
 
@@ -41,8 +41,8 @@ def route(counters: Counters) -> Route:
     ProcessCollector(registry=registry)
 
     async def endpoint(request: Request) -> Response:
-        if not is_admin(rights_of(request.scope)):
-            return refused(HTTPStatus.FORBIDDEN, NEEDS_ADMIN)
+        if not rights_of(request.scope).may(Role.VIEW):
+            return refused(HTTPStatus.FORBIDDEN, needs(Role.VIEW))
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         text = await in_thread(encode, registry)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})

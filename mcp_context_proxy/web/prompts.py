@@ -25,7 +25,7 @@ from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import Principal, acting_as
+from mcp_context_proxy.trust.tokens import Principal, Role, acting_as
 from mcp_context_proxy.web.api import Api, Given, Name, Operation, Words
 from mcp_context_proxy.web.inventory import Served
 
@@ -101,7 +101,7 @@ class PromptsApi(Api):
         "The tools, rules and references that fit the words of a user, as facts for a model.",
         body=PromptWanted,
         answer=PromptAnswer,
-        admin=True,
+        role=Role.ADMIN,
     )
     async def _answer_prompt(self, given: Given) -> PromptAnswer:
         wanted: PromptWanted = given.body

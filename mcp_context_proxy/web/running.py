@@ -28,6 +28,7 @@ from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.kept_logs import PROXY
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation
 from mcp_context_proxy.web.inventory import Done, Served, audit, expect_server, exposed_name
 
@@ -150,7 +151,7 @@ class RunningApi(Api):
         "The proxy's process, the hosts that are connected, and the state of each server.",
         query=NoParameters,
         answer=StatusAnswer,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_status(self, given: Given) -> StatusAnswer:
         del given
@@ -213,7 +214,7 @@ class RunningApi(Api):
         query=LogsWanted,
         answer=LogsAnswer,
         problems=(HTTPStatus.NOT_FOUND,),
-        admin=True,
+        role=Role.VIEW,
     )
     async def _list_logs(self, given: Given) -> LogsAnswer:
         wanted: LogsWanted = given.query
@@ -229,6 +230,7 @@ class RunningApi(Api):
         body=CallWanted,
         answer=CallAnswer,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.BAD_GATEWAY),
+        role=Role.OPERATE,
         decides=True,
     )
     async def _call_tool(self, given: Given) -> CallAnswer:
@@ -248,6 +250,7 @@ class RunningApi(Api):
         "Stop the proxy, after the requests that are under way.",
         answer=Done,
         problems=(HTTPStatus.CONFLICT,),
+        role=Role.ADMIN,
         decides=True,
     )
     async def _stop_proxy(self, given: Given) -> Done:

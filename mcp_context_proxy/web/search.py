@@ -30,7 +30,7 @@ from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, is_admin
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,
@@ -234,7 +234,7 @@ class SearchApi(Api):
         query=ReindexWanted,
         answer=ReindexResponse,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
-        admin=True,
+        role=Role.OPERATE,
     )
     async def _reindex(self, given: Given) -> Indexed:
         return await self._reindexed(given.query.rebuild)
@@ -248,6 +248,9 @@ async def look(
     asked_by: Principal = THE_USER,
 ) -> dict[str, Any]:
     """Search as a model does, and return the answer that it reads, with all facts.
+
+    Without the role to see what others do, it says that something was used before for a similar request, and
+    not for which: that may be another's.
 
     Raises:
         UnknownFilterError: a server, category or tag of the filters does not exist.
@@ -270,18 +273,16 @@ async def look(
     text = await in_thread(
         partial(search_answers.search_text, answer, notes, contexts.count_tokens, tokens=budget)
     )
-    context, found, rerank, figures = (
-        answer.context,
-        answer.found,
-        answer.context.rerank,
-        _figures(usage, asked_by),
-    )
+    context, found, rerank = answer.context, answer.found, answer.context.rerank
+    figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
     return {
         "query": context.query,
         "read_as": found.read_as,
         "fits": bool(found.results),
-        "results": [_item_data(one, found, figures, wanted.explain) for one in found.results],
-        "near_misses": [_item_data(one, found, figures, wanted.explain) for one in found.near_misses],
+        "results": [_item_data(one, found, figures, wanted.explain, quoting) for one in found.results],
+        "near_misses": [
+            _item_data(one, found, figures, wanted.explain, quoting) for one in found.near_misses
+        ],
         "method": found.tools.method,
         "note": found.tools.note or None,
         "filter_note": found.filter_note,
@@ -298,13 +299,15 @@ async def look(
     }
 
 
-def _item_data(result: Result, found: Found, figures: Figures, explain: bool) -> dict[str, Any]:
+def _item_data(
+    result: Result, found: Found, figures: Figures, explain: bool, quoting: bool
+) -> dict[str, Any]:
     data = dict(rendering.item_data(result, with_schema=True, figures=figures)) | described(result.item)
     if explain:
         data |= {
             "brought": result in found.brought,
             "learned": result.learned,
-            "used_before_for": None if result.support is None else result.support.query,
+            "used_before_for": result.support.query if quoting and result.support is not None else None,
             "novelty": result.novelty,
             "cosine": result.cosine,
             "lexical": result.lexical,
@@ -325,7 +328,7 @@ def terms_data(terms: Iterable[tuple[str, str, float]]) -> list[dict[str, Any]]:
 
 def _figures(usage: UsageRecorder | None, asked_by: Principal) -> Figures:
     """Return the figures of all calls; none for those who may not know what others call."""
-    return usage.figures if usage is not None and is_admin(asked_by) else rendering.NO_FIGURES
+    return usage.figures if usage is not None and asked_by.may(Role.VIEW) else rendering.NO_FIGURES
 
 
 def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Struct:

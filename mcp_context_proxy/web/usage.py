@@ -28,6 +28,7 @@ from mcp_context_proxy.statistics.report import (
 from mcp_context_proxy.statistics.trial import Trial
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import LISTED_MOST, Api, BadRequestError, Given, Operation, answer_form
 
 Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days, such as 24h or 30d.")]
@@ -147,7 +148,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=SearchMetrics,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_search_metrics(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
@@ -161,7 +162,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=ToolsAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_tool_statistics(self, given: Given) -> dict[str, Any]:
         period, snapshot = self._period(given), self._catalog.snapshot
@@ -176,7 +177,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=DocumentsAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_document_statistics(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
@@ -191,7 +192,7 @@ class UsageApi(Api):
         query=SearchesWanted,
         answer=SearchesAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _list_searches(self, given: Given) -> dict[str, Any]:
         return {"searches": await self._read(partial(self._reports.latest, given.query.limit))}
@@ -203,7 +204,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=TimelineAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _get_timeline(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
@@ -218,7 +219,7 @@ class UsageApi(Api):
         query=PeriodWanted,
         answer=TrialAnswer,
         problems=_PROBLEMS,
-        admin=True,
+        role=Role.VIEW,
     )
     async def _compare_learning(self, given: Given) -> dict[str, Any]:
         period = self._period(given)

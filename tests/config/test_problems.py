@@ -112,10 +112,10 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
             "[store]\npath = 1979-05-27", "2 store.path: must be text in quotes, not a date", id="date"
         ),
         pytest.param(
-            "path = 'x'",
-            "1 path: unknown key; allowed here: inherit, env, expose, search, context, results, "
-            "approval, learning, statistics, interactions, audit, store, http, shared, embedding, rerank, "
-            "guards, secrets, limits, servers, documents",
+            "mistakes = 'x'",
+            "1 mistakes: unknown key; allowed here: inherit, env, expose, search, context, results, "
+            "approval, learning, statistics, interactions, audit, store, http, auth, shared, embedding, "
+            "rerank, guards, secrets, limits, servers, documents",
             id="derived",
         ),
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),

@@ -19,7 +19,7 @@ from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.learning.pairs import NEW_IN_A_SESSION, Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import DAY, open_store
-from mcp_context_proxy.trust.tokens import Principal, acting_as
+from mcp_context_proxy.trust.tokens import Principal, Role, acting_as
 
 from .conftest import Clock, Words
 
@@ -233,7 +233,7 @@ def _learn_for_ever(path: str, told: Any) -> None:
             told.send(number)
 
 
-OWN = Principal("ann", admin=False)
+OWN = Principal("ann", Role.USE)
 """A principal with a token of its own."""
 
 
@@ -326,6 +326,23 @@ def test_two_processes_lose_no_use_and_count_no_repetition(path):
 
     with open_store(path) as store:
         assert {pair.tool[1]: pair.uses for pair in store.learned.all()} == {"own": 60, "same": 30}
+
+
+def test_many_who_teach_the_same_end_with_what_one_has_taught(words, clock, tmp_path):
+    """Each use is seen by all of them: the same session, the same query."""
+
+    def taught(name: str, teachers: int) -> list[tuple[Any, ...]]:
+        stores = [open_store(tmp_path / name) for _ in range(teachers)]
+        tiers = [LearnedTier(words, store.learned, clock=clock) for store in stores]
+        for number in range(20):
+            for tier in tiers:
+                tier.learn(use(f"query{number % 10} word{number % 10}", session=f"s{number}"))
+        pairs = [(pair.key, pair.confidence, pair.uses) for pair in stores[0].learned.all()]
+        for store in stores:
+            store.close()
+        return pairs
+
+    assert taught("many", 8) == taught("one", 1)
 
 
 @pytest.mark.slow

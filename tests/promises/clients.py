@@ -26,11 +26,13 @@ SURROUNDINGS = "faults/test_surroundings.py::"
 
 CLIENTS = (
     Promise(
-        "Over HTTP every request except `/healthz`, the files of the pages and `/`, which leads to them, "
-        "needs the bearer token, "
-        "which only its owner can read; without a token the proxy listens on the loopback address only, "
-        "and says so. Without the token `/healthz` says that the proxy is up, and nothing else.",
+        "Over HTTP every request except `/healthz`, the probes `/livez` and `/readyz`, with "
+        '`auth.mode = "jwt"` the metadata that names the issuer, the files of the pages and `/`, which leads '
+        "to them, needs a bearer token; only its owner can read the proxy's own, and without one the proxy "
+        "listens on the loopback address only, and says so. Without the token `/healthz` says that the proxy "
+        "is up, and nothing else; the probes name no server, path or person.",
         (
+            "front/test_probes.py::test_a_probe_is_answered_under_any_host_without_a_token",
             "proxy/test_reload.py::test_without_the_token_nobody_learns_what_is_wrong_with_the_configuration",
             LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",
             LISTENING + "test_without_a_token_only_loopback_addresses_are_allowed",
@@ -40,7 +42,8 @@ CLIENTS = (
     ),
     Promise(
         "Web pages of other origins reach nothing, with or without a token: Host, Origin and "
-        "Sec-Fetch-Site are checked on every route. A link to the page `/ui` works.",
+        "Sec-Fetch-Site are checked on every route; only the probes are answered under any Host, and not "
+        "to a browser. A link to the page `/ui` works.",
         (
             "front/test_web_pages.py::test_nothing_is_loaded_into_a_page_of_another_origin",
             "front/test_web_pages.py::test_a_link_of_another_page_leads_to_the_pages_and_nowhere_else",

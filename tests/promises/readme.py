@@ -77,8 +77,10 @@ README = (
         ("trust/test_approval.py::test_a_changed_tool_is_withheld_until_a_person_approves_it",),
     ),
     Promise(
-        "With named tokens several people can connect, each with access to some servers and tools.",
+        "With named tokens several people can connect, each with access to some servers and tools; with "
+        "tokens of an issuer everybody of an organisation can, in the role that it gives them.",
         (
+            "front/test_identity.py::test_a_role_opens_what_it_names_and_what_lower_ones_do",
             TOKENS + "test_a_principal_is_the_name_of_its_token",
             LIMITED + "test_lists_and_searches_show_its_servers_and_classes_alone",
         ),
@@ -288,7 +290,8 @@ README = (
         ),
     ),
     Promise(
-        "Every request except `/healthz`, the files of the pages and `/`, which leads to them, needs "
+        "Every request except `/healthz`, `/livez` and `/readyz`, the files of the pages and `/`, which "
+        "leads to them, needs "
         "`Authorization: Bearer TOKEN`.",
         (
             LISTENING + "test_a_token_is_required_and_only_its_owner_can_read_it",

@@ -10,6 +10,8 @@ PERMISSIONS = "server/test_permissions.py::"
 GUARD = "server/test_guard.py::"
 AUDIT = "trust/test_audit.py::"
 TOKENS = "trust/test_tokens.py::"
+IDENTITY = "front/test_identity.py::"
+ISSUED = "front/test_issued_tokens.py::"
 LIMITED = "trust/test_limited_principals.py::"
 
 TRUST = (
@@ -98,10 +100,16 @@ TRUST = (
         ),
     ),
     Promise(
-        "Nothing of one principal reaches another that is no administrator: no request, session, "
-        "context, statistics or interaction, over REST or MCP. When a token is revoked or expires, its "
-        "open requests and streams end.",
+        "Nothing of one principal reaches another below the role `view`: no request, session, context, "
+        "statistics, interaction or log, and no words of a request, over REST or MCP. When a named token is "
+        "revoked or expires, its open requests and streams end; when a token of an issuer expires, its "
+        "streams do.",
         (
+            IDENTITY + "test_one_person_sees_nothing_of_another_below_view",
+            IDENTITY + "test_a_role_opens_what_it_names_and_what_lower_ones_do",
+            IDENTITY + "test_the_end_of_a_token_ends_its_streams_and_no_call",
+            LIMITED + "test_a_search_quotes_no_request_of_another_below_view",
+            IDENTITY + "test_a_revoked_token_ends_a_call_under_way_and_its_server_is_told",
             LIMITED + "test_no_operation_of_the_api_gives_one_principal_anything_of_another",
             LIMITED + "test_no_method_gives_one_principal_anything_of_another",
             LIMITED + "test_what_concerns_everybody_needs_an_administrator",
@@ -150,6 +158,20 @@ TRUST = (
             "config/test_secret_sources.py::test_no_command_runs_for_the_file_of_a_host",
             "config/test_secret_sources.py::test_a_command_that_gives_no_value_is_told_with_its_reason",
             "config/test_secret_sources.py::test_a_command_that_does_not_end_is_ended",
+        ),
+    ),
+    Promise(
+        "A token of an issuer is accepted only with a right signature by a key that the issuer has "
+        "published, of a kind in `auth.algorithms`, for this proxy, and in its time; nothing in a token "
+        "leads anywhere. `none` and signatures with a shared secret cannot be configured. A person is "
+        "issuer and subject together.",
+        (
+            ISSUED + "test_a_forged_or_unfit_token_is_refused_and_leads_nowhere",
+            ISSUED + "test_a_key_that_does_not_fit_verifies_nothing",
+            ISSUED + "test_an_issuer_that_answers_badly_lets_nobody_in_and_harms_nothing",
+            ISSUED + "test_discovery_leads_to_no_address_nearer_or_unencrypted",
+            ISSUED + "test_settings_that_would_let_in_anybody_are_refused",
+            ISSUED + "test_a_person_is_issuer_and_subject_whatever_else_is_in_the_token",
         ),
     ),
 )

@@ -12,7 +12,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.trust.tokens import Principal
+from mcp_context_proxy.trust.tokens import Principal, Role
 from mcp_context_proxy.web.search import LookWanted, look
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +75,7 @@ async def test_a_model_reads_them_only_where_it_asks_for_all_about_each_tool(
 
 async def test_who_may_not_know_what_others_call_gets_no_figures(proxy: Proxy, host: Host) -> None:
     await called(proxy, host)
-    guest = Host(proxy, "modern", rights=Principal("guest", admin=False))
+    guest = Host(proxy, "modern", rights=Principal("guest", Role.USE))
     found = by_name(await guest.data(SEARCH, {"query": "send a message to a channel"}))
 
     assert "calls" not in found["s__post_message"]

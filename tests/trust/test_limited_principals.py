@@ -19,12 +19,12 @@ from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.front.auth import policy
 from mcp_context_proxy.front.http import guarded
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile
+from mcp_context_proxy.trust.tokens import Principal, Reach, Role, TokenBook, TokenFile
 
 pytestmark = pytest.mark.anyio
 
 READS = {"annotations": {"readOnlyHint": True}}
-ANNA = Principal("anna", False, frozenset({"open"}), frozenset({ToolClass.READ}))
+ANNA = Principal("anna", Role.USE, (Reach(frozenset({"open"}), frozenset({ToolClass.READ})),))
 OWN_TOKEN = "correct-horse-battery"
 
 
@@ -161,10 +161,10 @@ async def test_no_query_is_read_in_words_that_only_other_servers_have(workshop: 
     workshop.server("closed", tools=[tool("scan_zirconium")])
     async with inside(workshop.config(expose={"list_all_below": 0})) as proxy:
         query = {"query": "zirconiun"}
-        anna = Principal("anna", False, frozenset({"open"}))
+        anna = Principal("anna", Role.USE, (Reach(frozenset({"open"})),))
         corrected = await Host(proxy, era).call("search_available_tools", query)
         limited = await Host(proxy, era, rights=anna).call("search_available_tools", query)
-        own = Host(proxy, era, rights=Principal("anna", False, frozenset({"closed"})))
+        own = Host(proxy, era, rights=Principal("anna", Role.USE, (Reach(frozenset({"closed"})),)))
         known = await own.call("search_available_tools", query)
 
     for whole in (corrected, known):
@@ -182,6 +182,20 @@ async def test_log_messages_of_other_servers_do_not_reach_its_session(fresh: Pro
             await anyio.lowlevel.checkpoint()
 
     assert len(limited.told) == 1
+
+
+async def test_a_session_whose_principal_reaches_less_since_hears_less(fresh: Proxy) -> None:
+    host, other = Host(fresh, "handshake", rights=Principal("anna", Role.USE)), Host(fresh, "handshake")
+    host.rights = ANNA
+    await host.request("tools/list")
+    message: Any = {"level": b'"error"', "data": b'"zinc"'}
+    for server in ("closed", "open"):
+        fresh.open_sessions.relay(server, "notifications/message", message, frozenset())
+    with anyio.fail_after(30):
+        while len(other.told) < 2 or not host.told:
+            await anyio.lowlevel.checkpoint()
+
+    assert len(host.told) == 1
 
 
 class Web:
@@ -242,7 +256,7 @@ async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
 ) -> None:
     """Each operation of the OpenAPI document is asked, so that later ones are covered as well."""
     secret = "the-query-of-ben-alone"
-    ben = Principal("ben", False)
+    ben = Principal("ben", Role.USE)
     hosts = [Host(fresh, era, rights=ben) for era in ("handshake", "modern")]
     for host in hosts:
         await host.call("search_available_tools", {"query": secret})
@@ -296,7 +310,7 @@ async def test_no_method_gives_one_principal_anything_of_another(
     fresh: Proxy, fresh_web: Web, era: str
 ) -> None:
     secret = "the-query-of-ben-alone"
-    ben = Host(fresh, era, rights=Principal("ben", False))
+    ben = Host(fresh, era, rights=Principal("ben", Role.USE))
     await ben.call("search_available_tools", {"query": secret})
     made = await ben.data("set_context", {"query": secret})
     own = (await fresh_web.ask("ben", "GET", "/api/v1/requests")).json()["requests"]
@@ -318,7 +332,7 @@ async def test_no_method_gives_one_principal_anything_of_another(
     for method in sorted(fresh.gateway.methods - {"resources/read", "tools/call"}):
         for one in ids:
             asked.append((method, {"_meta": {OWN + "context": one}, "uri": one, "name": one, "ref": {}}))
-    anna = Host(fresh, era, rights=Principal("anna", False))
+    anna = Host(fresh, era, rights=Principal("anna", Role.USE))
     for method, params in asked:
         try:
             answer = await anna.raw(method, params)
@@ -328,7 +342,7 @@ async def test_no_method_gives_one_principal_anything_of_another(
 
 
 async def test_an_administrator_sees_the_requests_and_sessions_of_all(proxy: Proxy, web: Web) -> None:
-    host = Host(proxy, "handshake", rights=Principal("ben", False))
+    host = Host(proxy, "handshake", rights=Principal("ben", Role.USE))
     await host.call("search_available_tools", {"query": "a query of ben"})
 
     assert "a query of ben" in (await web.ask("owner", "GET", "/api/v1/requests")).text
@@ -355,7 +369,7 @@ async def test_health_tells_problems_to_administrators_alone(web: Web) -> None:
 
 
 async def test_uses_of_a_named_token_teach_and_count_for_itself_alone(fresh: Proxy, era: str) -> None:
-    ben, owner = Host(fresh, era, rights=Principal("ben", False)), Host(fresh, era)
+    ben, owner = Host(fresh, era, rights=Principal("ben", Role.USE)), Host(fresh, era)
     for host in (ben, owner):
         await host.call("search_available_tools", {"query": "show me the maps"})
         await host.call("open__read_maps", {})
@@ -375,3 +389,22 @@ async def test_uses_of_a_named_token_teach_and_count_for_itself_alone(fresh: Pro
     of_ben, of_all = fresh.statistics.usage.figures_of("ben"), fresh.statistics.usage.figures_of("")
     assert [one.calls for one in of_ben.values()] == [1]
     assert [one.calls for one in of_all.values()] == [2]
+
+
+async def test_a_search_quotes_no_request_of_another_below_view(
+    fresh: Proxy, fresh_web: Web, era: str
+) -> None:
+    owner = Host(fresh, era)
+    await owner.call("search_available_tools", {"query": "show me the maps of zurich"})
+    await owner.call("open__read_maps", {})
+    assert fresh.search.use_recorder is not None
+    await fresh.search.use_recorder.flush()
+    query = "query=show me the maps"
+    places = [f"/api/v1/search?{query}&explain=true", f"/api/v1/explain?{query}&name=open__read_maps"]
+    told = [await fresh_web.ask("anna", "GET", place) for place in places]
+    anna = Host(fresh, era, rights=Principal("anna", Role.USE))
+    found = json.dumps(await anna.data("search_available_tools", {"query": "show me the maps"}))
+
+    assert "used before" in told[0].text
+    assert "zurich" not in told[0].text + told[1].text + found
+    assert "zurich" in (await fresh_web.ask("owner", "GET", places[0])).text

@@ -21,11 +21,12 @@ from mcp_context_proxy.trust.tokens import (
     MOST_TOKENS,
     OWNER,
     Principal,
+    Reach,
+    Role,
     TokenBook,
     TokenError,
     TokenFile,
     digest,
-    is_admin,
 )
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +55,7 @@ class Front:
         self.streams = Guard(self.stream, type(allowed)(allowed.hosts, allowed.token, **named))
 
     async def who(self, request: Request) -> Response:
-        return PlainTextResponse(f"{principal_of(request.scope)} {is_admin(rights_of(request.scope))}")
+        return PlainTextResponse(f"{principal_of(request.scope)} {rights_of(request.scope).may(Role.ADMIN)}")
 
     async def stream(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -247,7 +248,7 @@ def test_a_principal_may_call_what_both_its_servers_and_its_classes_allow() -> N
     def tool(server: str, tool_class: ToolClass) -> Tool:
         return Tool(server, "t", f"{server}__t", "", b"{}", "f", tool_class=tool_class)
 
-    limited = Principal("anna", False, frozenset({"one"}), frozenset({ToolClass.READ}))
+    limited = Principal("anna", Role.USE, (Reach(frozenset({"one"}), frozenset({ToolClass.READ})),))
     allowed = [
         (server, each.value)
         for server in ("one", "two")
@@ -256,4 +257,4 @@ def test_a_principal_may_call_what_both_its_servers_and_its_classes_allow() -> N
     ]
     assert allowed == [("one", "read")]
     assert limited.limited
-    assert not Principal("anna", False).limited
+    assert not Principal("anna", Role.USE).limited

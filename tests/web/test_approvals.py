@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -12,6 +13,8 @@ from support.listings import Run, tool
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.audit_file import AuditFile
 from mcp_context_proxy.web.approvals import ApprovalsApi
 from mcp_context_proxy.web.page import routes
 
@@ -38,8 +41,10 @@ def run(store: Store) -> Run:
 
 
 @asynccontextmanager
-async def opened(run: Run, token: str | None) -> AsyncIterator[httpx2.AsyncClient]:
-    api = ApprovalsApi(run.store, run.approvals, run.catalog.refresh)
+async def opened(
+    run: Run, token: str | None, audit: AuditLog | None = None
+) -> AsyncIterator[httpx2.AsyncClient]:
+    api = ApprovalsApi(run.store, run.approvals, run.catalog.refresh, audit)
     policy = auth.policy("127.0.0.1", 8765, (), token)
     app = http.guarded(routes(api.operations()), policy, dict, Limits())
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -100,3 +105,16 @@ async def test_what_the_page_does_not_show_whole_has_no_hash_there(store: Store)
 
     assert (shown["waits"], shown["hash"]) == (True, "")
     assert "Mallory" not in str(shown)
+
+
+async def test_the_audit_says_who_has_decided(run: Run, tmp_path: Path) -> None:
+    file = AuditFile(tmp_path, 1_000_000, 3)
+    log = AuditLog(file)
+    async with opened(run, TOKEN, log) as client:
+        await client.post(f"{PATH}/calc/reject", json={"names": ["add"]})
+        await client.post(f"{PATH}/calc/reject", json={"names": ["unknown"]})
+    await log.flush()
+    (entry,) = file.entries()
+
+    assert (entry["kind"], entry["order"], entry["principal"]) == ("order", "reject", "owner")
+    assert (entry["server"], entry["tool"], entry["definitions"]) == ("calc", "add", "1")

@@ -1,0 +1,315 @@
+"""Identity over real HTTP: people of an issuer, their sessions, their roles, and the end of their tokens."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from support.issuer import AUDIENCE, Issuer, issuing
+from support.ledger import until
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import HANDSHAKE, MODERN, OWN, PREFIX
+from support.servers import Server, Workshop, tool
+
+from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
+
+pytestmark = pytest.mark.anyio
+
+ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+WHO = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+META = {
+    PREFIX + "protocolVersion": MODERN,
+    PREFIX + "clientInfo": {"name": "raw", "version": "1"},
+    PREFIX + "clientCapabilities": {},
+    OWN + "format": "json",
+}
+ROLES = {"viewers": "view", "operators": "operate", "owners": "admin"}
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with issuing() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server_and_proxy(
+    issuer: Issuer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, HttpProxy]]:
+    workshop = Workshop(tmp_path_factory.mktemp("identity"))
+    go = workshop.flag("go")
+    calls: dict[str, Any] = {"slow": [{"wait": str(go)}], "hang": [{"wait_cancelled": True}]}
+    server = workshop.server("work", tools=[tool("echo"), tool("slow"), tool("hang")], calls=calls)
+    workshop.server("vault", tools=[tool("open_the_vault")])
+    groups = {"*": {"servers": ["work"]}, "bankers": {"servers": ["vault"]}}
+    auth = issuer.settings(leeway_seconds=0.0, roles=ROLES, groups=groups)
+    store = {"path": str(workshop.folder / "state" / "store.db")}
+    config = workshop.config(auth=auth, http={"resource_url": AUDIENCE}, store=store)
+    with http_proxy(config, auth=True) as running:
+        yield server, running
+    workshop.close()
+
+
+@pytest.fixture
+def server(server_and_proxy: tuple[Server, HttpProxy]) -> Server:
+    return server_and_proxy[0]
+
+
+@pytest.fixture
+def proxy(server_and_proxy: tuple[Server, HttpProxy]) -> HttpProxy:
+    return server_and_proxy[1]
+
+
+@pytest.fixture
+async def client(proxy: HttpProxy) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=proxy.base, timeout=30) as opened:
+        with anyio.fail_after(60):
+            while (await opened.get("/readyz")).status_code != 200:
+                pass
+        yield opened
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def message(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+async def called(
+    client: httpx2.AsyncClient, who: dict[str, str], name: str, **arguments: Any
+) -> dict[str, Any]:
+    """The result of a call in the modern era."""
+    headers = ACCEPT | who | {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": name}
+    body = message("tools/call", name=name, arguments=arguments, _meta=META)
+    answer = (await client.post("/mcp", json=body, headers=headers)).text
+    found: dict[str, Any] = json.loads(answer[answer.index("{") :].splitlines()[0])
+    return found
+
+
+async def test_somebody_without_a_token_is_led_to_the_issuer(
+    client: httpx2.AsyncClient, issuer: Issuer
+) -> None:
+    refused = await client.post("/mcp", json=message("ping"), headers=ACCEPT)
+    forged = await client.post("/mcp", json=message("ping"), headers=ACCEPT | bearer("a.b.c"))
+    paths = ["/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"]
+    told = [(await client.get(path)).json() for path in paths]
+
+    place = 'resource_metadata="https://proxy.example.com/.well-known/oauth-protected-resource/mcp"'
+    assert refused.status_code == forged.status_code == 401
+    assert refused.headers["www-authenticate"] == f"Bearer {place}"
+    assert forged.headers["www-authenticate"].startswith('Bearer error="invalid_token", error_description="')
+    assert told[0] == told[1]
+    assert told[0]["resource"] == AUDIENCE
+    assert told[0]["authorization_servers"] == [issuer.url]
+
+
+async def test_sessions_and_handles_go_on_with_a_new_token_of_the_same_person_alone(
+    client: httpx2.AsyncClient, issuer: Issuer
+) -> None:
+    first, refreshed, other = (
+        bearer(issuer.token(name, jti=name + number))
+        for name, number in (("anna", "1"), ("anna", "2"), ("ben", "1"))
+    )
+    opened = await client.post("/mcp", json=message("initialize", **WHO), headers=ACCEPT | first)
+    session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+    made = await called(client, first, "set_context", query="say it again")
+    handle = {"query": "still mine", "context_id": made["result"]["structuredContent"]["context_id"]}
+
+    assert (await client.post("/mcp", json=message("ping"), headers=session | refreshed)).status_code == 200
+    assert (await client.post("/mcp", json=message("ping"), headers=session | other)).status_code == 404
+    assert "structuredContent" in (await called(client, refreshed, "set_context", **handle))["result"]
+    assert "unknown or expired" in json.dumps(await called(client, other, "set_context", **handle))
+
+
+async def test_the_end_of_a_token_ends_its_streams_and_no_call(
+    client: httpx2.AsyncClient, issuer: Issuer, server: Server, proxy: HttpProxy
+) -> None:
+    who = bearer(issuer.token("anna", exp=int(time.time()) + 3))
+    opened = await client.post("/mcp", json=message("initialize", **WHO), headers=ACCEPT | who)
+    session = {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+    listen = {"mcp-protocol-version": MODERN, "mcp-method": "subscriptions/listen"}
+    body = message("subscriptions/listen", notifications={"toolsListChanged": True}, _meta=META)
+    streams: list[dict[str, Any]] = [
+        {"method": "GET", "url": "/mcp", "headers": session | who | {"accept": "text/event-stream"}},
+        {"method": "GET", "url": "/sse", "headers": who},
+        {"method": "POST", "url": "/mcp", "json": body, "headers": ACCEPT | listen | who},
+    ]
+    ended, results = list[int](), list[dict[str, Any]]()
+
+    async def read(request: dict[str, Any]) -> None:
+        async with client.stream(**request) as stream:
+            async for _ in stream.aiter_bytes():
+                pass
+            ended.append(stream.status_code)
+
+    async def slow() -> None:
+        results.append(await called(client, who, "work__slow"))
+
+    async with anyio.create_task_group() as group:
+        for request in streams:
+            group.start_soon(read, request)
+        group.start_soon(slow)
+        await server.ledger.until(lambda ledger: ledger.calls("slow"))
+        await until(lambda: len(ended) == len(streams))
+        late = await client.post("/mcp", json=message("ping"), headers=ACCEPT | who)
+        (proxy.folder / "go").touch()
+
+    assert ended == [200] * 3
+    assert late.status_code == 401
+    assert "expired" in late.headers["www-authenticate"]
+    assert "result" in results[0]
+
+
+REACHED = {
+    "use": {"GET /api/v1/requests", "GET /api/v1/sessions"},
+    "view": {
+        "GET /api/v1/status",
+        "GET /api/v1/servers",
+        "GET /api/v1/tools",
+        "GET /api/v1/logs",
+        "GET /api/v1/audit",
+        "GET /api/v1/approvals",
+        "GET /api/v1/statistics/tools",
+        "GET /api/v1/statistics/searches",
+        "GET /api/v1/statistics/timeline",
+        "GET /api/v1/metrics/search",
+        "GET /metrics",
+    },
+    "operate": {"POST /api/v1/servers/vault/restart", "POST /api/v1/reindex"},
+    "admin": {"DELETE /api/v1/interactions?older_than_days=1"},
+}
+"""Requests by the role that they need, one of each kind."""
+
+
+@pytest.mark.parametrize(
+    ("groups", "role"),
+    [([], "use"), (["viewers"], "view"), (["viewers", "operators"], "operate"), (["owners"], "admin")],
+)
+async def test_a_role_opens_what_it_names_and_what_lower_ones_do(
+    client: httpx2.AsyncClient, issuer: Issuer, groups: list[str], role: str
+) -> None:
+    who = bearer(issuer.token("carla", roles=groups))
+    order = list(REACHED)
+    for needed, requests in REACHED.items():
+        for request in requests:
+            method, _, path = request.partition(" ")
+            answer = await client.request(method, path, headers=who)
+            refused = answer.status_code == 403 and "or the role" in answer.text
+            assert refused == (order.index(needed) > order.index(role)), request
+
+
+async def test_one_person_sees_nothing_of_another_below_view(
+    client: httpx2.AsyncClient, issuer: Issuer
+) -> None:
+    secret = "the query of ben alone"
+    anna, ben, viewer = (
+        bearer(issuer.token(name, roles=roles))
+        for name, roles in (("anna", []), ("ben", []), ("vera", ["viewers"]))
+    )
+    await called(client, ben, "search_available_tools", query=secret)
+    await client.post("/api/v1/context", json={"query": secret}, headers=ben)
+    own = (await client.get("/api/v1/requests", headers=ben)).json()["requests"]
+    described = (await client.get("/api/v1/openapi.json", headers=anna)).json()["paths"]
+    places = [
+        "/metrics",
+        "/healthz",
+        *(f"/api/v1{path}" for path, methods in described.items() if "get" in methods),
+    ]
+    ids = [one["id"] for one in own if one["query"] == secret]
+    for place in places:
+        for one in ids:
+            concrete = place.replace("{request}", one).replace("{session}", one).replace("{tool}", one)
+            answer = await client.get(concrete, headers=anna, params={"query": "x", "name": "work__echo"})
+            told = answer.text.replace(one, "") if one in concrete else answer.text
+            assert secret not in told, concrete
+            assert one not in told, concrete
+
+    assert len(ids) == 2
+    assert secret in (await client.get("/api/v1/requests", headers=viewer)).text
+    assert (await client.get(f"/api/v1/requests/{ids[0]}", headers=viewer)).status_code == 200
+
+
+async def test_groups_decide_which_servers_somebody_reaches(
+    client: httpx2.AsyncClient, issuer: Issuer
+) -> None:
+    anna, banker = bearer(issuer.token("anna")), bearer(issuer.token("bo", groups=["bankers"]))
+    refused = await called(client, anna, "vault__open_the_vault")
+    ran = await called(client, banker, "vault__open_the_vault")
+
+    assert "unknown tool" in json.dumps(refused)
+    assert not ran["result"].get("isError")
+    assert not (await called(client, anna, "work__echo"))["result"].get("isError")
+
+
+async def test_the_audit_names_the_person_with_each_call(client: httpx2.AsyncClient, issuer: Issuer) -> None:
+    await called(client, bearer(issuer.token("anna")), "work__echo", text="a value of anna")
+    viewer = bearer(issuer.token("vera", roles=["viewers"]))
+    answer = (await client.get("/api/v1/audit?tool=echo&limit=500", headers=viewer)).json()
+    entries = [one["facts"] for one in answer["entries"]]
+
+    mine = [one for one in entries if one.get("subject") == "anna"]
+    assert mine
+    assert {one["principal"][:4] for one in mine} == {"jwt:"}
+    assert "a value of anna" not in json.dumps(answer)
+    assert "anna" in answer["entries"][0]["summary"]
+
+
+@pytest.fixture
+def names(proxy: HttpProxy) -> TokenFile:
+    return TokenFile(proxy.folder / "state" / FILE_NAME)
+
+
+async def until_known(client: httpx2.AsyncClient, token: str) -> dict[str, str]:
+    """The header of a token, once the proxy accepts it."""
+    with anyio.fail_after(60):
+        while (await client.get("/api/v1/requests", headers=bearer(token))).status_code != 200:
+            await anyio.lowlevel.checkpoint()
+    return bearer(token)
+
+
+async def test_a_revoked_token_ends_a_call_under_way_and_its_server_is_told(
+    client: httpx2.AsyncClient, server: Server, names: TokenFile
+) -> None:
+    who = await until_known(client, names.add("nora"))
+    headers = (
+        ACCEPT | who | {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "work__hang"}
+    )
+    body = message("tools/call", name="work__hang", arguments={}, _meta=META)
+    answers = list[httpx2.Response]()
+
+    async def hang() -> None:
+        answers.append(await client.post("/mcp", json=body, headers=headers))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(hang)
+            await server.ledger.until(lambda ledger: ledger.calls("hang"))
+            names.revoke("nora")
+        await server.ledger.until(lambda ledger: ledger.entries("cancelled"))
+
+    assert "result" not in answers[0].text
+    assert (await client.get("/api/v1/requests", headers=who)).status_code == 401
+
+
+async def test_a_session_whose_named_token_expired_goes_on_with_the_next_one_of_that_name(
+    client: httpx2.AsyncClient, names: TokenFile
+) -> None:
+    who = await until_known(client, names.add("olga", expires=time.time() + 3))
+    opened = await client.post("/mcp", json=message("initialize", **WHO), headers=ACCEPT | who)
+    session = {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+    stream = {"accept": "text/event-stream"}
+    with anyio.fail_after(60):
+        async with client.stream("GET", "/mcp", headers=session | who | stream) as events:
+            async for _ in events.aiter_bytes():
+                pass
+    expired = await client.post("/mcp", json=message("ping"), headers=ACCEPT | session | who)
+    names.revoke("olga")
+    again = await until_known(client, names.add("olga"))
+    goes_on = await client.post("/mcp", json=message("ping"), headers=ACCEPT | session | again)
+
+    assert (events.status_code, expired.status_code, goes_on.status_code) == (200, 401, 200)
