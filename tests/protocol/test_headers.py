@@ -1,4 +1,4 @@
-"""Headers that repeat parts of a request: agreement, contradiction, and mistakes in what a schema asks for."""
+"""Headers that repeat parts of a request: agreement, contradiction, mistakes in what a schema asks for."""
 
 from __future__ import annotations
 
