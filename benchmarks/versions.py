@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -59,18 +60,23 @@ def main() -> None:
 
 
 def starts(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
-    """Milliseconds from spawning to the response of the first ``tools/list``."""
+    """Milliseconds from spawning to the first ``tools/list``: by the clock, and of processor time."""
     config = bench.config()
 
-    def first_list(python: str) -> float:
+    def first_list(python: str, processor: bool) -> float:
         client = _client(bench, python, config)
         client.open()
         client.request("tools/list")
         seconds = time.perf_counter() - client.spawned
+        if processor:
+            seconds = _processor_seconds(client.process.pid)
         client.close()
         return seconds * 1e3
 
-    return {"start": _in_turn({name: partial(first_list, one) for name, one in pythons.items()}, rounds)}
+    return {
+        figure: _in_turn({name: partial(first_list, one, used) for name, one in pythons.items()}, rounds)
+        for figure, used in (("start", False), ("start, processor time", True))
+    }
 
 
 def calls(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
@@ -98,19 +104,22 @@ def calls(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
 
 
 def http(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
-    """Milliseconds of a call over streamable HTTP, p50 of each batch."""
+    """Milliseconds of a call over streamable HTTP: p50 of each batch, and of processor."""
     found = {}
     for era in ("handshake", "modern"):
         with ExitStack() as stack:
             subjects: Batches = {}
+            used: Batches = {}
             for version, python in pythons.items():
                 port = free_port()
                 command = _command(python, bench.config(modern=era == "modern"))
                 serve = [*command, "serve", "--http", "--no-auth", "--port", str(port)]
-                stack.enter_context(listening(serve, port))
+                process = stack.enter_context(listening(serve, port))
                 subjects[version] = partial(_http_batch, port, era)
+                used[version] = partial(_http_processor, port, era, process.pid)
             time.sleep(3)  # until the servers are ready
             found[f"{era} call over HTTP, p50"] = _in_turn(subjects, rounds)
+            found[f"{era} call over HTTP, processor time"] = _in_turn(used, rounds)
     return found
 
 
@@ -120,6 +129,19 @@ def _http_batch(port: int, era: str) -> float:
     taken = client.timed_calls(tool_name("proxy"), CALLS)
     client.close()
     return median(taken) * 1e3
+
+
+def _http_processor(port: int, era: str, pid: int) -> float:
+    before = _processor_seconds(pid)
+    for _ in range(4):  # the system counts in steps of 10 ms
+        _http_batch(port, era)
+    return (_processor_seconds(pid) - before) / (4 * CALLS) * 1e3
+
+
+def _processor_seconds(pid: int) -> float:
+    """Seconds of processor that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def searches(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:

@@ -239,7 +239,13 @@ class Conversation:
             RequestError: nothing is negotiated yet that it could be answered by.
         """
         meta = eras.meta_of(params) if "_meta" in params else {}
-        era, session = self._negotiation.era_of(method, params, meta, self._session), self._session
+        session = self._session
+        if eras.is_modern(meta):
+            era = Era.MODERN
+        elif session is not None and eras.VERSION_KEY not in meta:
+            era = Era.HANDSHAKE
+        else:
+            era = self._negotiation.era_of(method, params, meta, session)
         if era is Era.MODERN:
             session = None
             capabilities: Raw | None = meta[eras.CLIENT_CAPABILITIES_KEY]

@@ -84,6 +84,16 @@ async def send_body(send: Send, body: bytes, waiting: Waiting, *, more: bool) ->
         left.release()
 
 
+HELD_KEY = "mcp-context-proxy/held"
+"""Key of an ASGI scope: has the connection hold what is written, or write what it has held."""
+
+
+def held_of(scope: Scope) -> Callable[[bool], None]:
+    """Return the function by which the start of a response is written together with its body."""
+    found: Callable[[bool], None] | None = scope.get(HELD_KEY)
+    return found or (lambda hold: None)
+
+
 class _Phase(Enum):
     """Phases of a connection, by the part of a request that it is waiting for."""
 
@@ -106,6 +116,7 @@ class BoundedConnection(H11Protocol):
         async def app_with_waiting(scope: Scope, receive: Receive, send: Send) -> None:
             if self._bounded is not None:
                 scope[WAITING_KEY] = self._bounded.wait
+                scope[HELD_KEY] = self._bounded.hold
             await app(scope, receive, send)
 
         self.app: ASGIApp = app_with_waiting
@@ -210,6 +221,7 @@ class BoundedTransport:
         self._transport, self._backlog = transport, backlog
         self._socket = transport.get_extra_info("socket")
         self._written = self._waiting = 0
+        self._held: list[bytes] | None = None
         self._read = 0
         """Bytes that the client had read at the last look."""
         self.since = asyncio.get_running_loop().time()
@@ -221,7 +233,21 @@ class BoundedTransport:
     def write(self, data: bytes) -> None:
         """Send soon."""
         self._written += len(data)
-        self._transport.write(data)
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(data)
+
+    def hold(self, hold: bool) -> None:
+        """Hold what is written from now on, or write all that was held at once: one packet instead of two."""
+        held, self._held = self._held, [] if hold else None
+        if held:
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        """Close once all is sent."""
+        self.hold(False)
+        self._transport.close()
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.types import Receive, Scope, Send
 
-from mcp_context_proxy.front.http_connections import PART_BYTES, send_body, waiting_of
+from mcp_context_proxy.front.http_connections import PART_BYTES, held_of, send_body, waiting_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members, RequestError, RequestId
 from mcp_context_proxy.protocol.framing import on_one_line
@@ -64,6 +64,7 @@ class Exchange:
         "_frames",
         "_group",
         "_headers",
+        "_hold",
         "_left",
         "_patience",
         "_receive",
@@ -90,6 +91,7 @@ class Exchange:
         Tasks that accompany the request are started in `group`.
         """
         self._receive, self._send, self._waiting = receive, send, waiting_of(scope)
+        self._hold = held_of(scope)
         self._group, self._headers, self._patience = group, headers, patience
         self._scope, self._watching = anyio.CancelScope(), anyio.CancelScope()
         self._frames: deque[bytes] = deque()
@@ -247,9 +249,17 @@ class Exchange:
             return
         size = sum(map(len, parts))
         headers = [JSON_HEADER, (b"content-length", b"%d" % size), *self._headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        start = {"type": "http.response.start", "status": status, "headers": headers}
         if size <= PART_BYTES:
-            parts = (b"".join(parts),)
+            self._hold(True)
+            try:
+                await self._send(start)
+                body = b"".join(parts)
+                await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            finally:
+                self._hold(False)
+            return
+        await self._send(start)
         for part in parts[:-1]:
             await self._write(part)
         await self._write(parts[-1], more=False)
