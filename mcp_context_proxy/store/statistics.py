@@ -11,7 +11,6 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -252,10 +251,10 @@ class _UsageTable(Generic[U]):
         written = list[Sequence[object]]()
         for slot, key in changed:
             total: U = rows[slot][key]
-            values = dict(zip(self._fields, attrgetter(*self._fields)(total), strict=True))
+            row: dict[str, Any] = {name: getattr(total, name) for name in self._fields}
             if self._timed:
-                values["latency"] = msgspec.msgpack.encode(dict(values["latency"]))
-            written.append([slot.seconds, slot.start, slot.owner, replica, *values.values()])
+                row["latency"] = msgspec.msgpack.encode(dict(row["latency"]))
+            written.append([slot.seconds, slot.start, slot.owner, replica, *row.values()])
         transaction.put(self.name, columns, self._key, written)
 
     def _rows_of(
