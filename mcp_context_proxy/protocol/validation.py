@@ -241,9 +241,9 @@ def deepest(encoded: bytes, part_bytes: int = PART_BYTES) -> Iterator[int]:
         # All but huge lists and results: numpy is not imported for them.
         level = 0
         for bare in _without_strings(encoded, min(part_bytes, SMALL_PART_BYTES), _OTHER):
-            levels = list(accumulate(map(_SIGNED.__getitem__, bare.translate(_STEPS)), initial=level))
-            level = levels[-1]
-            yield max(levels)
+            found = list(accumulate(map(_SIGNED.__getitem__, bare.translate(_STEPS)), initial=level))
+            level = found[-1]
+            yield max(found)
         return
     for _, levels in _parts(encoded, part_bytes):
         yield int(levels.max(initial=0))
