@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from mcp_context_proxy.catalog.tool_lists import parse_tools
+from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.items import Snapshot, Source, Tool
 
@@ -68,6 +71,16 @@ def snapshot(size: int, lists: dict[str, list[dict[str, Any]]]) -> Snapshot:
             if not left:
                 return Snapshot(1, tuple(sources))
     raise AssertionError("unreachable")
+
+
+def published(lists: dict[str, list[dict[str, Any]]]) -> Snapshot:
+    """The tools as a proxy has them whose servers are configured under the names of the lists."""
+    sources = []
+    for server, tools in lists.items():
+        definitions = [json.dumps(tool).encode() for tool in tools]
+        parsed = parse_tools(ServerConfig(name=server), definitions, iter, (NAME_CHARACTERS,), Limits())
+        sources.append(Source(server, parsed.tools, {}))
+    return Snapshot(1, tuple(sources))
 
 
 def with_one_change(before: Snapshot) -> Snapshot:

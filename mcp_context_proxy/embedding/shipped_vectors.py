@@ -34,7 +34,7 @@ KEY_BYTES: Final = 16
 """First bytes of a hash that are kept: too many for anybody to make a text with the key of another."""
 
 STORED: Final = "<f2"
-"""Half precision: a cosine moves by less than 0.00002. Bytes would move it by 0.001."""
+"""Half precision: a cosine moves by at most 0.00005. Bytes would move it by 0.001."""
 
 logger = logging.getLogger(__name__)
 

@@ -164,7 +164,9 @@ class Evidence:
         _, which, occurrences = np.unique(self.names, return_inverse=True, return_counts=True)
         # A word that most names of a server have in common says nothing of any of its tools.
         is_distinctive = 2 * occurrences[which] <= number
-        if np.unique(tools[self.is_found & is_distinctive]).size >= NAMED_SHARE * number:
+        # Counted without `np.unique`, which imports masked arrays for it: 16 ms of the first search.
+        named = np.count_nonzero(np.bincount(tools[self.is_found & is_distinctive]))
+        if named >= NAMED_SHARE * number:
             return True
         # Names can only be looked for in descriptions that are in English.
         letters, english = self.letters.sum(axis=0, dtype=np.int64).tolist()
