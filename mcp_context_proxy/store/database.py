@@ -169,10 +169,6 @@ class Database(ABC):
         Of an area there is one transaction at a time, or several that are `shared`.
         """
 
-    @abstractmethod
-    def version(self) -> int:
-        """Return a number that changes when another process has written."""
-
     def may_have_changed(self, area: str) -> bool:
         """Return whether an area may have changed since this was asked before; in doubt, it may."""
         return True
@@ -226,10 +222,6 @@ class Tables:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    def version(self) -> int:
-        """Return a number that changes when another process has changed the store."""
-        return self._database.version()
 
     def may_have_changed(self, area: str) -> bool:
         """Return whether looking at an area is worth while since this was asked before."""

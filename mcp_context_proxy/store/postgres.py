@@ -147,10 +147,6 @@ class PostgresDatabase(Database):
         if area is not None:
             self._hints.changed(area)
 
-    def version(self) -> int:
-        """Return a number that changes when another process has written."""
-        return self.number("SELECT SUM(revision) FROM areas")
-
     def now(self) -> float:
         """Return the time of the server, which all replicas share."""
         return float(self.rows("SELECT extract(epoch FROM clock_timestamp())")[0][0])

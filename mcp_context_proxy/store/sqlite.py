@@ -81,11 +81,6 @@ class SqliteDatabase(Database):
         with self._logging_failures(), self._reading.acquire() as connection:
             return connection.execute(statement, parameters).fetchall()
 
-    def version(self) -> int:
-        """Return a number that changes when another process has written."""
-        with self._logging_failures(), self._writing.acquire() as connection:
-            return int(connection.execute("PRAGMA data_version").fetchone()[0])
-
     def schema_version(self) -> int:
         """Return the version of the schema."""
         return self.number("PRAGMA user_version")

@@ -14,7 +14,7 @@ import pytest
 from support.stores import MODEL, NOW, key, vector
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import Interaction, Store, StoreUnavailableError, open_store
+from mcp_context_proxy.store import Store, StoreUnavailableError, open_store
 
 PATIENCE = 60
 
@@ -184,12 +184,3 @@ def test_a_fifo_in_place_of_the_store_blocks_nothing(path: Path) -> None:
         assert store.path is None
         assert store.warning is not None
         assert "it is not a regular file" in store.warning
-
-
-def test_only_writes_of_other_processes_change_the_version(path: Path) -> None:
-    with open_store(path) as mine, open_store(path) as theirs:
-        before = mine.learned.version()
-        mine.interactions.put([Interaction("a", "message", "mine", NOW)], NOW, 10, 0.0)
-        assert mine.learned.version() == before
-        theirs.interactions.put([Interaction("a", "message", "theirs", NOW)], NOW, 10, 0.0)
-        assert mine.learned.version() != before
