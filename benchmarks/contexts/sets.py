@@ -35,6 +35,7 @@ class Written:
 
     @property
     def held_out(self) -> bool:
+        """Whether it belongs to the third that was not looked at."""
         return held_out(self.name)
 
 
@@ -48,6 +49,7 @@ class Recorded:
 
     @property
     def held_out(self) -> bool:
+        """Whether it belongs to the third that was not looked at."""
         return held_out(self.text)
 
 
@@ -81,6 +83,7 @@ def results() -> list[Recorded]:
     return found
 
 
-def requests() -> list[str]:
-    """Requests for tools alone."""
-    return (HERE / "requests.txt").read_text(encoding="utf-8").splitlines()
+def requests() -> dict[str, frozenset[str]]:
+    """Requests for tools, each with the documents that speak of the same and may come as well."""
+    lines = (line.split(" | ") for line in (HERE / "requests.txt").read_text(encoding="utf-8").splitlines())
+    return {line[0]: frozenset(line[1].split() if len(line) > 1 else ()) for line in lines}

@@ -12,7 +12,7 @@ from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import configured
+from mcp_context_proxy.context.options import ResultReading, configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander, Costs
@@ -98,6 +98,7 @@ def build(config: Config, store: Store) -> Proxy:
         sessions=sessions,
         records=records,
         options=configured(config),
+        reading=ResultReading.of(config),
         costs=costs,
         expander=expander,
         reranker=search.reranker,
