@@ -177,7 +177,7 @@ class Document:
     """SHA-256 (hex) of all the fields above."""
     include: IncludeMode = IncludeMode.AGENT
     priority: int = 500
-    """0 to 999; higher ones come first."""
+    """0 to 999; lower ones come first."""
     tags: tuple[str, ...] = ()
     folder: SkillFolder | None = None
     """Folder of a skill; None for any other document."""

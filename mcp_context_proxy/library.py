@@ -20,7 +20,13 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
-from mcp_context_proxy.context.options import DomainOptions, DomainOverrides, Overrides, configured
+from mcp_context_proxy.context.options import (
+    DomainOptions,
+    DomainOverrides,
+    Overrides,
+    ResultReading,
+    configured,
+)
 from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
@@ -39,7 +45,7 @@ from mcp_context_proxy.interactions.transfer import MessageTable
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.scoring import calibration_for
+from mcp_context_proxy.retrieval.scoring import Background, calibration_for
 from mcp_context_proxy.store import IN_MEMORY, Interaction, open_store
 
 __all__ = [
@@ -193,13 +199,11 @@ class ContextEngine(engine.ContextEngine):
         self._store = open_store(IN_MEMORY if store == IN_MEMORY else Path(store))
         model = LazyModel(partial(open_model, config))
         queries = QueryEmbedder(model)
-        retrieval = Engine(
-            CachedEmbedder(model, self._store.vectors),
-            queries,
-            calibration=calibration_for(config.embedding),
-            stands_for=config.search.synonyms,
-        )
-        self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get)
+        embedder, calibration = CachedEmbedder(model, self._store.vectors), calibration_for(config.embedding)
+        retrieval = Engine(embedder, queries, calibration=calibration, stands_for=config.search.synonyms)
+        background = calibration if isinstance(calibration, Background) else None
+        near = Expander(retrieval.index_of, queries, catalog=embedder, background=background)
+        self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get, expander=near)
         super().__init__(
             catalog=catalog or Catalog(),
             searcher=self._local,
@@ -207,7 +211,8 @@ class ContextEngine(engine.ContextEngine):
             records=RequestRecords(config.limits, None),
             options=configured(config),
             costs=Costs(TokenCounter()),
-            expander=ContextExpander(Expander(retrieval.index_of, queries), config.context.expansion_rules),
+            reading=ResultReading.of(config),
+            expander=ContextExpander(near, config.context.expansion_rules),
         )
         self._model = model
         self._given: tuple[tuple[Item, ...], Catalog] = ((), Catalog())

@@ -12,7 +12,7 @@ from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import configured
+from mcp_context_proxy.context.options import ResultReading, configured
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
 from mcp_context_proxy.context.recollection import Recollector
 from mcp_context_proxy.context.records import RequestRecords
@@ -102,6 +102,7 @@ def build(config: Config, store: Store) -> Proxy:
         records=records,
         options=configured(config),
         ab_share=config.learning.ab_share if config.learning.enabled else 0.0,
+        reading=ResultReading.of(config),
         costs=costs,
         expander=expander,
         reranker=search.reranker,

@@ -28,7 +28,7 @@ from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.scoring import calibration_for
+from mcp_context_proxy.retrieval.scoring import Background, calibration_for
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
@@ -57,18 +57,22 @@ class SearchParts:
         self.session_recorder = SessionRecorder(store.tool_sessions) if learns.enabled else None
         self.working_set = WorkingSet()
         self.use_recorder = UseRecorder(self.learned) if self.learned is not None else None
+        embedder, calibration = CachedEmbedder(self.model, store.vectors), calibration_for(config.embedding)
         self.engine = Engine(
-            CachedEmbedder(self.model, store.vectors),
+            embedder,
             queries,
-            calibration=calibration_for(config.embedding),
+            calibration=calibration,
             calls=self.answered.__getitem__,
             learned=self.learned,
             novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
             stands_for=config.search.synonyms,
         )
-        self.expander = Expander(self.engine.index_of, queries)
+        background = calibration if isinstance(calibration, Background) else None
+        self.expander = Expander(self.engine.index_of, queries, catalog=embedder, background=background)
         self.reranker = reranker_for(config)
-        self.searcher = Searcher(self.engine, config, wait_for_starting_servers, self.model.get, figures)
+        self.searcher = Searcher(
+            self.engine, config, wait_for_starting_servers, self.model.get, figures, self.expander
+        )
         self.lookups = {
             "query_embeddings": queries.lookups,
             "search_results": self.searcher.remembered.lookups,

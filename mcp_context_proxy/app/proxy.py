@@ -25,7 +25,7 @@ from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_lo
 from mcp_context_proxy.context.background_indexing import Indexed, OnWait
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import configured
+from mcp_context_proxy.context.options import ResultReading, configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander
@@ -367,7 +367,7 @@ class Proxy:
         if changed & {"expose", "servers", "documents", "context"}:
             self.tool_list.configure(config.expose, self.setup)
         if changed & {"expose", "search", "context"}:
-            self.contexts.configure(configured(config))
+            self.contexts.configure(configured(config), ResultReading.of(config))
             self.expander.rules = config.context.expansion_rules
         if changed & {"documents", "limits"}:
             self.library.configure(config.documents, config.limits)

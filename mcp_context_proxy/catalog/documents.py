@@ -74,7 +74,7 @@ class Loaded:
     """The result of reading all folders once."""
 
     documents: tuple[Document, ...]
-    """Rules before references; within a kind by priority, highest first, then by name."""
+    """Rules before references; within a kind by priority, lowest number first, then by name."""
     findings: tuple[Finding, ...]
     folders: tuple[Path, ...] = ()
     """Every folder that was read: where a change can be."""
@@ -126,7 +126,7 @@ def load_documents(
         read_folders.extend(reader.folders)
     ordered = sorted(
         by_name.values(),
-        key=lambda document: (document.kind is not Kind.RULE, -document.priority, document.name),
+        key=lambda document: (document.kind is not Kind.RULE, document.priority, document.name),
     )
     return Loaded(tuple(ordered), tuple(findings), tuple(read_folders), tuple(skills), parsed)
 

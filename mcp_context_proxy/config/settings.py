@@ -307,18 +307,21 @@ class ContextConfig(Table):
     """Budget for the text of rules and references in one answer: longer ones come as an outline."""
     keep_requests: Annotated[Flag, Reload.RESTART] = True
     """Whether request contexts, with their queries, are kept in the store or only until the proxy stops."""
-    expansion_depth: Annotated[int, Field(strict=True, ge=0, le=5)] = 0
-    """Steps of expansion from the selected items to similar ones."""
-    expansion_threshold: Score = 0.75
-    """Cosine from which two items are similar."""
-    expansion_top_n: Count = 3
+    expansion_depth: Annotated[int, Field(strict=True, ge=0, le=5)] = 1
+    """Steps of expansion from the selected items to those that come with them."""
+    expansion_threshold: Score | None = None
+    """Cosine from which two items are similar; None for the links between documents and tools."""
+    expansion_top_n: Count = 6
     """Items that each step adds at most."""
     expansion_rules: dict[Text, tuple[Text, ...]] = Field(default={})
     """Items that are added with others, by exposed or own name."""
     history: Annotated[int, Field(strict=True, ge=0, le=20)] = 0
     """Earlier queries of a session that are added to the next, each with half the weight of the later one."""
-    expand_results: Flag = False
-    """Whether the result of a call adds similar items to the next context of its session."""
+    expand_results: Flag | tuple[Text, ...] = False
+    """Whether the result of a call adds the tools that fit next to the next context of its session; or
+    patterns of exposed names, for the results of these tools only."""
+    expand_results_characters: Annotated[int, Field(strict=True, ge=100, le=20_000)] = 2000
+    """Length to which the text of such a result is cut."""
     set_context_tool: Flag = False
     """Whether models get ``set_context``, to say what a conversation is about."""
     manage_tool: Flag = False

@@ -54,9 +54,18 @@ class _Wanted:
 class BackgroundIndexing:
     """Indexes the snapshots that searches want, one at a time."""
 
-    def __init__(self, engine: Engine, open_model: Callable[[], object]) -> None:
-        """Index nothing yet; ``open_model`` is called in a thread, while words are indexed."""
-        self._engine, self._open_model = engine, open_model
+    def __init__(
+        self,
+        engine: Engine,
+        open_model: Callable[[], object],
+        after: Callable[[Snapshot], object] | None = None,
+    ) -> None:
+        """Index nothing yet.
+
+        ``open_model`` is called in a thread, while words are indexed, and ``after`` with each snapshot that
+        was indexed, when nobody waits for it any more.
+        """
+        self._engine, self._open_model, self._after = engine, open_model, after
         self._wanted: _Wanted | None = None
         self._asked, self._begun = anyio.Event(), anyio.Event()
         self._listeners: list[OnProgress] = []
@@ -101,6 +110,12 @@ class BackgroundIndexing:
             logger.exception("indexing failed")
         finally:
             wanted.ended.set()
+        if self._after is not None and self._engine.indexed(wanted.snapshot):
+            try:
+                await in_thread(partial(self._after, wanted.snapshot), abandon_on_cancel=True)
+            except Exception:
+                # boundary: what was not prepared is done by the first request that needs it
+                logger.exception("preparing links of documents failed")
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Have a snapshot indexed in the background."""

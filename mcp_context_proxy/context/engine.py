@@ -18,9 +18,11 @@ from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import (
     NO_OVERRIDES,
+    NO_RESULTS,
     ContextOptions,
     DomainOptions,
     Overrides,
+    ResultReading,
     overridden,
 )
 from mcp_context_proxy.context.presets import PresetBook
@@ -98,8 +100,9 @@ class ContextEngine:
         reranker: Reranker | None = None,
         working_set: WorkingSet | None = None,
         presets: PresetBook | None = None,
+        reading: ResultReading = NO_RESULTS,
     ) -> None:
-        """Connect the parts; ``options`` are those of the configuration.
+        """Connect the parts; ``options`` and ``reading`` are those of the configuration.
 
         ``ab_share`` is the share of recorded requests that are answered without learned pairs.
         """
@@ -112,7 +115,7 @@ class ContextEngine:
         self.count_tokens = costs.of_text
         """Returns the estimated tokens of a text. Blocks."""
         self._ab_share = ab_share
-        self.configure(options)
+        self.configure(options, reading)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
     @property
@@ -120,9 +123,9 @@ class ContextEngine:
         """Return when another model is asked for the order; None if there is none."""
         return None if self._reranker is None else self._reranker.mode
 
-    def configure(self, options: ContextOptions) -> None:
+    def configure(self, options: ContextOptions, reading: ResultReading) -> None:
         """Apply other options of the configuration."""
-        self._options, self.expand_results = options, options.expand_results
+        self._options, self.result_reading = options, reading
 
     async def build(
         self,

@@ -6,6 +6,7 @@ The resulting `ContextOptions` are part of the request context.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from math import isinf
 from typing import Annotated, Self
 
@@ -42,6 +43,34 @@ class DomainOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultReading:
+    """Tools whose results are read for the tools that fit next, and how much of each result."""
+
+    enabled: bool = False
+    """Whether results are read in sessions without a setting of their own."""
+    tools: tuple[str, ...] = ("*",)
+    """Patterns of exposed names."""
+    characters: int = 2000
+    """Length to which the text of a result is cut."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Take the settings of the configuration."""
+        wanted = config.context.expand_results
+        tools = ("*",) if isinstance(wanted, bool) else wanted
+        return cls(bool(wanted), tools, config.context.expand_results_characters)
+
+    def covers(self, exposed_name: str, own: bool | None) -> bool:
+        """Return whether the result of a tool is read in a session, given that session's own setting."""
+        enabled = self.enabled if own is None else own
+        return enabled and any(fnmatchcase(exposed_name, pattern) for pattern in self.tools)
+
+
+NO_RESULTS = ResultReading()
+"""Reading of no results at all."""
+
+
+@dataclass(frozen=True, slots=True)
 class ContextOptions:
     """All options of one selection."""
 
@@ -49,18 +78,18 @@ class ContextOptions:
     documents: DomainOptions
     max_tokens: int | None = None
     """Budget for all items together; None for no limit."""
-    expansion_depth: int = 0
-    """Number of steps from selected items to similar ones; 0 for none."""
-    expansion_threshold: float = 0.75
-    """Cosine from which two items count as similar."""
-    expansion_top_n: int = 3
-    """Similar items added in each step."""
+    expansion_depth: int = 1
+    """Number of steps from selected items to those that come with them; 0 for none."""
+    expansion_threshold: float | None = None
+    """Cosine from which two items count as similar; None for the links of documents and tools."""
+    expansion_top_n: int = 6
+    """Items added in each step."""
     history: int = 0
     """Number of earlier queries of the session that influence this one."""
     retain_requests: int = 3
     """Number of requests for which a called tool stays selected."""
     expand_results: bool = False
-    """True to let the result of the latest call add similar items."""
+    """True to let the result of the latest call add the tools that fit next."""
     calibrated: bool = True
     """False with another embedding model: its cosines differ, so presets have no ``include_score`` and do not
     select ``by_fit``."""
@@ -116,7 +145,7 @@ def configured(config: Config) -> ContextOptions:
         expansion_top_n=context.expansion_top_n,
         history=context.history,
         retain_requests=context.retain_requests,
-        expand_results=context.expand_results,
+        expand_results=bool(context.expand_results),
         calibrated=calibrated,
         document_tokens=context.document_tokens,
         interactions_top_n=context.interactions_top_n,

@@ -23,8 +23,10 @@ from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot, Snapshots
 from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
+from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import reaches
 
@@ -189,6 +191,19 @@ DOCUMENT_SHARE = 0.65
 
 FEW: Final = 10
 """Items that filters may leave so that the nearest of them are shown, where none fits: a screen."""
+BEHIND_TOOL = 0.18
+"""Distance in score behind the best tool up to which a document is meant: a request for a tool is nearer to
+it than to any document, a question about a rule is not. benchmarks/contexts.md has both for other numbers."""
+
+FOR_TOOL = 0.135
+"""Distance by which a document may be further behind that leads to the best tool: it says how to use it."""
+
+WORDS_ELSEWHERE = 0.08
+"""Score that the words of a request would add to the nearest tool of other catalogs, with which a document is
+compared where no tool here is as near."""
+
+TOOLS_COMPARED = 3
+"""Best tools whose scores are looked at."""
 
 EXCLUDED_NAMED = 3
 """Items named in the note about those that the filters left out."""
@@ -222,16 +237,20 @@ class Searcher:
         wait_for_starting_servers: Callable[[float, OnWait | None], Awaitable[None]],
         open_model: Callable[[], object],
         figures: Callable[[], Figures] = dict,
+        expander: Expander | None = None,
     ) -> None:
-        """Prepare to search; ``open_model`` is called in a thread, while a search waits for other things."""
-        self._engine, self._figures = engine, figures
+        """Prepare to search; ``open_model`` is called in a thread, while a search waits for other things.
+
+        The expander tells which tools a document leads to; without it, documents lead to none.
+        """
+        self._engine, self._figures, self._expander = engine, figures, expander
         self._wait_for_starting_servers = wait_for_starting_servers
         self._has_waited = False
         self.remembered = ResultCache[Found]()
         self.config = config
         """The configuration in force; a reload assigns another."""
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
-        self.indexing = BackgroundIndexing(engine, open_model)
+        self.indexing = BackgroundIndexing(engine, open_model, None if expander is None else expander.prepare)
 
     async def ready(
         self, catalog: Snapshots, on_progress: OnProgress | None = None, on_wait: OnWait | None = None
@@ -341,15 +360,47 @@ class Searcher:
             of_kinds = replace(filters, kinds=kinds)
             return self._engine.search(query, snapshot, of_kinds, options, wait=False, history=history)
 
-        return Found(
-            tools=ranked(
-                tools,
-                replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned),
-            ),
-            documents=ranked(documents, _document_search(options.documents)) if with_documents else None,
-            snapshot=snapshot,
-            filters=filters,
+        found = ranked(
+            tools,
+            replace(tool_search(options.tools), depth=depth, explore=explore, learned=options.learned),
         )
+        meant = None
+        if with_documents:
+            meant = ranked(documents, _document_search(options.documents))
+            compared = found if tools else ranked(TOOL_ONLY, tool_search(options.tools))
+            meant = self._meant(query, snapshot, meant, compared)
+        return Found(tools=found, documents=meant, snapshot=snapshot, filters=filters)
+
+    def _meant(self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking) -> Ranking:
+        """Return the documents that a request means, rather than a tool; the others are near misses.
+
+        A document must be as near to the request as the best tool, or not far behind. Where it leads to that
+        tool itself, it may be further behind. The nearest tools of other catalogs count as well, so that a
+        request for something else finds no document where there are few tools.
+        """
+        candidates = documents.results or documents.near_misses
+        if not candidates or documents.best_cosine is None or documents.evidence is None:
+            return documents
+        if not documents.fits and not tools.fits:
+            return documents  # nothing is meant at all
+        best = max((*tools.results, *tools.near_misses)[:TOOLS_COMPARED], key=_plain_score, default=None)
+        least = -math.inf if best is None else _plain_score(best)
+        elsewhere = self._engine.elsewhere(query, snapshot)
+        if elsewhere is not None:
+            least = max(least, elsewhere + WORDS_ELSEWHERE)
+
+        def is_meant(one: Result) -> bool:
+            behind = least - _plain_score(one)
+            if one.exact or behind <= BEHIND_TOOL:
+                return True
+            if behind > BEHIND_TOOL + FOR_TOOL or best is None or self._expander is None:
+                return False
+            assert isinstance(one.item, Document)
+            return self._expander.is_about(one.item, best.item, snapshot, query)
+
+        results = tuple(one for one in candidates if is_meant(one))
+        misses = () if results else candidates
+        return replace(documents, results=results, fits=bool(results), near_misses=misses)
 
     def confidence(self, query: str, snapshot: Snapshot) -> float | None:
         """Return how much use has taught about such requests; None if it is unknown. Blocks."""
@@ -387,6 +438,11 @@ def _document_search(options: DomainOptions) -> SearchOptions:
     # A document that hardly fits costs a model more than a tool that does: it is read, not skipped.
     wanted = tool_search(replace(options, by_fit=False))
     return replace(wanted, share_of_best=DOCUMENT_SHARE, at_least=1, at_most=options.top_n)
+
+
+def _plain_score(result: Result) -> float:
+    """Return the score of an item by meaning and words alone."""
+    return (result.cosine or 0.0) + float(LEXICAL_FACTOR) * result.lexical
 
 
 def _may_have(snapshot: Snapshot, filters: Filters) -> bool:

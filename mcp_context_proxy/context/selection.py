@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -35,9 +35,10 @@ from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import Reranking
-from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.results import Ranking, Result
+from mcp_context_proxy.retrieval.links import NAMED
+from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result
 from mcp_context_proxy.statistics.trial import Arm
 from mcp_context_proxy.system.process import time_of_day
 
@@ -70,6 +71,8 @@ class Selection:
     listed: Collection[str] | None = None
     """Tools in the list of a handshake-era session that the request decides on; None for other requests."""
     items: dict[ItemKey, ContextItem] = field(default_factory=dict)
+    brought_by: dict[ItemKey, ItemKey] = field(default_factory=dict)
+    """The item that brought each of those that came with another one."""
     dropped: tuple[ContextItem, ...] = ()
     near_misses: tuple[ContextItem, ...] = ()
     failure: str | None = None
@@ -100,21 +103,29 @@ class Selection:
         """Drop items until the rest fits into ``max_tokens``.
 
         The session's items stay, because somebody wanted them. Of the others the best come first; one that
-        is too expensive makes room for cheaper ones.
+        is too expensive makes room for cheaper ones. What comes with another item comes after all of these,
+        and never without that item.
         """
         if self.options.max_tokens is None:
             return
-        left = self.options.max_tokens
-        left -= sum(item.tokens for item in self.items.values() if item.include_mode in SESSION_MODES)
-        selected = [item for item in self.items.values() if item.include_mode not in SESSION_MODES]
+        left = self.left(self.options.max_tokens)
+        left += sum(item.tokens for item in self.items.values() if item.include_mode not in SESSION_MODES)
+        others = [item for item in self.items.values() if item.include_mode not in SESSION_MODES]
+        others.sort(key=lambda item: ((item.type, item.name) in self.brought_by, -(item.score or 0.0)))
         dropped: list[ContextItem] = []
-        for item in sorted(selected, key=lambda item: -(item.score or 0.0)):
-            if item.tokens <= left:
+        for item in others:
+            key = (item.type, item.name)
+            source = self.brought_by.get(key)
+            if item.tokens <= left and (source is None or source in self.items):
                 left -= item.tokens
             else:
                 dropped.append(item)
-                del self.items[item.type, item.name]
+                del self.items[key]
         self.dropped = tuple(dropped)
+
+    def left(self, budget: int) -> int:
+        """Return how many tokens of a budget the items leave."""
+        return budget - sum(item.tokens for item in self.items.values())
 
     def context(self) -> RequestContext:
         """Return the finished request context."""
@@ -184,6 +195,8 @@ class Selector:
             if selection.listed is not None and selection.options.learned:
                 selection.confidence = self._searcher.confidence(selection.query, snapshot)
                 depth = RANKED if _is_doubted(selection) else depth
+            if _fills(selection.options):
+                depth = max(depth, RANKED)
             return self._searcher.find(
                 selection.query,
                 snapshot,
@@ -212,12 +225,22 @@ class Selector:
         companions: list[Companion] = []
         try:
             items = [result.item for result in found.results]
-            companions = self._expander.companions(items, selection, snapshot, found.filters)
+            standing = [
+                item
+                for item, mode in self._of_session(snapshot, selection.session)
+                if mode in (Mode.ALWAYS, Mode.MANUAL)
+            ]
+            companions = self._expander.companions(items, standing, selection, snapshot, found.filters)
         except Exception as error:
             # boundary: a request must not fail because its expansion did
             selection.fail(error)
-        selection.add(self._item(one.item, one.mode, one.score, one.why) for one in companions)
+        for one in companions:
+            key, via = key_of(one.item), None if one.via is None else key_of(one.via)
+            if via in selection.items and key not in selection.items:
+                selection.brought_by[key] = via
+            selection.add([self._item(one.item, one.mode, one.score, one.why)])
         selection.drop_over_budget()
+        found = self._filled_up(found, selection)
         if _is_doubted(selection):
             selection.add(self._fill(selection, snapshot, found.tools))
         return self._delivered(selection, _served(found, companions, selection))
@@ -280,6 +303,24 @@ class Selector:
                 return
             yield one
 
+    def _filled_up(self, found: Found, selection: Selection) -> Found:
+        """Return the results with more tools that fit, as many as ``max_tokens`` leaves room for."""
+        best = [result.score for result in found.tools.results[: FITTING.best]]
+        if not best or not found.tools.fits or not _fills(selection.options):
+            return found
+        assert selection.options.max_tokens is not None
+        assert FITTING.share_of_best is not None
+        least, more = FITTING.share_of_best * sum(best) / len(best), list[Result]()
+        left = selection.left(selection.options.max_tokens)
+        for result in found.tools.others:
+            one = self._selected(result)
+            if result.score < least or (one.type, one.name) in selection.items or one.tokens > left:
+                continue
+            left -= one.tokens
+            selection.add([one])
+            more.append(result)
+        return replace(found, tools=replace(found.tools, results=(*found.tools.results, *more)))
+
     def _instead(self, selection: Selection, snapshot: Snapshot) -> Found:
         """Return the session's items as results, for a search that failed."""
         filters = self._searcher.filters(selection.scope)
@@ -314,6 +355,11 @@ def _twins(found: Found) -> Iterator[tuple[Tool, Mode, float, str]]:
             yield twin, Mode.AGENT, round(result.score, 4), f"{SAME_TOOL}{key_of(result.item)[1]}"
 
 
+def _fills(options: ContextOptions) -> bool:
+    """Return whether a budget takes more tools than a search selects: not where their number is set."""
+    return options.max_tokens is not None and options.tools.by_fit
+
+
 def _is_doubted(selection: Selection) -> bool:
     """Return whether use has taught too little about such requests to hide the rest of the catalog."""
     return selection.confidence is not None and selection.confidence < DOUBTED
@@ -337,7 +383,9 @@ def _served(found: Found, companions: list[Companion], selection: Selection) -> 
         brought=tuple(
             Result(one.item, one.score or 0.0, one.score, 0.0, 0.0, one.item.description, (), one.why)
             for one in companions
-            if one.mode is Mode.EXPANSION and key_of(one.item) not in known
+            if one.mode is Mode.EXPANSION
+            and key_of(one.item) not in known
+            and key_of(one.item) in selection.items
         ),
     )
 
@@ -357,12 +405,15 @@ class Companion:
     mode: Mode
     score: float | None
     why: str
+    via: Item | None = None
+    """The item that brought it; None where no item did."""
 
 
 class ContextExpander:
-    """Finds the items that come with selected ones.
+    """Finds the items that come with those of a context: selected, called a moment ago, or the session's.
 
-    These are recently called tools, the targets of configured rules, and similar items. Items that are
+    These are recently called tools, the targets of configured rules, the tools that documents name or
+    describe, the documents that name a tool in use, and the tools that fit after a result. Items that are
     ``manual`` or were removed by hand never come this way.
     """
 
@@ -373,12 +424,17 @@ class ContextExpander:
     def related(self, item: Item, snapshot: Snapshot, limit: int) -> list[Companion]:
         """Return the items most similar to one, most similar first."""
         related = self._expander.related(item, snapshot, RELATED_COSINE, limit)
-        return [_near(one.item, one.cosine, one.via) for one in related]
+        return [_near(one) for one in related]
 
     def companions(
-        self, found: Sequence[Item], selection: Selection, snapshot: Snapshot, filters: Filters
+        self,
+        found: Sequence[Item],
+        standing: Sequence[Item],
+        selection: Selection,
+        snapshot: Snapshot,
+        filters: Filters,
     ) -> list[Companion]:
-        """Return the items that come with those found, each once, without those found themselves."""
+        """Return the items that come with those found and those of the session, without these themselves."""
         options, session = selection.options, selection.session
         expansion = ExpansionOptions(
             options.expansion_depth, options.expansion_threshold, options.expansion_top_n
@@ -391,21 +447,24 @@ class ContextExpander:
 
         used = [tool for name in session.used if (tool := snapshot.tools.get(name)) is not None]
         companions = [Companion(tool, Mode.RETAINED, None, "called a moment ago") for tool in used]
-        for item in found if self.rules else ():
+        sources = list({key_of(item): item for item in (*found, *filter(allowed, used), *standing)}.values())
+        for item in sources if self.rules else ():
             name = key_of(item)[1]
             full = f"{item.server}{SEPARATOR}{item.name}" if isinstance(item, Tool) else name
             for target in next((self.rules[one] for one in (name, full, item.name) if one in self.rules), ()):
                 for brought in _named(target, item, snapshot):
-                    companions.append(Companion(brought, Mode.EXPANSION, RULE_SCORE, f"comes with {name}"))
+                    why = f"comes with {name}"
+                    companions.append(Companion(brought, Mode.EXPANSION, RULE_SCORE, why, item))
         if expansion.depth:
-            near = self._expander.expand(found, selection.query, snapshot, expansion, allowed)
-            companions += [_near(one.item, one.cosine, one.via) for one in near]
+            near = self._expander.expand(sources, selection.query, snapshot, expansion, allowed)
+            companions += [_near(one) for one in near]
+        if expansion.depth and expansion.threshold is None:
+            by_hand = [item for item in standing if isinstance(item, Tool) and key_of(item) in session.added]
+            naming = self._expander.documents_naming([*used, *by_hand], snapshot)
+            companions += [_near(one) for one in naming[: expansion.top_n]]
         if options.expand_results and session.answer is not None:
-            called, text = session.answer
-            for one in self._expander.suggested(text, snapshot, expansion, allowed):
-                why = f"the result of {called} is about it: {one.cosine:.2f}"
-                companions.append(Companion(one.item, Mode.EXPANSION, round(one.cosine, 4), why))
-        known = {key_of(item) for item in found}
+            companions += self._after_result(session.answer, expansion, snapshot, allowed)
+        known = {key_of(item) for item in (*found, *standing)}
         once: dict[ItemKey, Companion] = {}
         for companion in companions:
             key = key_of(companion.item)
@@ -413,10 +472,42 @@ class ContextExpander:
                 once.setdefault(key, companion)  # the first reason counts
         return list(once.values())
 
+    def _after_result(
+        self,
+        answer: tuple[str, str],
+        expansion: ExpansionOptions,
+        snapshot: Snapshot,
+        allowed: Callable[[Item], bool],
+    ) -> list[Companion]:
+        """Return the tools that fit after a result, or, with a threshold, the items near to it."""
+        called, text = answer
+        tool = snapshot.tools.get(called)
+        if expansion.threshold is not None or tool is None:
+            near, why = self._expander.suggested(text, snapshot, expansion, allowed), "is about it"
+        else:
+            near, why = self._expander.following(tool, text, snapshot, allowed), "leads to it"
+        return [
+            Companion(
+                one.item,
+                Mode.EXPANSION,
+                round(one.cosine, 4),
+                f"the result of {called} {why}: {one.cosine:.2f}",
+                tool,
+            )
+            for one in near
+        ]
 
-def _near(item: Item, cosine: float, via: Item | None) -> Companion:
-    why = f"{cosine:.2f}" if via is None else f"near to {key_of(via)[1]}: {cosine:.2f}"
-    return Companion(item, Mode.EXPANSION, round(cosine, 4), why)
+
+def _near(one: Expanded) -> Companion:
+    """Return an item that is near to another one, with the reason."""
+    if one.via is None:
+        why = f"{one.cosine:.2f}"
+    elif one.why:
+        evidence = "" if one.cosine == NAMED else f": {one.cosine:.2f}"
+        why = f"{one.why} {key_of(one.via)[1]}{evidence}"
+    else:
+        why = f"near to {key_of(one.via)[1]}: {one.cosine:.2f}"
+    return Companion(one.item, Mode.EXPANSION, round(one.cosine, 4), why, one.via)
 
 
 def _named(name: str, beside: Item, snapshot: Snapshot) -> Iterator[Item]:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
+from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides, ResultReading
 from mcp_context_proxy.context.records import Delivery, Mode
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
@@ -161,10 +161,10 @@ class SessionContext:
         if len(self.meant) > NAMES_KEPT:
             del self.meant[next(iter(self.meant))]
 
-    def called(self, tool: Tool, result: bytes, expand_results: bool) -> None:
+    def called(self, tool: Tool, result: bytes, reading: ResultReading) -> None:
         """Note a call: the tool stays selected for a while, and its result may bring others.
 
-        `expand_results` tells whether the result is read, unless the session has a setting of its own.
+        `reading` tells whether the result is read, unless the session has a setting of its own.
         """
         self.used.pop(tool.exposed_name, None)
         self.used[tool.exposed_name] = self.requests
@@ -172,7 +172,9 @@ class SessionContext:
             del self.used[next(iter(self.used))]
         self.history.appendleft(identifier_words(tool.name))
         own = self.overrides.expand_results
-        text = result_text(result) if (expand_results if own is None else own) else None
+        text = None
+        if reading.covers(tool.exposed_name, own):
+            text = result_text(result, reading.characters)
         self.answer = None if text is None else (tool.exposed_name, text)
 
     def view(self, retained: int = 0, history: int = 0) -> SessionView:
@@ -190,9 +192,6 @@ class SessionContext:
         )
 
 
-RESULT_CHARACTERS = 2000
-"""Length to which the text of a result is cut: four chunks, some 10 ms of embedding."""
-
 RESULT_BYTES = 1_000_000
 """Size from which a result is not read: decoding it would hold up the event loop."""
 
@@ -206,15 +205,15 @@ class _ToolResult(msgspec.Struct):
     isError: bool = False  # noqa: N815 - the protocol's word
 
 
-def result_text(result: bytes) -> str | None:
-    """Return the text of a call's result; None if it has none, or is an error."""
+def result_text(result: bytes, characters: int) -> str | None:
+    """Return the text of a call's result, cut; None if it has none, or is an error."""
     if len(result) > RESULT_BYTES:
         return None
     try:
         decoded = msgspec.json.decode(result, type=_ToolResult)
     except msgspec.DecodeError:
         return None
-    text = "\n".join(content.text for content in decoded.content)[:RESULT_CHARACTERS]
+    text = "\n".join(content.text for content in decoded.content)[:characters]
     return None if decoded.isError or not text.strip() else text
 
 
@@ -415,7 +414,7 @@ def session_items(
 def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tuple[Item, Mode]]:
     """Yield the items of every session: rules and references by priority, then tools by name."""
     documents = (one for one in snapshot.documents.values() if one.include is IncludeMode.ALWAYS)
-    for document in sorted(documents, key=lambda document: (-document.priority, document.kind != Kind.RULE)):
+    for document in sorted(documents, key=lambda document: (document.priority, document.kind != Kind.RULE)):
         yield document, Mode.ALWAYS
     for tool in snapshot.tools.values():
         if tool.include is IncludeMode.ALWAYS:

@@ -21,7 +21,12 @@ from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, e
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
 from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
-from mcp_context_proxy.retrieval.scoring import Calibration, count_selected
+from mcp_context_proxy.retrieval.scoring import (
+    Background,
+    Calibration,
+    count_selected,
+    nearest_elsewhere,
+)
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.system.later import np
 
@@ -223,6 +228,14 @@ class Engine:
             return None if vectors is None else self._learned.confidence(vectors[0])
         except ModelError:
             return None
+
+    def elsewhere(self, query: str, snapshot: Snapshot) -> float | None:
+        """Return the cosine of a query with tools of other catalogs; None without a background."""
+        if not isinstance(self._calibration, Background):
+            return None
+        index = self.index_of(snapshot)
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot), index, ())
+        return None if vectors is None else nearest_elsewhere(vectors[0], self._calibration)
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
         """Return a known index, or a new one of the snapshot's words; of more words than ``before``."""

@@ -1,21 +1,27 @@
-"""Context expansion: items that are near to the selected ones, or to the result of a call.
+"""Context expansion: items that come with the selected ones, or with the result of a call.
 
-Items are near where their best chunks are, by the same vectors as in search. The neighbours of an item are
-computed when they are first asked for, and kept as long as its index. Blocks. Without vectors nothing is near
-to anything, and nothing is added.
+A document brings the tools that it names or plainly describes (`links`), and a tool in use the documents that
+name it. With a threshold of one's own, items are near where their best chunks are, by the same vectors as in
+search. Links and neighbours are computed when they are first asked for, and kept as long as their index.
+Blocks. Without vectors only names count.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Item, Kind, Snapshot
+from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index, item_key
-from mcp_context_proxy.retrieval.text import chunks
+from mcp_context_proxy.retrieval.links import Links, ToolLink, mentions, next_tools
+from mcp_context_proxy.retrieval.scoring import Background
+from mcp_context_proxy.retrieval.text import chunks, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex
 from mcp_context_proxy.system.later import np
 
@@ -28,6 +34,18 @@ CHUNKS_COMPARED = 5
 NEIGHBOURS = 64
 """Neighbours of an item that are kept, the nearest."""
 
+PART_OF_BEST = 0.7
+"""Share of the cosine of a long document's best chunk from which another one is about the query as well."""
+
+PART_CHARACTERS = 20_000
+"""Characters of a document in which names of tools are looked for."""
+
+DOCUMENTS_READ = 2_000
+"""Documents in which names of a called tool are looked for."""
+
+PREPARING_SECONDS = 5.0
+"""Time for which links are computed after indexing; the others are when a request finds their document."""
+
 GRAPHS_KEPT = 2
 """As many as there are indexes: the latest snapshot's, and that of requests still using the one before."""
 
@@ -39,11 +57,11 @@ Neighbours: TypeAlias = tuple[tuple[int, float], ...]
 class ExpansionOptions:
     """Distance and number of the items to add."""
 
-    depth: int = 0
+    depth: int = 1
     """Steps from the selected items; 0 for none."""
-    threshold: float = 0.75
-    """Cosine from which an item is near."""
-    top_n: int = 3
+    threshold: float | None = None
+    """Cosine from which an item is near, whatever its kind; None for the links of documents and tools."""
+    top_n: int = 6
     """Items of each step, the nearest."""
 
 
@@ -53,17 +71,35 @@ class Expanded:
 
     item: Item
     cosine: float
+    """For a link its evidence, from 0 to 1."""
     via: Item | None
     """The item that it is near to; None where that was a text."""
+    why: str = ""
+    """Relation to that item, in a few words; empty for nearness."""
 
 
 class Expander:
     """Finds items that are near to items and to texts."""
 
-    def __init__(self, index_of: Callable[[Snapshot], Index], embedder: Embedder | None) -> None:
-        """Find neighbours in the indexes of snapshots; without an embedder, only those of items."""
+    def __init__(
+        self,
+        index_of: Callable[[Snapshot], Index],
+        embedder: Embedder | None,
+        *,
+        catalog: Embedder | None = None,
+        background: Background | None = None,
+    ) -> None:
+        """Find neighbours in the indexes of snapshots; without an embedder, only those of items.
+
+        ``catalog`` embeds parts of documents, whose vectors may be stored. Without the ``background`` of the
+        model, links are names alone.
+        """
         self._index_of, self._embedder = index_of, embedder
+        self._catalog, self._background = catalog or embedder, background
         self._graphs: tuple[NeighbourGraph, ...] = ()
+        self._links: tuple[Links, ...] = ()
+        self._names: dict[str, frozenset[str]] = {}
+        """Keys of the names in documents, by fingerprint."""
 
     def related(self, item: Item, snapshot: Snapshot, threshold: float, limit: int) -> list[Expanded]:
         """Return the items nearest to one, nearest first."""
@@ -86,6 +122,19 @@ class Expander:
         The selected items are never part of the result. The query chooses the chunks that stand for a long
         item.
         """
+        if options.threshold is None:
+            return self._linked(selected, query, snapshot, options, allowed)
+        return self._near(selected, query, snapshot, options, options.threshold, allowed)
+
+    def _near(
+        self,
+        selected: Sequence[Item],
+        query: str,
+        snapshot: Snapshot,
+        options: ExpansionOptions,
+        threshold: float,
+        allowed: Callable[[Item], bool],
+    ) -> list[Expanded]:
         graph = self._graph(snapshot)
         frontier = [at for item in selected if (at := graph.position(item)) is not None]
         seen, found = set(frontier), list[Expanded]()
@@ -96,7 +145,7 @@ class Expander:
             best: dict[int, tuple[float, int]] = {}
             for via, neighbours in zip(frontier, graph.of(frontier, vector), strict=True):
                 for at, cosine in neighbours:
-                    if cosine < options.threshold:
+                    if cosine < threshold:
                         break
                     if at not in seen and cosine > best.get(at, (0.0, 0))[0]:
                         best[at] = (cosine, via)
@@ -110,6 +159,133 @@ class Expander:
             seen |= set(frontier)
         return found
 
+    def _linked(
+        self,
+        selected: Sequence[Item],
+        query: str,
+        snapshot: Snapshot,
+        options: ExpansionOptions,
+        allowed: Callable[[Item], bool],
+    ) -> list[Expanded]:
+        frontier: list[Item] = list(selected)
+        known, found = {item_key(item) for item in selected}, list[Expanded]()
+        for _ in range(options.depth):
+            step: dict[tuple[Kind, str], Expanded] = {}
+            for source in frontier:
+                if isinstance(source, Document):
+                    for one in self.tools_of(source, snapshot, query):
+                        key = item_key(one.item)
+                        if key not in known and one.cosine > getattr(step.get(key), "cosine", 0.0):
+                            step[key] = one
+            nearest = [one for one in step.values() if allowed(one.item)]
+            nearest.sort(key=lambda one: -one.cosine)
+            found += nearest[: options.top_n]
+            known |= {item_key(one.item) for one in nearest[: options.top_n]}
+            frontier = [one.item for one in nearest[: options.top_n]]
+        return found
+
+    def tools_of(self, document: Document, snapshot: Snapshot, query: str = "") -> list[Expanded]:
+        """Return the tools that a document names or plainly describes, the named ones first.
+
+        Of a long document those parts count that the query is about.
+        """
+        links = self._links_of(snapshot)
+        found: dict[int, ToolLink] = {}
+        forbidden: set[int] = set()
+        for text in self._parts(document, links.index, snapshot, query):
+            of_text = links.of(text)
+            forbidden |= of_text.forbidden
+            for link in of_text.tools:
+                if link.item not in found or link.evidence > found[link.item].evidence:
+                    found[link.item] = link
+        ordered = sorted(found.values(), key=lambda link: (not link.named, -link.evidence))
+        return [
+            Expanded(
+                links.index.items[link.item],
+                1.0 if link.named else 1 / (1 + math.exp(-link.evidence)),
+                document,
+                f"{'named' if link.named else 'described'} in",
+            )
+            for link in ordered
+            if link.item not in forbidden and item_key(links.index.items[link.item]) not in snapshot.hidden
+        ]
+
+    def is_about(self, document: Document, tool: Item, snapshot: Snapshot, query: str) -> bool:
+        """Return whether a document is about the same thing as a tool."""
+        links, graph = self._links_of(snapshot), self._graph(snapshot)
+        at = graph.position(tool)
+        parts = self._parts(document, links.index, snapshot, query)
+        return at is not None and any(at in links.of(text).subjects for text in parts)
+
+    def _parts(self, document: Document, index: Index, snapshot: Snapshot, query: str) -> Sequence[str]:
+        """Return the chunks of a document that the query is about; all of a short one."""
+        graph = self._graph(snapshot)
+        at = graph.position(document)
+        if at is None:  # a ``manual`` document, which is not indexed
+            texts = chunks(f"{document.description}\n\n{document.text[:PART_CHARACTERS]}")
+            return texts[:CHUNKS_COMPARED]
+        texts = index.chunks[at]
+        if len(texts) <= CHUNKS_COMPARED:
+            return texts
+        vectors = self._vectors([query]) if index.dense is not None and index.ready[at] else None
+        if vectors is None or index.dense is None:
+            return texts[:CHUNKS_COMPARED]
+        cosines = index.dense.vectors_of(at) @ vectors[0]
+        order = np.argsort(-cosines, kind="stable")[:CHUNKS_COMPARED]
+        least = PART_OF_BEST * cosines[order[0]]
+        return [texts[int(place)] for place in order if cosines[place] >= least]
+
+    def documents_naming(self, tools: Sequence[Tool], snapshot: Snapshot) -> list[Expanded]:
+        """Return the documents that name one of some tools, to use it or to leave it."""
+        if not tools or not snapshot.documents:
+            return []
+        keys = {key: tool for tool in tools for key in (name_key(tool.name), name_key(tool.exposed_name))}
+        found = []
+        for document in islice(snapshot.documents.values(), DOCUMENTS_READ):
+            said = self._names_of(document)
+            tool = next((keys[key] for key in said if key in keys), None)
+            if tool is not None:
+                found.append(Expanded(document, 1.0, tool, "names"))
+        return found
+
+    def _names_of(self, document: Document) -> frozenset[str]:
+        known = self._names.get(document.fingerprint)
+        if known is None:
+            said = mentions(document.text[:PART_CHARACTERS])
+            known = frozenset(name_key(one.word) for one in said if not one.plain)
+            if len(self._names) >= DOCUMENTS_READ:
+                self._names.clear()
+            self._names[document.fingerprint] = known
+        return known
+
+    def prepare(self, snapshot: Snapshot, seconds: float = PREPARING_SECONDS) -> None:
+        """Compute the links of documents ahead of the first request that finds them, for some seconds."""
+        until = time.monotonic() + seconds
+        for document in snapshot.documents.values():
+            if time.monotonic() >= until:
+                return
+            if document.include is not IncludeMode.MANUAL:
+                self.tools_of(document, snapshot)
+
+    def following(
+        self, called: Tool, text: str, snapshot: Snapshot, allowed: Callable[[Item], bool]
+    ) -> list[Expanded]:
+        """Return the tools that fit after a result of a call."""
+        links = self._links_of(snapshot)
+        found = [
+            (links.index.items[one.item], one.evidence)
+            for one in next_tools(links, self._vectors, called, text)
+        ]
+        return [Expanded(item, 1 / (1 + math.exp(-weight)), None) for item, weight in found if allowed(item)]
+
+    def _links_of(self, snapshot: Snapshot) -> Links:
+        index = self._index_of(snapshot)
+        links = next((known for known in self._links if known.index is index), None)
+        if links is None:
+            links = Links(index, self._embed_parts, self._background)
+            self._links = (links, *self._links)[:GRAPHS_KEPT]
+        return links
+
     def suggested(
         self, text: str, snapshot: Snapshot, options: ExpansionOptions, allowed: Callable[[Item], bool]
     ) -> list[Expanded]:
@@ -121,16 +297,19 @@ class Expander:
         near = [
             Expanded(graph.index.items[at], cosine, None)
             for at, cosine in graph.nearest(vectors)
-            if cosine >= options.threshold
+            if cosine >= (options.threshold or 0.0)
         ]
         return [one for one in near if allowed(one.item)][: options.top_n]
 
-    def _vectors(self, texts: Iterable[str]) -> NDArray[np.float32] | None:
-        wanted = [text for text in texts if text.strip()]
-        if self._embedder is None or not wanted:
+    def _embed_parts(self, texts: Sequence[str]) -> NDArray[np.float32] | None:
+        return self._vectors(texts, self._catalog)
+
+    def _vectors(self, texts: Iterable[str], by: Embedder | None = None) -> NDArray[np.float32] | None:
+        wanted, embedder = [text for text in texts if text.strip()], by or self._embedder
+        if embedder is None or not wanted:
             return None
         try:
-            return self._embedder.embed(wanted)
+            return embedder.embed(wanted)
         except ModelError:
             return None
 

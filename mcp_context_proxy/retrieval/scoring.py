@@ -301,10 +301,15 @@ def evidence(cosine: float, vector: NDArray[np.float32], background: Background,
     """
     near = np.round((background.requests @ vector).astype(np.float64), DECIMALS)
     deviations = (cosine - float(near.mean())) / (float(near.std()) or 1.0)
-    others = np.round((background.tools @ vector).astype(np.float64), DECIMALS)
-    margin = cosine - float(np.partition(others, -RIVAL)[-RIVAL])
+    margin = cosine - nearest_elsewhere(vector, background)
     meaning = EVIDENCE_OF_EQUALS + EVIDENCE_OF_MARGIN * margin + EVIDENCE_OF_DEVIATION * deviations
     return 1 - (1 - min(max(meaning, 0.0), 1.0)) * (1 - coverage)
+
+
+def nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> float:
+    """Return the cosine of a text with the `RIVAL` nearest tool of other catalogs."""
+    others = np.round((background.tools @ vector).astype(np.float64), DECIMALS)
+    return float(np.partition(others, -RIVAL)[-RIVAL])
 
 
 def needed_evidence(items: int) -> float:

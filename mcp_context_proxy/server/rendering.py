@@ -72,7 +72,7 @@ def documents_of(context: RequestContext, snapshot: Snapshot) -> list[Document]:
     """Return the current rules and references of a context: by priority, rules before references."""
     keys = ((item.type, item.name) for item in context.of(Kind.RULE, Kind.REFERENCE))
     found = [item for key in keys if isinstance(item := item_by(snapshot, key), Document)]
-    return sorted(found, key=lambda document: (-document.priority, document.kind is not Kind.RULE))
+    return sorted(found, key=lambda document: (document.priority, document.kind is not Kind.RULE))
 
 
 def document_name(document: Document) -> str:

@@ -53,7 +53,7 @@ SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES = 1000, 256 * 1024
 TOO_MANY = f"more than {SUBSCRIPTIONS:,} resources, or {SUBSCRIPTIONS_BYTES:,} bytes of URIs, at once"
 
 PRIORITY_SCALE = 999
-"""Highest priority of a document; the protocol's is 1."""
+"""Number of the last priority of a document, which is 0 in the protocol; the first is 1 there."""
 
 LISTED: list[dict[str, Any]] = [
     {
@@ -242,7 +242,7 @@ def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, A
         "name": rendering.document_name(item),
         "description": item.description,
         "mimeType": "text/markdown",
-        "annotations": {"priority": round(item.priority / PRIORITY_SCALE, 3)},
+        "annotations": {"priority": round(1 - item.priority / PRIORITY_SCALE, 3)},
     }
 
 

@@ -177,7 +177,7 @@ class ToolCalls:
         self.answered[tool.server] += 1
         session = self._session_of(params, caller)
         if session is not None:
-            session.called(tool, result, self.contexts.expand_results)
+            session.called(tool, result, self.contexts.result_reading)
         self.ended.answered(
             tool, params, caller, session, goal=goal, result=result, seconds=seconds, rule=rule
         )

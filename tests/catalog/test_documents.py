@@ -75,9 +75,9 @@ def test_the_folder_decides_on_inclusion_where_the_file_does_not(write: Write) -
     assert by_name == {"a": IncludeMode.ALWAYS, "b": IncludeMode.MANUAL}
 
 
-def test_rules_come_first_and_a_higher_priority_before_a_lower(write: Write) -> None:
+def test_rules_come_first_and_priority_001_before_all_others(write: Write) -> None:
     rules = (
-        write({"rules/z.md": "---\npriority: 900\n---\nx", "rules/a.md": "x", "rules/b.md": "x"}) / "rules"
+        write({"rules/z.md": "---\npriority: 001\n---\nx", "rules/a.md": "x", "rules/b.md": "x"}) / "rules"
     )
     references = write({"references/r.md": "---\npriority: 999\n---\nx"}) / "references"
     folders = [

@@ -15,8 +15,8 @@ QUERY = "will it rain in Paris"
 def config(workshop: Workshop) -> Path:
     rules = workshop.folder / "rules"
     rules.mkdir()
-    (rules / "tone.md").write_text("---\ninclude: always\npriority: 1\n---\nBe polite.\n", encoding="utf-8")
-    (rules / "rain.md").write_text("---\npriority: 900\n---\nTell the chance of rain.\n", encoding="utf-8")
+    (rules / "tone.md").write_text("---\ninclude: always\npriority: 900\n---\nBe polite.\n", encoding="utf-8")
+    (rules / "rain.md").write_text("---\npriority: 1\n---\nTell the chance of rain.\n", encoding="utf-8")
     workshop.server(
         "weather",
         tools=[

@@ -156,7 +156,7 @@ async def test_expansion_respects_the_filters(proxy: Proxy) -> None:
     session = Session()
     await proxy.contexts.select("write the contents of a file", session)
     for tool_ in proxy.catalog.snapshot.tools.values():
-        session.called(tool_, b"{}", proxy.contexts.expand_results)
+        session.called(tool_, b"{}", proxy.contexts.result_reading)
     scope = Scope(None, SearchFilters(read_only=True))
 
     selected = await proxy.contexts.select("read the contents of a file", session, scope=scope)

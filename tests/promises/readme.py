@@ -269,7 +269,8 @@ README = (
         ),
     ),
     Promise(
-        "Front matter is optional: `name`, `description`, `tags`, `priority` (0 to 999) and `include` "
+        "Front matter is optional: `name`, `description`, `tags`, "
+        "`priority` (0 to 999, 001 first) and `include` "
         "(`agent`: found by search; `always`: part of every context; `manual`: never found by search).",
         (
             "catalog/test_documents.py::test_front_matter_says_everything_about_a_document",

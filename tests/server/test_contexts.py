@@ -15,7 +15,7 @@ from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio
 
-QUERY = "record my changes in git"
+QUERY = "how to commit my changes with good messages"
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proxy
     rules = workshop.folder / "rules"
     rules.mkdir()
     for name, front, text in (
-        ("tone", "include: always\npriority: 10", "Be polite."),
-        ("commits", "priority: 800", "Commit messages in git say why."),
+        ("tone", "include: always\npriority: 800", "Be polite."),
+        ("commits", "priority: 10", "Commit messages in git say why."),
         ("secret", "include: manual", "Only by hand."),
     ):
         (rules / f"{name}.md").write_text(f"---\n{front}\n---\n{text}\n", encoding="utf-8")

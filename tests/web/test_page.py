@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)"),
 ]
 
-QUERY = "mail to customers, find an old mail, browse pages"
+QUERY = "may prices be mentioned in mail to customers? find an old mail, browse pages"
 
 TEXTS = "[...document.querySelectorAll('{}')].map((found) => found.textContent)"
 

@@ -156,11 +156,11 @@ function orderChoice(order) {
   );
 }
 
-/** Rules and references by priority, highest first, then by name; tools by server, then by name. */
+/** Rules and references by priority, lowest number first, then by name; tools by server, then by name. */
 function comparison(order) {
   const name = (a, b) => compare(a.server ?? "", b.server ?? "") || compare(a.name, b.name);
   if (order === "score") return (a, b) => (b.score ?? -1) - (a.score ?? -1) || name(a, b);
-  return (a, b) => (b.priority ?? 0) - (a.priority ?? 0) || name(a, b);
+  return (a, b) => (a.priority ?? 0) - (b.priority ?? 0) || name(a, b);
 }
 
 function compare(a, b) {

@@ -1,0 +1,1 @@
+"""Measurements of contexts: expansion, documents that are meant, tools after results."""

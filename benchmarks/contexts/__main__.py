@@ -1,0 +1,249 @@
+"""Measures what documents bring, which documents are meant, and which tools fit after a result.
+
+    python -m benchmarks.contexts [--part all|held-out|others] [--catalogs 8]
+
+The catalog is all of the real tools of tests/data/tools, and then catalogs of seven servers drawn at random.
+Everything runs with the shipped defaults, through the library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+import numpy as np
+
+from benchmarks.contexts import sets
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.options import ResultReading
+from mcp_context_proxy.context.records import Mode
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Tool
+from mcp_context_proxy.library import Catalog, ContextEngine, Session, reference, rule, tool
+
+LISTS = Path(__file__).parents[2] / "tests" / "data" / "tools"
+SERVERS_OF_A_PART = 7
+DOCUMENTS_PRESENT = 50
+
+
+def real_tools() -> dict[str, list[Tool]]:
+    found = {}
+    for path in sorted(LISTS.glob("*.json.gz")):
+        server = path.name.split(".")[0]
+        entries = json.loads(gzip.decompress(path.read_bytes()))["tools"]
+        made = (
+            tool(one["name"], one.get("description") or "", one.get("inputSchema"), server=server)
+            for one in entries
+        )
+        found[server] = list(made)
+    return found
+
+
+def made(document: sets.Written) -> Document:
+    return (rule if document.kind == "rule" else reference)(document.name, document.text)
+
+
+@dataclass
+class Rates:
+    """Counts of needs, of those met, of tools brought, of those needed."""
+
+    needs: int = 0
+    met: int = 0
+    brought: int = 0
+    right: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    def add(
+        self, needs: Sequence[sets.Need], brought: Iterable[tuple[str, str]], held: Iterable[tuple[str, str]]
+    ):
+        """Count the tools brought for some needs, which those held beside may meet as well."""
+        brought, held = set(brought), set(held)
+        self.needs += len(needs)
+        self.met += sum(bool(need & (brought | held)) for need in needs)
+        self.brought += len(brought)
+        self.right += sum(any(key in need for need in needs) for key in brought)
+
+    def __str__(self) -> str:
+        recall, precision = self.met / max(1, self.needs), self.right / max(1, self.brought)
+        met, right = f"{self.met}/{self.needs}", f"{self.right}/{self.brought}"
+        return f"recall {recall:.3f} ({met}), precision {precision:.3f} ({right})"
+
+
+def keys(context, modes=None) -> set[tuple[str, str]]:
+    tools = context.of(Kind.TOOL)
+    return {
+        (one.server, one.name.removeprefix(f"{one.server}__"))
+        for one in tools
+        if modes is None or one.include_mode in modes
+    }
+
+
+def brought_by(context, document: str) -> set[tuple[str, str]]:
+    """Tools that a document brought; others that were found beside it may bring their own."""
+    why = {f"named in {document}", f"described in {document}"}
+    return {
+        (item.server, item.name.removeprefix(f"{item.server}__"))
+        for item in context.items
+        if item.include_mode is Mode.EXPANSION and item.why.split(":")[0] in why
+    }
+
+
+async def expansion(
+    engine: ContextEngine, documents: Sequence[sets.Written], have: set[str], title: str
+) -> None:
+    """What each document brings when its request finds it, and when it is in the session."""
+    by_request, alone = Rates(), Rates()
+    shown = 0
+    for one in documents:
+        needs = [need for need in one.needs if any(server in have for server, _ in need)]
+        context = await engine.build(one.request, remember=False)
+        if any(item.name == one.name for item in context.of(*DOCUMENT_KINDS)):
+            shown += 1
+            by_request.add(needs, brought_by(context, one.name), keys(context))
+        session = Session()
+        engine.add(session, Kind(one.kind), one.name)
+        context = await engine.build("go", session, remember=False)
+        alone.add(needs, brought_by(context, one.name), ())
+    print(f"{title}: brought by the document alone: {alone}")
+    print(f"{title}: found by its request {shown}/{len(documents)}; in context then: {by_request}")
+
+
+async def meant(engine, documents, requests, title: str, catalog) -> None:
+    """Documents shown for requests that mean none, and for those that mean one."""
+    found = present = extra = 0
+    for one in documents:
+        if one.name not in {item.name for item in catalog.snapshot.documents.values()}:
+            continue
+        present += 1
+        context = await engine.build(one.request, remember=False)
+        names = {item.name for item in context.of(*DOCUMENT_KINDS)}
+        found += one.name in names
+        extra += len(names - {one.name})
+    shown = irrelevant = more = 0
+    for request, applying in requests.items():
+        context = await engine.build(request, remember=False)
+        names = {item.name for item in context.of(*DOCUMENT_KINDS)}
+        shown += len(names)
+        irrelevant += len(names - applying)
+        more += len(keys(context, {Mode.EXPANSION}))
+    count = max(1, len(requests))
+    print(
+        f"{title}: meant documents found {found}/{present} ({found / present:.3f}), "
+        f"others beside {extra / present:.2f}; "
+        f"{count} plain requests: {shown / count:.3f} documents each, "
+        f"{irrelevant / count:.3f} that do not apply, "
+        f"{more / count:.3f} tools brought"
+    )
+
+
+async def after_results(engine, results: Sequence[sets.Recorded], have: set[str], title: str) -> None:
+    rates = Rates()
+    tools = {(one.server, one.name): one for one in engine._catalog.snapshot.tools.values()}
+    for one in results:
+        if one.tool not in tools:
+            continue
+        session = Session()
+        said = json.dumps({"content": [{"type": "text", "text": one.text}]}).encode()
+        session.called(tools[one.tool], said, ResultReading(enabled=True))
+        context = await engine.build("go on", session, remember=False)
+        brought = keys(context, {Mode.EXPANSION})
+        rates.add(one.needs, brought, ())
+    print(f"{title}: tools after a result: {rates}")
+
+
+async def speed(lists, documents, requests) -> None:
+    """Time of a request with and without expansion, in turn, on the same catalog."""
+    items = [*(one for own in lists.values() for one in own), *map(made, documents[:DOCUMENTS_PRESENT])]
+    took: dict[int, list[float]] = {0: [], 1: []}
+    engines = {
+        depth: ContextEngine(
+            Catalog(items), Config.model_validate({"context": {"expansion_depth": depth}}), STORE
+        )
+        for depth in took
+    }
+    asked = [*(one.request for one in documents[:DOCUMENTS_PRESENT]), *requests]
+    for round_ in range(4):
+        for request in asked:
+            for depth in (0, 1) if round_ % 2 else (1, 0):
+                start = time.perf_counter()
+                await engines[depth].build(f"{request} {'!' * round_}", remember=False)
+                if round_:
+                    took[depth].append(time.perf_counter() - start)
+    for depth, times in took.items():
+        p50, p95 = 1e3 * np.percentile(times, (50, 95))
+        print(f"depth {depth}: p50 {p50:.2f} ms, p95 {p95:.2f} ms")
+    gain = np.array(took[1]) - np.array(took[0])
+    p50, p95 = 1e3 * np.percentile(gain, (50, 95))
+    print(f"added by expansion, paired: p50 {p50:.2f} ms, p95 {p95:.2f} ms")
+
+
+async def main(part: str, catalogs: int, with_speed: bool) -> None:
+    print("sets", sets.digest()[:16])
+    wanted = {"all": (True, False), "held-out": (True,), "others": (False,)}[part]
+    lists = real_tools()
+    documents = [one for one in sets.documents() if one.held_out in wanted]
+    results = [one for one in sets.results() if one.held_out in wanted]
+    requests = {text: names for text, names in sets.requests().items() if sets.held_out(text) in wanted}
+    config = Config.model_validate({"context": {"expand_results": True}})
+    chance = np.random.default_rng(11)
+    for number in range(1 + catalogs):
+        drawn = (
+            sorted(lists)
+            if not number
+            else sorted(chance.choice(sorted(lists), SERVERS_OF_A_PART, replace=False))
+        )
+        have, tools = set(drawn), [one for server in drawn for one in lists[server]]
+        title = "all 33 servers" if not number else f"{','.join(drawn)}"
+        fitting = (
+            documents
+            if not number
+            else [d for d in documents if not d.needs or any(s in have for n in d.needs for s, _ in n)]
+        )
+        with ContextEngine(Catalog([*tools, *map(made, documents)]), store=STORE) as engine:
+            await expansion(engine, fitting, have, title)
+        # As many documents as a person may have, drawn so that each is meant once.
+        order = [documents[int(at)] for at in np.random.default_rng(3).permutation(len(documents))]
+        for start in range(0, len(order), DOCUMENTS_PRESENT):
+            present = order[start : start + DOCUMENTS_PRESENT]
+            if len(present) < DOCUMENTS_PRESENT // 2:
+                continue
+            catalog = Catalog([*tools, *map(made, present)])
+            served = requests
+            if number:
+                served = {text: names for text, names in requests.items() if SERVER_OF.get(text) in have}
+            with ContextEngine(catalog, store=STORE) as engine:
+                if not number:
+                    for text in served:
+                        best = (await engine.build(text, remember=False)).of(Kind.TOOL)
+                        if best:
+                            SERVER_OF.setdefault(text, best[0].server or "")
+                await meant(engine, [d for d in present if d in fitting], served, title, catalog)
+        if not number:
+            with ContextEngine(Catalog(tools), config, store=STORE) as engine:
+                await after_results(engine, results, have, title)
+    if with_speed:
+        await speed(lists, documents, requests)
+
+
+STORE = Path(tempfile.gettempdir()) / "contexts-benchmark.sqlite"
+"""Vectors, kept between runs."""
+
+SERVER_OF: dict[str, str] = {}
+"""Server of the best tool for each plain request."""
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", choices=("all", "held-out", "others"), default="held-out")
+    parser.add_argument("--catalogs", type=int, default=0)
+    parser.add_argument("--speed", action="store_true")
+    arguments = parser.parse_args()
+    anyio.run(partial(main, arguments.part, arguments.catalogs, arguments.speed))

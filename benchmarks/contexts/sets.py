@@ -1,0 +1,89 @@
+"""Sets of documents, results and requests, as the files beside this one have them, checked and divided."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FILES = sorted((*HERE.glob("documents-*.txt"), HERE / "results.txt", HERE / "requests.txt"))
+
+Need = frozenset[tuple[str, str]]
+"""Tools, by server and own name, any of which serves."""
+
+
+def held_out(text: str) -> bool:
+    """Whether an entry belongs to the third that was not looked at while numbers were chosen."""
+    return hashlib.sha256(text.encode()).digest()[0] % 3 == 0
+
+
+def digest() -> str:
+    """One hash of all files."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A document with the tools that it needs and the request that finds it."""
+
+    name: str
+    kind: str
+    request: str
+    needs: tuple[Need, ...]
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it belongs to the third that was not looked at."""
+        return held_out(self.name)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A result of a tool with the tools that fit next; none where nothing more is to be done."""
+
+    tool: tuple[str, str]
+    needs: tuple[Need, ...]
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it belongs to the third that was not looked at."""
+        return held_out(self.text)
+
+
+def needs_of(line: str) -> tuple[Need, ...]:
+    keys = ([one.split(":", 1) for one in need.split("|")] for need in line.split() if need != "none")
+    return tuple(frozenset((server, name) for server, name in need) for need in keys)
+
+
+def entries(path: Path) -> list[tuple[str, list[str]]]:
+    """The heads and lines of a file."""
+    parts = path.read_text(encoding="utf-8").split("=== ")[1:]
+    return [(lines[0], lines[1:]) for lines in (part.rstrip("\n").split("\n") for part in parts)]
+
+
+def documents() -> list[Written]:
+    found = []
+    for path in sorted(HERE.glob("documents-*.txt")):
+        for head, lines in entries(path):
+            name, kind = head.split(" | ")
+            request, tools = lines[0].removeprefix("request: "), lines[1].removeprefix("tools:")
+            found.append(Written(name, kind, request, needs_of(tools), "\n".join(lines[2:]).strip()))
+    return found
+
+
+def results() -> list[Recorded]:
+    found = []
+    for head, lines in entries(HERE / "results.txt"):
+        server, name = head.split(":", 1)
+        needs = needs_of(lines[0].removeprefix("next: "))
+        found.append(Recorded((server, name), needs, "\n".join(lines[1:]).strip()))
+    return found
+
+
+def requests() -> dict[str, frozenset[str]]:
+    """Requests for tools, each with the documents that speak of the same and may come as well."""
+    lines = (line.split(" | ") for line in (HERE / "requests.txt").read_text(encoding="utf-8").splitlines())
+    return {line[0]: frozenset(line[1].split() if len(line) > 1 else ()) for line in lines}

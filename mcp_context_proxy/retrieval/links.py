@@ -1,0 +1,327 @@
+"""Links from texts to tools: the tools that a rule or reference names or plainly describes.
+
+A name counts wherever it is written like one, and not where the text forbids the tool. A description is
+compared sentence by sentence with all tools, as a query is, and the evidence for each tool is weighed against
+its neighbours here and tools of other catalogs, so that a near twin is no link. The results of calls are read
+in the same way. Blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVAL, Background
+from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, sentences, terms
+from mcp_context_proxy.retrieval.vectors import best
+
+UNITS: Final = 24
+"""Sentences and clauses of a text that are compared: twice as many as 500 characters have."""
+
+CANDIDATES: Final = 60
+"""Tools whose evidence is weighed, the nearest: those that a text describes are among its first thirty."""
+
+LINKS: Final = 6
+"""Tools that one text leads to; the documents of the set need four at most."""
+
+TWIN_COSINE: Final = 0.85
+"""Cosine of two tools from which only the better one is a link."""
+
+NAMED: Final = 1.0
+"""Evidence for a tool that is named, which is as much as there can be."""
+
+TEXTS_KEPT: Final = 4096
+"""Texts whose links are remembered, some 1 kB each."""
+
+OF_MARGIN, OF_GAP, OF_NAME, OF_WHOLE, WITHOUT = 13.5, 10.7, 5.1, 3.4, -5.6
+"""Weights of the evidence that a text describes a tool, and the evidence of no likeness at all. They were
+fitted by logistic regression to documents written for 33 real servers (benchmarks/contexts.md)."""
+
+OF_PLAIN_WORD: Final = -3.0
+"""Evidence that a name of one plain word needs beside: ``count`` in a rule may be any count."""
+
+ABOUT: Final = -1.5
+"""Evidence from which a text is about the same thing as a tool, without describing its use: a rule of how
+emails end is about the tool that sends them."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:(?:__|[._:/-])[A-Za-z0-9]+)*")
+_CODE = re.compile(r"`([^`\n]{1,120})`")
+_COMPOUND = re.compile(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
+_SAID = re.compile(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
+_SAID_AFTER = re.compile(r"\s+(?:tool|server)\b", re.IGNORECASE)
+_FORBIDDEN = re.compile(
+    r"\b(?:never|not|don't|avoid|instead of|rather than|without|no longer)\b[^.;:!?\n]{0,40}$", re.IGNORECASE
+)
+_ONLY_FIRST = re.compile(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
+_CLAUSE = re.compile(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
+_BRACES = re.compile(r'[{}\[\]"\\]+')
+
+Matrix: TypeAlias = NDArray[np.float32]
+
+Embed: TypeAlias = Callable[[Sequence[str]], "Matrix | None"]
+"""Returns the vectors of texts; None where there is no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLink:
+    """A tool that a text leads to."""
+
+    item: int
+    """Position in the index."""
+    evidence: float
+    """Evidence above that which is needed; `NAMED` where the text names it."""
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextLinks:
+    """The tools that a text leads to, and those that it forbids."""
+
+    tools: tuple[ToolLink, ...] = ()
+    """The named ones first, then by evidence."""
+    forbidden: frozenset[int] = frozenset()
+    """Positions in the index."""
+    subjects: frozenset[int] = frozenset()
+    """Tools that the text is about, though it may be about others as well (`ABOUT`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """A word of a text that may be the name of a tool."""
+
+    word: str
+    forbidden: bool
+    """True where the text says not to use it."""
+    plain: bool
+    """True for a single word that only its place makes a name."""
+
+
+def mentions(text: str) -> list[Mention]:
+    """Return the words of a text that are written like names of tools."""
+    code = [(match.start(1), match.end(1)) for match in _CODE.finditer(text)]
+    found = []
+    for match in _NAME.finditer(text):
+        start, end = match.span()
+        compound = _COMPOUND.search(match[0]) is not None
+        if not compound:
+            marked = any(first <= start and end <= last for first, last in code)
+            said = _SAID.search(text, max(0, start - 16), start) or _SAID_AFTER.match(text, end)
+            if not (marked or said):
+                continue
+        before = _FORBIDDEN.search(text[max(0, start - 60) : start])
+        forbidden = before is not None and _ONLY_FIRST.match(text, end) is None
+        found.append(Mention(match[0], forbidden, not compound))
+    return found
+
+
+def units_of(text: str) -> list[str]:
+    """Return the sentences of a text, and the clauses of each."""
+    found: dict[str, None] = {}
+    for sentence in sentences(text):
+        found[sentence] = None
+        found |= dict.fromkeys(part for part in _CLAUSE.split(sentence) if len(part.split()) > 1)
+    return list(found)[:UNITS] or [text]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likeness:
+    """Numbers that say how a text is like some tools."""
+
+    items: NDArray[np.intp]
+    """Positions of the tools in the index."""
+    features: NDArray[np.float64]
+    """[tools, 4]: margin over tools of other catalogs, distance from the best tool for the same sentence,
+    share of its name that the text has, distance from the best tool for the text as a whole."""
+
+    def evidence(self) -> NDArray[np.float64]:
+        """Return the evidence that the text describes each tool; 0 is enough."""
+        found: NDArray[np.float64] = (
+            self.features @ np.array([OF_MARGIN, OF_GAP, OF_NAME, OF_WHOLE]) + WITHOUT
+        )
+        return found
+
+
+@dataclass(eq=False)
+class Links:
+    """Links from texts to the tools of one index. Threads may share it: two that compute the same agree."""
+
+    index: Index
+    embed: Embed
+    background: Background | None
+    """Tools of other catalogs; None where links are names alone."""
+    _known: OrderedDict[str, TextLinks] = field(default_factory=OrderedDict)
+    _rarity: dict[str, float] = field(default_factory=dict)
+
+    def of(self, text: str) -> TextLinks:
+        """Return the links of a text of at most some hundred characters."""
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._linked(text)
+            if len(self._known) > TEXTS_KEPT:
+                self._known.pop(next(iter(self._known)), None)
+        return known
+
+    def likeness(self, text: str) -> Likeness:
+        """Return how the nearest tools are like a text."""
+        dense = self.index.dense
+        units = [text, *units_of(text)]
+        vectors = None if dense is None or self.background is None else self.embed(units)
+        if dense is None or self.background is None or vectors is None:
+            return Likeness(np.zeros(0, np.intp), np.zeros((0, 4)))
+        words = [self.index.lexical.score(dict.fromkeys(terms(unit), 1.0)).scores for unit in units]
+        near = dense.candidates(vectors, LEXICAL_FACTOR * np.max(words, axis=0))
+        compared = dense.of(near)
+        cosines = compared.by_item(compared.cosines(vectors))
+        is_tool = np.array([isinstance(self.index.items[int(at)], Tool) for at in near], bool)
+        near, cosines = near[is_tool], cosines[:, is_tool]
+        if not near.size:
+            return Likeness(near, np.zeros((0, 4)))
+        fused = cosines + LEXICAL_FACTOR * np.stack([scores[near] for scores in words])
+        others = np.partition(vectors @ self.background.tools.T, -RIVAL, axis=1)[:, -RIVAL]
+        parts = fused[1:]
+        chosen = best(parts.max(axis=0) + 0.1 * fused[0], CANDIDATES)
+        margin = (cosines[1:] - others[1:, None]).max(axis=0)[chosen]
+        gap = (parts - parts.max(axis=1, keepdims=True)).max(axis=0)[chosen]
+        whole = (fused[0] - fused[0].max())[chosen]
+        own = set(terms(text))
+        named = [self.share_of_name(self.tool(int(at)), own) for at in near[chosen]]
+        return Likeness(
+            near[chosen], np.stack([margin, gap, np.array(named), whole], axis=1).astype(np.float64)
+        )
+
+    def tool(self, at: int) -> Tool:
+        """Return the tool at a position in the index."""
+        tool = self.index.items[at]
+        assert isinstance(tool, Tool)
+        return tool
+
+    def share_of_name(self, tool: Tool, words: set[str]) -> float:
+        """Return the share of a tool's name that a text has, by the rarity of its words in names."""
+        rarity = self._rarities()
+        own = {term: rarity.get(term, 1.0) for term in set(terms(identifier_words(tool.name)))}
+        total = sum(own.values())
+        return sum(weight for term, weight in own.items() if term in words) / total if total else 0.0
+
+    def _rarities(self) -> Mapping[str, float]:
+        if not self._rarity:
+            names = [terms(identifier_words(one.name)) for one in self.index.items if isinstance(one, Tool)]
+            counts = Counter(term for name in names for term in set(name))
+            self._rarity = {term: float(np.log1p(len(names) / count)) for term, count in counts.items()}
+        return self._rarity
+
+    def _linked(self, text: str) -> TextLinks:
+        likeness = self.likeness(text)
+        evidence = dict(zip(likeness.items.tolist(), likeness.evidence().tolist(), strict=True))
+        named, forbidden = self._named(text, evidence)
+        found = [ToolLink(at, NAMED, named=True) for at in named]
+        taken = {name_key(self.tool(at).name) for at in named}
+        for at, weight in sorted(evidence.items(), key=lambda one: (-one[1], one[0])):
+            if weight < 0 or len(found) >= LINKS:
+                break
+            key = name_key(self.tool(at).name)
+            if at in forbidden or key in taken or self._is_twin(at, [link.item for link in found]):
+                continue
+            taken.add(key)
+            found.append(ToolLink(at, weight))
+        about = {at for at, weight in evidence.items() if weight >= ABOUT}
+        return TextLinks(tuple(found), frozenset(forbidden), frozenset(about | set(named) | forbidden))
+
+    def _named(self, text: str, evidence: Mapping[int, float]) -> tuple[list[int], set[int]]:
+        """Return the tools that a text names, of each name the likeliest, and those that it forbids."""
+        said = mentions(text)
+        keys = {name_key(mention.word): mention for mention in reversed(said)}
+        by_key: dict[str, list[int]] = {}
+        for at in self.index.named(list(keys)) if keys else ():
+            if isinstance(tool := self.index.items[at], Tool):
+                for key in {name_key(tool.name), name_key(tool.exposed_name)} & keys.keys():
+                    by_key.setdefault(key, []).append(at)
+        forbidden = {at for key, items in by_key.items() if keys[key].forbidden for at in items}
+        named: list[int] = []
+        for key in keys.keys() & by_key.keys():
+            likeliest = max(by_key[key], key=lambda at: (evidence.get(at, -np.inf), -at))
+            needed = OF_PLAIN_WORD if keys[key].plain and evidence else -np.inf
+            if likeliest not in forbidden and evidence.get(likeliest, -np.inf) >= needed:
+                named.append(likeliest)
+        order = {name_key(mention.word): place for place, mention in reversed(list(enumerate(said)))}
+        places = {at: min(order[key] for key, items in by_key.items() if at in items) for at in named}
+        return sorted(dict.fromkeys(named), key=places.__getitem__), forbidden
+
+    def _is_twin(self, at: int, chosen: Iterable[int]) -> bool:
+        dense = self.index.dense
+        assert dense is not None
+        own = dense.vectors_of(at)[0]
+        return any(float(own @ dense.vectors_of(other)[0]) >= TWIN_COSINE for other in chosen)
+
+
+FOLLOWED_BY: Final = 2
+"""Tools that one result leads to."""
+
+RESULT_CHUNKS: Final = 4
+"""Pieces of a result that are compared, the first; the text itself is cut before."""
+
+OF_CALLED, OF_RESULT, OF_TOOL, OF_SERVER, OF_NOUNS, BY_ITSELF = 0.6, 3.3, 3.8, 1.3, 3.2, -8.1
+"""Weights of the evidence that a tool fits after a result, fitted as those above: the likeness of the result
+with the called tool's name, that of the result alone, that of both tools, whether they are of one server, and
+the share of the tool's name that the called one's has. The last is the evidence of no likeness."""
+
+LEADING, LEAD = -2.0, 0.5
+"""Evidence with which one tool is enough where the next best has so much less."""
+
+_READING = frozenset(terms("list get search find read show query"))
+"""Words of names that say nothing of the thing that a tool is about."""
+
+
+def following(
+    links: Links, embed: Embed, called: Tool, text: str
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the tools nearest to a result, and [tools, 5]: what speaks for each as the next one."""
+    dense, index = links.index.dense, links.index
+    places = index.named([name_key(called.name)])
+    own = next((at for at in places if index.items[at] == called), None)
+    texts = chunks(_BRACES.sub(" ", text))[:RESULT_CHUNKS]
+    head = identifier_words(called.name)
+    units = [*(f"{head}: {piece}" for piece in texts), *texts]
+    vectors = None if dense is None or own is None or not texts[0] else embed(units)
+    if dense is None or own is None or vectors is None:
+        return np.zeros(0, np.intp), np.zeros((0, 5))
+    words = [index.lexical.score(dict.fromkeys(terms(unit), 1.0)).scores for unit in units]
+    near = dense.candidates(vectors, LEXICAL_FACTOR * np.max(words, axis=0))
+    compared = dense.of(near)
+    cosines = compared.by_item(compared.cosines(vectors))
+    fused = cosines + LEXICAL_FACTOR * np.stack([scores[near] for scores in words])
+    tools = [(place, one) for place, at in enumerate(near) if isinstance(one := index.items[int(at)], Tool)]
+    keep = np.array([place for place, one in tools if near[place] != own], np.intp)
+    if not keep.size:
+        return keep, np.zeros((0, 5))
+    same = np.array([index.items[int(near[place])].server == called.server for place in keep], np.float64)
+    with_name = fused[: len(texts)].max(axis=0)[keep]
+    alone = fused[len(texts) :].max(axis=0)[keep]
+    chosen = best((with_name + 0.2 * same).astype(np.float32), CANDIDATES)
+    vector = dense.vectors_of(own)[0]
+    alike = [float(dense.vectors_of(int(near[keep[at]]))[0] @ vector) for at in chosen]
+    nouns = set(terms(head)) - _READING
+    share = [links.share_of_name(links.tool(int(near[keep[at]])), nouns) for at in chosen]
+    rows = [with_name[chosen], alone[chosen], np.array(alike), same[chosen], np.array(share)]
+    return near[keep[chosen]], np.stack(rows, axis=1).astype(np.float64)
+
+
+def next_tools(links: Links, embed: Embed, called: Tool, text: str) -> list[ToolLink]:
+    """Return the tools that fit after a result, the likeliest first."""
+    items, features = following(links, embed, called, text)
+    weights = np.array([OF_CALLED, OF_RESULT, OF_TOOL, OF_SERVER, OF_NOUNS])
+    evidence = features @ weights + BY_ITSELF
+    order = np.lexsort((items, -evidence))[:FOLLOWED_BY]
+    found = [ToolLink(int(items[at]), float(evidence[at])) for at in order if evidence[at] >= 0]
+    if not found and order.size:
+        lead = np.inf if order.size == 1 else evidence[order[0]] - evidence[order[1]]
+        if evidence[order[0]] >= LEADING and lead >= LEAD:
+            found = [ToolLink(int(items[order[0]]), float(evidence[order[0]]))]
+    return found

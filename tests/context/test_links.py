@@ -1,0 +1,198 @@
+"""Documents bring the tools that they name or describe, and only documents that are meant are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.options import ResultReading
+from mcp_context_proxy.context.records import Mode, RequestContext
+from mcp_context_proxy.items import Kind, Tool
+from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, rule, tool
+from mcp_context_proxy.retrieval.links import mentions
+
+pytestmark = pytest.mark.anyio
+
+FETCH = tool("fetch_website", "Fetch a website and return its content as markdown", server="web")
+TWIN = tool("fetch_website", "Fetch a website and return its content as markdown text", server="copy")
+JOBS = tool("list_pipeline_jobs", "List the jobs of a pipeline with their status", server="ci")
+LOG = tool("get_pipeline_job_output", "Get the output of a pipeline job by its id", server="ci")
+READ = tool("read_file", "Read the contents of a file from disk", server="files")
+WRITE = tool("write_file", "Write the contents of a file to disk", server="files")
+SEARCH = tool("search_code", "Search the source code of a repository", server="code")
+CLOCK = tool("get_time", "Tell the time in a city", server="clock")
+POST = tool("post_message", "Post a message to a channel of the team chat", server="chat")
+TOOLS = (FETCH, JOBS, LOG, READ, WRITE, SEARCH, CLOCK, POST)
+AUTH = rule(
+    "auth",
+    "Authentication Rules: use fetch_website for token exchange with the auth server. Keep tokens in memory.",
+)
+INCIDENT = rule(
+    "incident",
+    "Outages. First post a message to the channel of the team chat, then say when the shop works again.",
+)
+NOT_THIS = rule("migration", "Migrations of data are tried on a copy. Never use write_file for a migration.")
+TONE = rule("tone", "Answer customers politely, in short sentences and without blame.")
+RULES = (AUTH, INCIDENT, NOT_THIS, TONE)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ContextEngine]:
+    with ContextEngine(Catalog([*TOOLS, *RULES])) as made:
+        yield made
+
+
+def with_rules(**context: Any) -> ContextEngine:
+    return ContextEngine(Catalog([*TOOLS, *RULES]), Config.model_validate({"context": context}))
+
+
+def brought(context: RequestContext) -> dict[str, str]:
+    return {one.name: one.why for one in context.items if one.include_mode is Mode.EXPANSION}
+
+
+def called(engine: ContextEngine, one: Tool, text: str, reading: ResultReading) -> Session:
+    session = Session()
+    result = json.dumps({"content": [{"type": "text", "text": text}]}).encode()
+    session.called(one, result, reading)
+    return session
+
+
+async def test_a_rule_that_is_found_brings_the_tool_that_it_names(engine: ContextEngine) -> None:
+    context = await engine.build("implement the authentication for the partner")
+
+    assert "auth" in {one.name for one in context.of(Kind.RULE)}
+    assert brought(context) == {"web__fetch_website": "named in auth"}
+
+
+async def test_a_rule_brings_the_tool_that_it_plainly_describes(engine: ContextEngine) -> None:
+    context = await engine.build("what do we do in an outage of the shop")
+
+    assert "chat__post_message" in {one.name for one in context.items}
+    assert any(one.name == "incident" for one in context.items)
+
+
+async def test_a_rule_does_not_bring_a_tool_that_it_forbids(engine: ContextEngine) -> None:
+    context = await engine.build("how are migrations of data tried")
+
+    assert any(one.name == "migration" for one in context.items)
+    assert "files__write_file" not in brought(context)
+
+
+async def test_a_rule_in_the_session_brings_its_tool_for_any_request(engine: ContextEngine) -> None:
+    session = Session()
+    engine.add(session, Kind.RULE, "auth")
+
+    assert "web__fetch_website" in brought(await engine.build("the time in Lisbon", session))
+
+
+async def test_of_tools_with_the_named_name_only_one_is_brought() -> None:
+    with ContextEngine(Catalog([*TOOLS, TWIN, AUTH])) as engine:
+        context = await engine.build("implement the authentication for the partner")
+
+    assert len([name for name in brought(context) if name.endswith("fetch_website")]) == 1
+
+
+async def test_a_called_tool_brings_the_documents_that_name_it(engine: ContextEngine) -> None:
+    session = called(engine, FETCH, "ok", ResultReading())
+
+    assert brought(await engine.build("the time in Lisbon", session))["auth"] == "names web__fetch_website"
+
+
+async def test_without_documents_nothing_is_brought() -> None:
+    with ContextEngine(Catalog(TOOLS)) as engine:
+        for query in ("read the file", "post a message to the team", "the time in Lisbon"):
+            assert not brought(await engine.build(query))
+
+
+async def test_a_request_for_a_tool_shows_no_rule_about_something_else(engine: ContextEngine) -> None:
+    for query in ("the time in Lisbon", "search the source code for TODO", "list the jobs of pipeline 7"):
+        assert not (await engine.build(query)).of(Kind.RULE), query
+
+
+async def test_a_question_that_a_rule_answers_shows_it(engine: ContextEngine) -> None:
+    for query, name in (
+        ("how should I answer an angry customer", "tone"),
+        ("how is authentication done here", "auth"),
+    ):
+        assert name in {one.name for one in (await engine.build(query)).of(Kind.RULE)}, query
+
+
+@pytest.mark.parametrize("source", ["called", "added", "always"])
+async def test_an_expansion_rule_starts_from_every_tool_in_use(source: str) -> None:
+    always = tool("read_file", READ.description, server="files", include="always")
+    items = [always if one is READ and source == "always" else one for one in TOOLS]
+    config = Config.model_validate(
+        {"context": {"expansion_rules": {"read_file": ["write_file", "search_code"]}}}
+    )
+    with ContextEngine(Catalog(items), config) as engine:
+        session = called(engine, READ, "x", ResultReading()) if source == "called" else Session()
+        if source == "added":
+            engine.add(session, Kind.TOOL, "files__read_file")
+        context = await engine.build("the time in Lisbon", session)
+
+    assert brought(context).keys() >= {"files__write_file", "code__search_code"}
+
+
+async def test_items_that_come_with_another_never_displace_it() -> None:
+    rules = {"read_file": ["write_file", "search_code"]}
+    with with_rules(expansion_rules=rules, max_tokens=100) as engine:
+        context = await engine.build("read the contents of a file from disk")
+
+    names = [one.name for one in context.items]
+    assert "files__read_file" in names
+    assert context.tokens <= 100
+
+
+async def test_without_room_for_an_item_those_that_it_brings_stay_away() -> None:
+    with with_rules(expansion_rules={"read_file": ["write_file"]}, max_tokens=20) as engine:
+        context = await engine.build("read the contents of a file from disk")
+
+    assert "files__write_file" not in {one.name for one in context.items}
+
+
+async def test_a_budget_is_filled_with_more_that_fits_and_never_exceeded(engine: ContextEngine) -> None:
+    query = "read the contents of a file"
+    usual = await engine.build(query)
+    filled = await engine.build(query, None, Overrides(max_tokens=2000))
+    narrow = await engine.build(query, None, Overrides(max_tokens=90))
+
+    assert len(filled.of(Kind.TOOL)) >= len(usual.of(Kind.TOOL))
+    assert len(filled.of(Kind.TOOL)) < len(TOOLS)
+    assert narrow.tokens <= 90
+
+
+RESULT = (
+    '[{"id": 88121, "name": "test", "stage": "test", "status": "failed"}, {"id": 88122, "status": "skipped"}]'
+)
+
+
+@pytest.mark.parametrize(
+    ("reading", "comes"),
+    [
+        (ResultReading(), False),
+        (ResultReading(enabled=True), True),
+        (ResultReading(enabled=True, tools=("ci__*",)), True),
+        (ResultReading(enabled=True, tools=("files__*",)), False),
+    ],
+)
+async def test_the_list_of_failing_jobs_brings_the_tool_that_reads_a_log(
+    reading: ResultReading, comes: bool
+) -> None:
+    with with_rules(expand_results=reading.enabled) as engine:
+        session = called(engine, JOBS, RESULT, reading)
+        context = await engine.build("hello", session)
+
+    assert ("ci__get_pipeline_job_output" in brought(context)) is comes
+
+
+def test_names_are_words_that_are_written_like_names() -> None:
+    text = "Use fetch for pages, `count` first. Never call drop_table. Do not run a_b before c_d; see read."
+
+    said = {one.word: one.forbidden for one in mentions(text)}
+
+    assert said.keys() == {"fetch", "count", "drop_table", "a_b", "c_d"}
+    assert [word for word, forbidden in said.items() if forbidden and word != "c_d"] == ["drop_table"]
