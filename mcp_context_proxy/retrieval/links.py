@@ -12,16 +12,17 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVAL, Background
+from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
 from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, sentences, terms
 from mcp_context_proxy.retrieval.vectors import best
+from mcp_context_proxy.system.later import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 UNITS: Final = 24
 """Sentences and clauses of a text that are compared: twice as many as 500 characters have."""
@@ -64,7 +65,7 @@ _ONLY_FIRST = re.compile(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first
 _CLAUSE = re.compile(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 _BRACES = re.compile(r'[{}\[\]"\\]+')
 
-Matrix: TypeAlias = NDArray[np.float32]
+Matrix: TypeAlias = "NDArray[np.float32]"
 
 Embed: TypeAlias = Callable[[Sequence[str]], "Matrix | None"]
 """Returns the vectors of texts; None where there is no model."""
@@ -185,7 +186,7 @@ class Links:
         if not near.size:
             return Likeness(near, np.zeros((0, 4)))
         fused = cosines + LEXICAL_FACTOR * np.stack([scores[near] for scores in words])
-        others = np.partition(vectors @ self.background.tools.T, -RIVAL, axis=1)[:, -RIVAL]
+        others = np.partition(vectors @ self.background.elsewhere.T, -RIVALS, axis=1)[:, -RIVALS]
         parts = fused[1:]
         chosen = best(parts.max(axis=0) + 0.1 * fused[0], CANDIDATES)
         margin = (cosines[1:] - others[1:, None]).max(axis=0)[chosen]

@@ -57,28 +57,35 @@ SHARE_OF_MATCH = 0.7
 """Share of the cosine of a sentence's best match with which another item covers the sentence as well. With
 less or more of both, recall and complete@5 on sets of several needs stay within 0.4 points."""
 
-EVIDENCE_OF_EQUALS = 0.28
-"""Evidence that something is meant where the best item is as near as a tool of other catalogs."""
+EVIDENCE_OF_COSINE = 0.7
+"""Evidence that something is meant, by the cosine of the best item itself: where nothing anywhere is near, a
+comparison alone would let the least bad item fit."""
 
-EVIDENCE_OF_MARGIN = 0.8
-"""Evidence by cosine beyond that tool's. This number, the one before and the two after were chosen together,
-so that 97 of 100 requests are kept in catalogs of 2 to 4,000 tools and as many as possible refused of those
-that nothing fits; benchmarks/retrieval.md has them by catalog."""
+EVIDENCE_OF_MARGIN = 0.25
+"""Evidence by cosine beyond the mean of the nearest elsewhere. The numbers of evidence were chosen together
+on half of the requests, and for small catalogs on half of the servers, so that 97 of 100 are kept and as many
+as possible refused of those that nothing fits."""
 
-EVIDENCE_OF_DEVIATION = 0.0375
+EVIDENCE_OF_DEVIATION = 0.06
 """Evidence for each standard deviation above general requests."""
 
-NEEDED_EVIDENCE = 0.272
+FAR = 0.25
+"""Cosine by which something elsewhere may be nearer than the best item before it alone speaks against it."""
+
+AGAINST_FAR = 1.5
+"""Evidence by cosine against an item that is farther than that."""
+
+NEEDED_EVIDENCE = 0.157
 """Evidence that is needed in the smallest catalogs."""
 
-NEEDED_BY_SIZE = 0.055
+NEEDED_BY_SIZE = 0.07
 """Evidence that is needed more in a catalog that is e times as large: the best of many is near by chance."""
 
-RIVAL = 3
-"""The rank of the tool of other catalogs that the best item is compared with. The nearest one may be the same
+RIVALS = 3
+"""Number of the nearest elsewhere whose mean the best item is compared with: the nearest one may be the same
 tool of another server."""
 
-FEWEST_ITEMS = 20
+FEWEST_ITEMS = 5
 """A smaller catalog needs as much evidence as one of this size: of a single item any would be enough."""
 
 MOST_ITEMS = 10_000
@@ -88,17 +95,18 @@ STRONG_COVERAGE = 0.6
 """Share of a query's idf that the best item must have for its words alone to say that something is meant."""
 
 BACKGROUND = Path(__file__).parent / "background"
-"""Vectors by each packaged model, one a row: of general requests as float16 in ``NAME.npy``, and of tools of
-other catalogs, in units of 1/127, in ``NAME.tools.npy``.
+"""Vectors by each packaged model, one a row: of general requests as float16 in ``NAME.npy``, and of what is
+elsewhere, in units of 1/127, in ``NAME.elsewhere.npy``.
 
 The requests are such as people make to tools in general, written down without a look at any set of tools that
-is measured; half of them serve nearly as well. The tools are every fourth of those that the model was trained
-on. ``scripts/build_background.py`` embeds them: to do it at the first search of every new store would make
-somebody wait for seconds."""
+is measured; half of them serve nearly as well. Elsewhere are every fourth of the tools that the model was
+trained on, tools for everyday needs that few servers have, such as the weather or a table in a restaurant,
+and small talk, for which there are no tools. ``scripts/build_background.py`` embeds them: to do it at the
+first search of every new store would make somebody wait for seconds."""
 
 
-TOOLS_UNIT = 127
-"""Number that stands for 1 in the stored vectors of tools."""
+ELSEWHERE_UNIT = 127
+"""Number that stands for 1 in the stored vectors of what is elsewhere."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +115,8 @@ class Background:
 
     requests: NDArray[np.float32]
     """Vectors of general requests, one a row."""
-    tools: NDArray[np.float32]
-    """Vectors of tools of other catalogs."""
+    elsewhere: NDArray[np.float32]
+    """Vectors of tools of other catalogs, and of small talk."""
 
 
 class PackagedBackground(Background):
@@ -121,9 +129,9 @@ class PackagedBackground(Background):
         if name == "requests":
             requests: NDArray[np.float16] = np.load(BACKGROUND / f"{self._model}.npy")
             object.__setattr__(self, name, requests.astype(np.float32))
-        elif name == "tools":
-            tools: NDArray[np.int8] = np.load(BACKGROUND / f"{self._model}.tools.npy")
-            object.__setattr__(self, name, tools.astype(np.float32) / np.float32(TOOLS_UNIT))
+        elif name == "elsewhere":
+            elsewhere: NDArray[np.int8] = np.load(BACKGROUND / f"{self._model}.elsewhere.npy")
+            object.__setattr__(self, name, elsewhere.astype(np.float32) / np.float32(ELSEWHERE_UNIT))
         return object.__getattribute__(self, name)
 
 
@@ -287,29 +295,39 @@ def evidence(cosine: float, vector: NDArray[np.float32], background: Background,
     """Return the evidence that a catalog has an item that is meant, 0 to 1.
 
     A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
-    every model has its own scale. So the best cosine is compared in two ways: with the query's cosines with
-    general requests, in standard deviations, as scores of speakers are normalised before they are accepted
-    (z-norm), and with those of tools of other catalogs. A request that is much nearer to some of these than
-    to anything here is meant for another server. Meaning or the words of the query may be enough, so both are
-    combined as a noisy or, ``1 - (1 - meaning) * (1 - coverage)``.
+    every model has its own scale. So the best cosine is also compared in two ways: with the query's cosines
+    with general requests, in standard deviations, as scores of speakers are normalised before they are
+    accepted (z-norm), and with the nearest elsewhere. A request that is much nearer to these than to anything
+    here is meant for another server, or for none. Meaning or the words of the query may be enough, so both
+    are combined as a noisy or, ``1 - (1 - meaning) * (1 - coverage)``; meaning below 0 takes from the words,
+    which may be the same by accident.
 
     Args:
         cosine: The best of any item with the query as a whole.
         vector: The vector of the query as a whole.
-        background: Vectors of general requests and of tools of other catalogs.
+        background: Vectors of general requests and of what is elsewhere.
         coverage: The share of the highest possible BM25F that the best item has, 0 to 1.
     """
     near = np.round((background.requests @ vector).astype(np.float64), DECIMALS)
     deviations = (cosine - float(near.mean())) / (float(near.std()) or 1.0)
-    margin = cosine - nearest_elsewhere(vector, background)
-    meaning = EVIDENCE_OF_EQUALS + EVIDENCE_OF_MARGIN * margin + EVIDENCE_OF_DEVIATION * deviations
-    return 1 - (1 - min(max(meaning, 0.0), 1.0)) * (1 - coverage)
+    nearest = _nearest_elsewhere(vector, background)
+    meaning = (
+        EVIDENCE_OF_COSINE * cosine
+        + EVIDENCE_OF_MARGIN * (cosine - float(nearest.mean()))
+        + EVIDENCE_OF_DEVIATION * deviations
+        - AGAINST_FAR * max(float(nearest.max()) - cosine - FAR, 0.0)
+    )
+    return max(1 - (1 - min(max(meaning, -1.0), 1.0)) * (1 - coverage), 0.0)
 
 
 def nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> float:
-    """Return the cosine of a text with the `RIVAL` nearest tool of other catalogs."""
-    others = np.round((background.tools @ vector).astype(np.float64), DECIMALS)
-    return float(np.partition(others, -RIVAL)[-RIVAL])
+    """Return the cosine of a text with the last of the `RIVALS` that are nearest to it elsewhere."""
+    return float(_nearest_elsewhere(vector, background).min())
+
+
+def _nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> NDArray[np.float64]:
+    elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
+    return np.partition(elsewhere, -RIVALS)[-RIVALS:]
 
 
 def needed_evidence(items: int) -> float:

@@ -35,6 +35,9 @@ CANDIDATES = 500
 """Words whose errors are counted for one that is misspelled, 0.05 ms each: of real lists, some 20 have nearly
 the same letters; a hostile one could have only such."""
 
+SHORTEST_PART = 3
+"""Letters of the shorter of two words that are written as one."""
+
 WORDS = Path(__file__).with_name("words.txt")
 """Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
 ones. ``scripts/build_words.py`` writes them."""
@@ -47,6 +50,8 @@ class WordList:
         """Keep the words that are plain letters and of a length that is compared."""
         plain = (word for word in words if word.isascii() and word.isalpha() and word.islower())
         self._words = [word for word in plain if SHORTEST - 1 <= len(word) <= LONGEST + 2][:WORDS_COMPARED]
+        self.known = frozenset(self._words)
+        """The words that are compared."""
         self._lengths = np.array([len(word) for word in self._words], np.int16)
         self._letters = _letter_counts(self._words)
 
@@ -74,7 +79,8 @@ class WordList:
 def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     """Return the word that a misspelled word was probably meant to be; None for a right or a strange one.
 
-    Words of the catalog go before others that are as near.
+    Words of the catalog go before others that are as near. Two words written as one ("backend", "rootkit")
+    are often a new word: only a word of the catalog is then taken to be meant.
 
     Args:
         word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
@@ -82,8 +88,18 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     """
     if not SHORTEST <= len(word) <= LONGEST or not (word.isascii() and word.isalpha()):
         return None
-    found = [one for one in (catalog().nearest(word), packaged().nearest(word)) if one is not None]
-    return min(found, key=lambda one: one[1])[0] if found else None
+    found = [catalog().nearest(word), None if is_joined(word) else packaged().nearest(word)]
+    near = [one for one in found if one is not None]
+    return min(near, key=lambda one: one[1])[0] if near else None
+
+
+def is_joined(word: str) -> bool:
+    """Return whether a word consists of two packaged words, with no letter three times in a row."""
+    if any(a == b == c for a, b, c in zip(word, word[1:], word[2:], strict=False)):
+        return False
+    known = packaged().known
+    splits = range(SHORTEST_PART, len(word) - SHORTEST_PART + 1)
+    return any(max(at, len(word) - at) >= SHORTEST and {word[:at], word[at:]} <= known for at in splits)
 
 
 def errors(first: str, second: str) -> int:

@@ -8,11 +8,14 @@ from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import load_model
+from mcp_context_proxy.examples import calculator, notes
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.scoring import (
+    AGAINST_FAR,
+    EVIDENCE_OF_COSINE,
     EVIDENCE_OF_DEVIATION,
-    EVIDENCE_OF_EQUALS,
     EVIDENCE_OF_MARGIN,
+    FAR,
     FEWEST_ITEMS,
     MOST_ITEMS,
     Background,
@@ -46,22 +49,28 @@ def test_the_packaged_background_vectors_belong_to_the_packaged_model():
     assert packaged_background().requests.shape == anew.shape
     # int8 arithmetic differs a little between processors.
     assert (packaged_background().requests * anew).sum(axis=1).min() > 0.99
-    assert np.linalg.norm(packaged_background().tools, axis=1) == pytest.approx(1, abs=0.02)
+    assert np.linalg.norm(packaged_background().elsewhere, axis=1) == pytest.approx(1, abs=0.02)
 
 
-def test_evidence_is_the_margin_of_the_cosine_or_the_coverage_of_the_words():
+def test_evidence_is_the_nearness_of_the_meaning_or_the_coverage_of_the_words():
     query = np.array([0.6, 0.8], np.float32)
     requests = np.array([[1, 0], [0, 1]], np.float32)
-    others = np.array([[0.6, 0.8], [0.6, 0.8], [0, 1], [-1, 0]], np.float32)
+    others = np.array([[0.6, 0.8], [0, 1], [0, 1], [-1, 0]], np.float32)
 
     def told(cosine, coverage):
         return evidence(cosine, query, Background(requests, others), coverage)
 
-    meaning = EVIDENCE_OF_EQUALS + EVIDENCE_OF_MARGIN * (0.9 - 0.8) + EVIDENCE_OF_DEVIATION * 2
-    assert told(0.9, 0.0) == pytest.approx(meaning, abs=1e-3)
-    assert told(0.9, 0.5) == pytest.approx(0.5 + meaning / 2, abs=1e-3)
-    assert told(0.9, 1.0) == 1
-    assert told(-0.5, 0.25) == pytest.approx(0.25)
+    def meaning(cosine):
+        margin, deviations = cosine - (1 + 0.8 + 0.8) / 3, (cosine - 0.7) / 0.1
+        near = EVIDENCE_OF_COSINE * cosine + EVIDENCE_OF_MARGIN * margin + EVIDENCE_OF_DEVIATION * deviations
+        return near - AGAINST_FAR * max(1 - cosine - FAR, 0)
+
+    assert told(0.8, 0.0) == pytest.approx(meaning(0.8), abs=1e-3)
+    assert told(0.8, 0.5) == pytest.approx(0.5 + meaning(0.8) / 2, abs=1e-3)
+    assert told(0.8, 1.0) == 1
+    assert meaning(0.5) < 0
+    assert told(0.5, 0.9) == pytest.approx(1 - (1 - meaning(0.5)) * 0.1, abs=1e-3)
+    assert told(-0.5, 0.25) == 0
 
 
 def test_a_request_that_is_much_nearer_to_tools_of_other_catalogs_has_less_evidence():
@@ -126,6 +135,51 @@ def test_words_that_nobody_knows_fit_no_tool_even_of_the_smallest_catalog(engine
 
     assert not engine.search(query, alone).fits
     assert engine.search("echo hello", alone).fits
+
+
+@pytest.fixture(scope="module")
+def small(tool, snapshot):
+    """The 16 tools of two example servers."""
+    servers = {"notes": notes.server, "calculator": calculator.server}
+    return snapshot(
+        *(
+            tool(one["name"], one["description"], server=name, schema=one["inputSchema"])
+            for name, server in servers.items()
+            for one in server.tools()
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "translate this to French",
+        "recommend a red wine for fish",
+        "my horoscope for Leo",
+        "when should I prune an apple tree",
+        "what's the weather in Paris",
+        "book a table for two",
+        "thanks",
+        "never mind",
+        "are you a real person",
+        "dim the bedroom lamp",
+    ],
+)
+def test_what_no_tool_anywhere_is_near_to_does_not_fit_the_least_bad_one(engine, small, query):
+    assert not engine.search(query, small).fits
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "make a note that the car needs oil",
+        "what did I write about Rome",
+        "20 % of 340",
+        "how many miles are 5 km",
+    ],
+)
+def test_colloquial_requests_of_a_small_catalog_still_fit(engine, small, query):
+    assert engine.search(query, small).fits
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,15 @@ def test_words_that_are_like_none_stay() -> None:
     assert read_as("the qxzvkjw of wtf") is None
 
 
+@pytest.mark.parametrize("joined", ["backend", "rootkit", "minimap", "preprint"])
+def test_two_words_written_as_one_are_a_new_word(joined: str) -> None:
+    assert read_as(f"show me the {joined}") is None
+
+
+def test_a_wrong_word_of_the_catalog_is_corrected_though_it_looks_like_two() -> None:
+    assert read_as("show me the histroy", "history") == "show me the history"
+
+
 def test_at_most_four_words_of_a_query_are_corrected() -> None:
     written = "serch isues comit chnages messsage delte"
     query = read_query(written, lambda _term: False, lambda: CATALOG, {})
