@@ -327,7 +327,8 @@ def nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> fl
 
 def _nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> NDArray[np.float64]:
     elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
-    return np.partition(elsewhere, -RIVALS)[-RIVALS:]
+    nearest: NDArray[np.float64] = np.partition(elsewhere, -RIVALS)[-RIVALS:]
+    return nearest
 
 
 def needed_evidence(items: int) -> float:

@@ -277,6 +277,8 @@ def test_a_person_chooses_for_a_session_and_saves_it_as_a_preset(page: Page, pro
         )
         client.headers["mcp-session-id"] = opened.headers["mcp-session-id"]
         client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        visit(page, proxy, "ui/tools")
+        page.until("document.querySelector('[data-name=\"desk__tidy\"]')")
         visit(page, proxy, "ui/sessions")
         page.look(width=390)
         for form, text, there in (
