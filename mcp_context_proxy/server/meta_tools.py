@@ -235,10 +235,8 @@ class MetaTools:
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
-        # What others call is told to those only who may know it.
-        figures = self.figures() if caller.rights.may(Role.VIEW) else NO_FIGURES
         if _wants_data(params):
-            data = await in_thread(search_data, answer, notes, caller.name_of, figures)
+            data = await in_thread(search_data, answer, notes, caller.name_of, self._figures(caller))
             return _data(data, context_id)
         whole, tokens = False, ANSWER_TOKENS
         if isinstance(wanted, SearchArguments):
@@ -251,9 +249,13 @@ class MetaTools:
             whole=whole,
             tokens=tokens,
             name_of=caller.name_of,
-            about=partial(figures_line, figures=figures),
+            about=partial(figures_line, figures=self._figures(caller)) if whole else None,
         )
         return _text(await in_thread(written), context_id)
+
+    def _figures(self, caller: Caller) -> Figures:
+        """Return the figures of all calls; none for those who may not know what others call."""
+        return self.figures() if caller.rights.may(Role.VIEW) else NO_FIGURES
 
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
         if not self.manage():

@@ -23,15 +23,17 @@ from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.search_answers import (
     HOW_TO_READ_FILES,
+    Detail,
     Note,
     current_name,
     how_to_call,
     over_budget,
     read_mark,
+    schema_of,
     shown_name,
     summary,
+    tool_signature,
 )
-from mcp_context_proxy.server.signatures import Detail, schema_of, tool_signature
 from mcp_context_proxy.system.process import date_of
 
 TITLE_CHARACTERS: Final = 100

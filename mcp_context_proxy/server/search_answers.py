@@ -8,12 +8,15 @@ told whole.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
+
+import msgspec
 
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext
@@ -28,7 +31,6 @@ from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
-from mcp_context_proxy.server.signatures import Detail, schema_of, tool_signature
 from mcp_context_proxy.trust.states import withheld
 from mcp_context_proxy.trust.tokens import reaches
 
@@ -81,6 +83,34 @@ BRIEFLY_NOTED: Final = 2
 
 UNFINISHED: Final = "Indexing goes on."
 """Brief form of the note that not everything is indexed."""
+
+COUNTED_NAMES: Final = 40
+"""Required parameters that a signature names; the others are counted. No real tool has as many."""
+
+ENUM_VALUES: Final = 40
+"""Values of an enumeration that a required parameter spells out."""
+
+OPTIONAL_ENUM_VALUES: Final = 6
+"""Values of an enumeration that an optional parameter spells out."""
+
+OPTIONS: Final = 8
+"""Alternative types that a signature spells out."""
+
+LITERAL_CHARACTERS: Final = 60
+TYPE_CHARACTERS: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Amount that an answer tells about an item."""
+
+    characters: int
+    """Length of the description, or half of that of a document's excerpt."""
+    optional: int
+    """Optional parameters that are named; the others are counted."""
+    depth: int
+    """Levels of nested objects that are spelled out; deeper ones read ``object``."""
+
 
 SHOWN: Final = (Delivery.WHOLE, Delivery.OUTLINE)
 """Forms of a skill in which its files are named."""
@@ -209,7 +239,7 @@ def search_text(
     whole: bool = False,
     tokens: int = ANSWER_TOKENS,
     name_of: NameOf = EXPOSED,
-    about: Callable[[Tool], str] = lambda _: "",
+    about: Callable[[Tool], str] | None = None,
     searched: tuple[int, int] | None = None,
 ) -> str:
     """Return the answer to a search as a model reads it. Blocks for about half a millisecond.
@@ -221,11 +251,12 @@ def search_text(
         whole: Tell every tool whole, whatever it costs.
         tokens: Budget; without effect on documents told whole.
         name_of: Returns the name under which the caller gets a tool.
-        about: Returns a line about a tool that is told whole, such as its figures; empty for none.
+        about: Returns a line about a tool that is told whole, such as its figures; None for none.
         searched: Number of tools and documents that were searched; by default those of today.
     """
     found = answer.found
-    results, known = found.results, _known(*(searched or _size(found.snapshot)))
+    searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
+    results, known = found.results, _known(*searched)
     documents = _documents(answer)
     if not results:
         return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
@@ -277,8 +308,7 @@ def _nothing_fits(
 ) -> str:
     """Return that nothing fits, with the nearest names; in fewer words if that is over its budget."""
     full = [f"Note: {note.text}" for note in notes]
-    if found.nearest and found.excluded_note:
-        full.append(found.excluded_note.replace("by them", "by the filters"))
+    full += [found.excluded_note] if found.nearest and found.excluded_note else []
     brief = [f"Note: {note.brief}" for note in notes if note.brief]
     read = f"Read as: {one_line(found.read_as, READ_AS_CHARACTERS)}\n" if found.read_as is not None else ""
     text = ""
@@ -410,24 +440,20 @@ def further(names: Sequence[str]) -> list[str]:
     return [f"{len(names)} more: {', '.join(names)}"] if names else []
 
 
-def _size(snapshot: Snapshot) -> tuple[int, int]:
-    return len(snapshot.tools), len(snapshot.documents)
-
-
 def _known(tools: int, documents: int) -> str:
     if documents:
         return f"{tools + documents:,} tools and documents"
     return "1 tool" if tools == 1 else f"{tools:,} tools"
 
 
-def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str]) -> str:
+def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None) -> str:
     """Return a tool with its whole description and schema; of a document, the piece that was found."""
     item = result.item
     if isinstance(item, Document):
         return f"{item.uri} ({item.kind})\n  {one_line(result.chunk)}"
     # Each line is indented, so that no description can pass for another tool.
     lines = [_also(result, name_of)] if result.twins else []
-    lines.append(about(item))
+    lines += [] if about is None else [about(item)]
     lines += [line.strip() for line in item.description.splitlines()]
     schema = schema_of(item)
     if isinstance(schema, dict):
@@ -478,3 +504,97 @@ def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
             for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
                 if isinstance(one, Tool) and one.name != tool.name:
                     yield one
+
+
+def schema_of(tool: Tool) -> Any:
+    """Return the input schema of a tool, decoded; empty if it cannot be."""
+    schema = envelope.members(tool.definition).get("inputSchema")
+    try:
+        return {} if schema is None else msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def tool_signature(name: str, schema: Any, detail: Detail) -> str:
+    """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
+    return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
+
+
+class _Signature:
+    """The parameters of one input schema as text."""
+
+    def __init__(self, root: Any, detail: Detail) -> None:
+        self._root, self._detail = root, detail
+
+    def parameters(self, schema: Any, depth: int) -> Iterator[str]:
+        """Yield the required parameters of an object with their types, then optional ones."""
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(properties, dict):
+            return
+        given = schema.get("required")
+        needed = {name for name in given if isinstance(name, str)} if isinstance(given, list) else set()
+        required = [name for name in properties if name in needed]
+        optional = [name for name in properties if name not in needed]
+        for names, most, mark in ((required, COUNTED_NAMES, ""), (optional, self._detail.optional, "?")):
+            for name in names[:most]:
+                yield f"{_word(name)}{mark}: {self._type(properties[name], depth, not mark)}"
+            if (more := len(names) - most) > 0:
+                yield f"... {more} {'optional' if mark else 'more'}"
+
+    def _type(self, schema: Any, depth: int, is_required: bool) -> str:
+        text = self._any_type(self._resolved(schema), depth, is_required)
+        return text if len(text) <= TYPE_CHARACTERS else text[: TYPE_CHARACTERS - 4] + " ..."
+
+    def _resolved(self, schema: Any) -> Any:
+        """Return the definition that a schema refers to, where it is in the same document."""
+        for _ in range(OPTIONS):
+            if not isinstance(schema, dict):
+                break
+            reference, parts = schema.get("$ref"), schema.get("allOf")
+            if isinstance(reference, str) and reference.startswith("#/"):
+                found = self._root
+                for key in reference[2:].split("/", OPTIONS):
+                    found = found.get(key) if isinstance(found, dict) else None
+                if found is None:
+                    break
+                schema = found
+            elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema:
+                schema = parts[0]
+            else:
+                break
+        return schema
+
+    def _any_type(self, schema: Any, depth: int, is_required: bool) -> str:
+        if not isinstance(schema, dict):
+            return "any"
+        if isinstance(values := schema.get("enum"), list):
+            most = ENUM_VALUES if is_required else OPTIONAL_ENUM_VALUES
+            return " | ".join(map(_literal, values[:most])) + (" | ..." if len(values) > most else "")
+        if "const" in schema:
+            return _literal(schema["const"])
+        for key in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(key), list) and depth > 0:
+                told = (self._type(option, depth - 1, is_required) for option in options[:OPTIONS])
+                return " | ".join(dict.fromkeys(told)) or "any"
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            told = (self._any_type({**schema, "type": one}, depth, is_required) for one in kind[:OPTIONS])
+            return " | ".join(dict.fromkeys(told)) or "any"
+        if kind == "array":
+            inner = self._type(schema.get("items"), depth - 1, is_required) if depth > 0 else "any"
+            return f"({inner})[]" if " | " in inner else f"{inner}[]"
+        if kind == "object" and depth > 0 and is_required:
+            fields = ", ".join(self.parameters(schema, depth - 1))
+            return f"{{{fields}}}" if fields else "object"
+        return _word(kind) if isinstance(kind, str) else "any"
+
+
+def _literal(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
+
+
+def _word(name: str) -> str:
+    """Return the name of a parameter or type, in quotes if it is not one word."""
+    is_word = len(name) <= LITERAL_CHARACTERS and name.replace("-", "_").isidentifier()
+    return name if is_word else _literal(name)
