@@ -327,7 +327,7 @@ def nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> fl
 
 def _nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> NDArray[np.float64]:
     elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
-    nearest: NDArray[np.float64] = np.partition(elsewhere, -RIVALS)[-RIVALS:]
+    nearest: NDArray[np.float64] = np.partition(elsewhere, -RIVALS)[-RIVALS:].astype(np.float64)
     return nearest
 
 
