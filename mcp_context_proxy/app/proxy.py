@@ -19,9 +19,9 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
+from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.context.background_indexing import Indexed, OnWait
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine

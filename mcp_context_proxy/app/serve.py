@@ -18,9 +18,9 @@ import anyio
 from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
+from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.protocol.strangers import shown_json
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.server.subscriptions import Subscriptions

@@ -128,8 +128,8 @@ def load_config(
     With `complain`, mistakes that cost only a part of it are printed on stderr.
     """
     from mcp_context_proxy.config import load
-    from mcp_context_proxy.config.load import complaints
     from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+    from mcp_context_proxy.config.validation_messages import complaints
 
     config = load(named_path(ctx, config_path), overrides=overrides or {})
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))

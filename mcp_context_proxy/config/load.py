@@ -115,19 +115,6 @@ def load(
     return draft.config(refused)
 
 
-def complaints(config: Config, instead: str = "has a default or more cautious value") -> Iterator[str]:
-    """Yield a line for each server that is off because of a mistake, and for each other mistake.
-
-    `instead` is the end of the sentence about anything else that has a mistake: its replacement.
-    """
-    others = sum(server.enabled for server in config.servers.values())
-    rest = "no other starts" if others == 0 else "1 other starts" if others == 1 else f"{others} others start"
-    for name, off in config.off.items():
-        yield f"server {name}: off: {off}; {rest}"
-    for problem in config.mistakes:
-        yield f"{problem}; until that is corrected, it {instead}"
-
-
 def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
     found = expand_home(str(path), environ) if path is not None else find(environ)
     if found is None:

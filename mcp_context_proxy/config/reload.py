@@ -26,9 +26,9 @@ import watchfiles
 from pydantic import BaseModel
 
 from mcp_context_proxy.config.limits import Reload
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
+from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.errors import NOTICE, ConfigError
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 

@@ -7,7 +7,7 @@ allowed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -128,3 +128,16 @@ def _keys(model: Any) -> list[str]:
     if isinstance(model, type) and issubclass(model, Table):
         return model.keys()
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def complaints(config: Config, instead: str = "has a default or more cautious value") -> Iterator[str]:
+    """Yield a line for each server that is off because of a mistake, and for each other mistake.
+
+    `instead` is the end of the sentence about anything else that has a mistake: its replacement.
+    """
+    others = sum(server.enabled for server in config.servers.values())
+    rest = "no other starts" if others == 0 else "1 other starts" if others == 1 else f"{others} others start"
+    for name, off in config.off.items():
+        yield f"server {name}: off: {off}; {rest}"
+    for problem in config.mistakes:
+        yield f"{problem}; until that is corrected, it {instead}"

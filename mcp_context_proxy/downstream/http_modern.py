@@ -13,12 +13,6 @@ from http import HTTPStatus
 
 import anyio
 import httpx2
-from mcp.shared.inbound import (
-    encode_header_value,
-    find_invalid_x_mcp_header,
-    mcp_param_headers,
-    x_mcp_header_map,
-)
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -26,16 +20,13 @@ from mcp_context_proxy.downstream import http_client
 from mcp_context_proxy.downstream.jsonrpc import result_of
 from mcp_context_proxy.downstream.link import PLAIN, HeaderMap, Notify, Outgoing
 from mcp_context_proxy.errors import BadAnswerError, CallInterruptedError, CallTimeoutError
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import ServerSentEvent
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
-
-NAME_MEMBER = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""Methods whose target must be repeated in the ``Mcp-Name`` header, and the member that names it."""
 
 
 class ModernHttp:
@@ -77,8 +68,8 @@ class ModernHttp:
 
             try:
                 body = envelope.request(request_id, method, down)
-                headers = self._headers(method, down)
-                async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
+                sent = self._headers(method, down)
+                async with self._client.stream("POST", self._url, content=body, headers=sent) as response:
                     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
                     if kind == "text/event-stream" and response.is_success:
                         return await self._read_events(response, request_id, note)
@@ -96,22 +87,22 @@ class ModernHttp:
         logger.debug("%s: %s has no modern form over HTTP", self.server, method)
 
     def _headers(self, method: str, params: Members) -> dict[str, str]:
-        headers = {
+        sent = {
             "accept": "application/json, text/event-stream",
             "content-type": "application/json",
             "mcp-protocol-version": eras.MODERN_VERSION,
             "mcp-method": method,
         }
-        name = envelope.text(params.get(NAME_MEMBER.get(method, "")))
+        name = envelope.text(params.get(headers.NAMED.get(method, "")))
         if name is not None:
-            headers["mcp-name"] = encode_header_value(name)
+            sent["mcp-name"] = headers.encoded(name)
             header_map = self.header_maps.get(name) if self.header_maps and method == "tools/call" else None
             if header_map:
                 arguments = envelope.value(params.get("arguments", Raw(b"{}")))
-                headers.update(
-                    mcp_param_headers(header_map, arguments if isinstance(arguments, dict) else {})
+                sent.update(
+                    headers.argument_headers(header_map, arguments if isinstance(arguments, dict) else {})
                 )
-        return headers
+        return sent
 
     async def _read_events(self, response: httpx2.Response, request_id: int, note: Notify) -> bytes:
         reply = envelope.Envelope()
@@ -163,8 +154,8 @@ def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
         if not isinstance(tool, dict):
             return "", {}, None
         name, schema = str(tool.get("name")), tool.get("inputSchema")
-        problem = find_invalid_x_mcp_header(schema)
-        return (name, {}, problem) if problem else (name, x_mcp_header_map(schema), None)
+        problem = headers.fault_in(schema)
+        return (name, {}, problem) if problem else (name, headers.header_map_of(schema), None)
     except (ValueError, RecursionError):
         # A number beyond all bounds, or a nesting: nothing else of the definition can be relied on.
         return "", {}, "its x-mcp-header cannot be read"

@@ -30,7 +30,7 @@ from mcp_context_proxy.front.http_connections import (
     connection_class,
 )
 from mcp_context_proxy.front.http_requests import WholeBodies
-from mcp_context_proxy.front.http_sessions import Guesses
+from mcp_context_proxy.front.http_sessions import UnknownSessions
 from mcp_context_proxy.front.profiles import PARAMETER, InProfile
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
@@ -74,7 +74,7 @@ def application(
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs."""
-    guesses = Guesses()
+    guesses = UnknownSessions()
     admission = AdmissionRules(negotiation.gateway.drain, Quota(limits.calls_per_second))
     streamable = StreamableHttp(negotiation, limits, guesses, admission)
     events = EventStreams(negotiation, limits, guesses, admission)

@@ -41,7 +41,7 @@ Nobody finds one of 128 random bits anyway."""
 ENDED = RequestError(INTERNAL_ERROR, "the session was ended meanwhile; the request may or may not have run")
 
 
-class Guesses:
+class UnknownSessions:
     """Limit on answers to requests for sessions that do not exist."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.front.http_exchange import PING, PING_SECONDS, STREAM_HEADERS
-from mcp_context_proxy.front.http_sessions import Guesses
+from mcp_context_proxy.front.http_sessions import UnknownSessions
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR
 from mcp_context_proxy.protocol.framing import on_one_line
 from mcp_context_proxy.server.caller import principal_of, rights_of
@@ -37,7 +37,7 @@ class EventStreams:
     """The open event streams, by session id, and the two ASGI applications that serve them."""
 
     def __init__(
-        self, negotiation: Negotiation, limits: Limits, guesses: Guesses, admission: AdmissionRules
+        self, negotiation: Negotiation, limits: Limits, guesses: UnknownSessions, admission: AdmissionRules
     ) -> None:
         self._negotiation, self._limits, self._guesses = negotiation, limits, guesses
         self._admission = admission

@@ -33,7 +33,12 @@ from mcp_context_proxy.front.http_requests import (
     error_response,
     read,
 )
-from mcp_context_proxy.front.http_sessions import SESSION_HEADER, Guesses, HttpSessions, StreamableSession
+from mcp_context_proxy.front.http_sessions import (
+    SESSION_HEADER,
+    HttpSessions,
+    StreamableSession,
+    UnknownSessions,
+)
 from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
@@ -85,7 +90,7 @@ class StreamableHttp:
     """ASGI application of the endpoint."""
 
     def __init__(
-        self, negotiation: Negotiation, limits: Limits, guesses: Guesses, admission: AdmissionRules
+        self, negotiation: Negotiation, limits: Limits, guesses: UnknownSessions, admission: AdmissionRules
     ) -> None:
         self._negotiation, self._gateway, self._guesses = negotiation, negotiation.gateway, guesses
         self._admission = admission

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -109,7 +110,8 @@ class _Known:
 
     def of(self, owner: str) -> PairIndex:
         """Return the pairs of an owner."""
-        return self.indexes.get(owner, NO_PAIRS)
+        index = self.indexes.get(owner)
+        return no_pairs() if index is None else index
 
     def changed(self, changes: PairChanges) -> _Known:
         """Return the pairs after some changes."""
@@ -387,7 +389,10 @@ class LearnedTier:
         return _Known(changes.revision, indexes)
 
 
-NO_PAIRS: Final = PairIndex.of(())
+@cache
+def no_pairs() -> PairIndex:
+    """Return the index of an owner who has taught nothing."""
+    return PairIndex.of(())
 
 
 def most_of(owner: str) -> int:

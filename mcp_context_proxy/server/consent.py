@@ -34,8 +34,7 @@ from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
-from mcp_context_proxy.server.question_checks import names_secret
-from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, may_ask
+from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, may_ask, names_secret
 from mcp_context_proxy.system.threads import in_thread
 
 ARGUMENTS_SHOWN = 20

@@ -16,7 +16,7 @@ from support.wires import stdio
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(sys.platform == "win32", reason="its stdio front is the SDK's"),
+    pytest.mark.skipif(sys.platform == "win32", reason="its servers are started by the SDK"),
 ]
 
 REPORT = {"PYTHONPROFILEIMPORTTIME": "1"}
@@ -24,6 +24,7 @@ IMPORTED = re.compile(r"^import time:[^|]*\|[^|]*\|\s*(\S+)$", re.MULTILINE)
 
 FOR_SEARCHES = ("numpy", "onnxruntime", "tokenizers")
 FOR_DOCUMENTS = ("yaml",)
+FOR_HTTP = ("mcp", "starlette", "uvicorn", "httpx2")
 FOR_TERMINALS = ("rich", "prometheus_client")
 
 
@@ -52,7 +53,7 @@ def imported(log: Path) -> set[str]:
     return set(IMPORTED.findall(log.read_text(encoding="utf-8", errors="replace")))
 
 
-@pytest.mark.parametrize("name", [*FOR_SEARCHES, *FOR_DOCUMENTS, *FOR_TERMINALS])
+@pytest.mark.parametrize("name", [*FOR_SEARCHES, *FOR_DOCUMENTS, *FOR_HTTP, *FOR_TERMINALS])
 async def test_a_list_and_a_call_import_nothing_that_they_do_not_use(
     used: tuple[set[str], set[str]], name: str
 ) -> None:

@@ -12,7 +12,7 @@ from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.server.question_checks import secret_field, url_refusal
+from mcp_context_proxy.server.questions import secret_field, url_refusal
 
 pytestmark = pytest.mark.anyio
 

@@ -38,7 +38,7 @@ from mcp_context_proxy.retrieval import queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.server.consent import described_arguments
-from mcp_context_proxy.server.question_checks import secret_field, url_refusal
+from mcp_context_proxy.server.questions import secret_field, url_refusal
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded
 
