@@ -98,6 +98,9 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     header_schema=proxy.tool_list.header_schema,
                 )
                 proxy.reloader, proxy.stop = reloader, stop.set
+                if config.embedding.packaged is None:
+                    # Somebody's own model may be damaged, and the first session is told so.
+                    await in_thread(proxy.search.model.check, abandon_on_cancel=True)
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_on_signal, stop, proxy, negotiation, group.cancel_scope)
                     group.start_soon(reloader.run, proxy.apply)

@@ -248,7 +248,7 @@ class UsageRecorder:
                         self._sent, self._unwritten = (self._store.next_batch(), self._unwritten), Batch()
                     number, batch = self._sent
                     rows = batch.rows.values()
-                    self._store.add(batch.tools, batch.searches, rows, batch.documents, number)
+                    self._store.add(batch.tools, batch.searches, rows, number, batch.documents)
                     self._sent = None
 
     def _refresh(self) -> None:

@@ -139,14 +139,14 @@ class SearchRow:
     """Its place in the results, from 1."""
     ms: float
     reranked: bool
-    owner: str = ""
-    """Principal who searched; empty for the user and all administrators."""
     arm: str | None = None
     """Arm of the comparison that was under way; None for none."""
     session: str | None = None
     """Public id of its session."""
     uses: int = 0
     """Number of tools that it had found and that were called."""
+    owner: str = ""
+    """Principal who searched; empty for the user and all administrators."""
 
 
 GONE = -1
@@ -322,8 +322,8 @@ class StatisticsStore(Tables):
         tools: Iterable[tuple[UsageSlot, ToolUsage]],
         searches: Mapping[UsageSlot, SearchUsage],
         rows: Iterable[SearchRow],
-        documents: Iterable[tuple[UsageSlot, DocumentUsage]] = (),
         batch: int | None = None,
+        documents: Iterable[tuple[UsageSlot, DocumentUsage]] = (),
     ) -> None:
         """Add counts to those in the store, and replace searches of the same id; all or nothing."""
         database, number = self._database, self.next_batch() if batch is None else batch

@@ -30,7 +30,9 @@ def config(workshop: Workshop) -> Path:
     workshop.server("desk", tools=TOOLS, settings=SETTINGS)
     rules = workshop.folder / "rules"
     rules.mkdir()
-    (rules / "loans.md").write_text("# Loans\n\nNever promise a loan.\n", encoding="utf-8")
+    (rules / "loans.md").write_text(
+        "# Monthly payments\n\nRound the monthly payment of a loan to cents.\n", encoding="utf-8"
+    )
     return workshop.config(documents=[{"kind": "rule", "path": str(rules)}])
 
 

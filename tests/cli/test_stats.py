@@ -144,7 +144,7 @@ def compared(workshop: Workshop) -> Path:
         rows.append(row)
     with open_store(path) as store:
         usage = DocumentUsage("rule", "commits", found=3, delivered=2, reads=1, last=now)
-        store.statistics.add([], {}, rows, [(UsageSlot.of(now), usage)])
+        store.statistics.add([], {}, rows, documents=[(UsageSlot.of(now), usage)])
         known = [DefinitionRow("", f"rule/{name}", name, 321, now - 40 * DAY) for name in ("commits", "moon")]
         store.statistics.put_definitions("", known)
     return workshop.config(store={"path": str(path)})

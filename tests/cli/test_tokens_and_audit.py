@@ -33,7 +33,7 @@ def test_a_token_is_shown_once_and_listed_and_revoked_by_its_name(run: Run, conf
     assert added.returncode == 0, added.stderr
     assert "cannot be shown again" in added.stderr
     assert found is not None
-    assert found.principal.servers == {"desk"}
+    assert [reach.servers for reach in found.principal.reach] == [{"desk"}]
     assert added.stdout.strip() not in listed.stdout + json.dumps(data)
     assert "anna" in listed.stdout
     (entry,) = data["tokens"]

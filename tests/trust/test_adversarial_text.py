@@ -252,7 +252,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         logging.makeLogRecord({"msg": written, "name": "root"})
     ),
     "text of a result": lambda written: result_text(
-        json.dumps({"content": [{"type": "text", "text": written}]}).encode()
+        json.dumps({"content": [{"type": "text", "text": written}]}).encode(), 2_000
     ),
     "owner of a name": lambda written: names.owner(f"git__{written}", ["git", "github"]),
     "mistake in an argument": mistake,

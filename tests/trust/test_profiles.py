@@ -23,7 +23,7 @@ from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.profiles import UnknownProfileError
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, Reach, Role
 
 pytestmark = pytest.mark.anyio
 
@@ -281,7 +281,7 @@ def test_a_token_that_is_bound_to_a_profile_has_it_at_every_address(proxy: Proxy
 
 
 def test_the_limits_of_a_token_stay_in_a_profile(proxy: Proxy) -> None:
-    limited = Principal("anna", False, frozenset({"notes"}))
+    limited = Principal("anna", Role.USE, (Reach(frozenset({"notes"})),))
     rights = proxy.gateway.profiles.of_request(limited, "coding", None)
 
     assert not rights.reaches("notes")

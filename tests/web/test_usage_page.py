@@ -58,7 +58,7 @@ def counted(path: Path) -> None:
         known = [DefinitionRow("", f"rule/{name}", "", 1, now - 40 * DAY) for name in (HOSTILE, "unread")]
         store.statistics.put_definitions("", known)
         read = DocumentUsage("rule", HOSTILE, found=7, delivered=5, reads=2, last=now)
-        store.statistics.add([], {}, [], [(UsageSlot.of(now), read)])
+        store.statistics.add([], {}, [], documents=[(UsageSlot.of(now), read)])
 
 
 def compared(at: float) -> Iterator[SearchRow]:
