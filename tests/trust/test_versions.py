@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,6 +192,9 @@ def running(script: str) -> Iterator[int]:
     """A process that has the path of a script among its arguments, as node has; yields its group."""
     waiting = [sys.executable, "-c", "input()", script]
     with subprocess.Popen(waiting, stdin=subprocess.PIPE, start_new_session=True) as process:
+        # A program has no arguments yet in the moment in which it replaces the process that started it.
+        while script not in Path(f"/proc/{process.pid}/cmdline").read_text(encoding="utf-8"):
+            time.sleep(0.01)
         yield process.pid
         process.kill()
 
