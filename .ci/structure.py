@@ -3,6 +3,7 @@
 * A docstring begins with a noun or a verb: one that begins with *What*, *Whether* or *Those* names nothing.
 * A package has few modules, and a module fits into a reader's head.
 * One name, one thing: no two packages have a public class of the same name.
+* The arguments of a constructor with five or more are named.
 * No modules import each other in a circle, not even for type checks. Imports in functions do not count.
 """
 
@@ -20,6 +21,8 @@ PACKAGE = Path(__file__).parents[1] / "mcp_context_proxy"
 MOST_MODULES = 22
 """Modules in one package, without its ``__init__``."""
 MOST_LINES = 600
+MOST_POSITIONAL = 4
+"""Arguments of a constructor that may be given without their names."""
 
 FRAGMENT = re.compile(
     r"(What|Whether|Of|Those|They|Who|Whoever|Whom|Whose|Which|Where|How|Both|If|When)\b", re.IGNORECASE
@@ -50,6 +53,7 @@ def problems(root: Path) -> list[str]:
     for file in files:
         place = file.relative_to(root.parent)
         found += [f"{place}:{line}: {why}" for line, why in fragments(trees[file])]
+        found += [f"{place}:{line}: {why}" for line, why in unnamed_arguments(trees[file])]
         if (lines := len(texts[file].splitlines())) > MOST_LINES:
             found.append(f"{place}: {lines} lines, more than {MOST_LINES}")
     for folder in sorted({file.parent for file in files}):
@@ -70,6 +74,15 @@ def fragments(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, Documented) and (text := ast.get_docstring(node)) and FRAGMENT.match(text):
             words = " ".join(text.split()[:6])
             yield getattr(node, "lineno", 1), f'"{words} ..." should begin with a noun or a verb'
+
+
+def unnamed_arguments(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line of each constructor with many arguments that are not named."""
+    for owner in ast.walk(tree):
+        for node in owner.body if isinstance(owner, ast.ClassDef) else ():
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                if (count := len(node.args.args) - 1) > MOST_POSITIONAL:
+                    yield node.lineno, f"{owner.name} takes {count} arguments without names"
 
 
 def same_names(root: Path, trees: dict[Path, ast.Module]) -> Iterator[str]:

@@ -83,7 +83,12 @@ class Lists:
         self._engine = Engine(CachedEmbedder(model, vectors), queries, calibration=packaged_background())
         self._contexts = ContextEngine(
             catalog=self,
-            searcher=Searcher(self._engine, config, self._nothing_starts, model.get),
+            searcher=Searcher(
+                engine=self._engine,
+                config=config,
+                wait_for_starting_servers=self._nothing_starts,
+                open_model=model.get,
+            ),
             sessions=Sessions(),
             records=RequestRecords(config.limits),
             options=configured(config),

@@ -70,7 +70,12 @@ class Subject:
         self.records = RequestRecords(config.limits, store.requests)
         self.contexts = ContextEngine(
             catalog=self.catalog,
-            searcher=Searcher(self.engine, config, self._nothing_starts, model.get),
+            searcher=Searcher(
+                engine=self.engine,
+                config=config,
+                wait_for_starting_servers=self._nothing_starts,
+                open_model=model.get,
+            ),
             sessions=Sessions(),
             records=self.records,
             options=configured(config),

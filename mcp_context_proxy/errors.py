@@ -132,7 +132,7 @@ class TurnedOffError(UnknownItemError):
 class WithheldError(UnknownItemError):
     """The definition waits for a person's approval."""
 
-    def __init__(self, kind: str, name: str, server: str, reason: str, other: str = "") -> None:
+    def __init__(self, *, kind: str, name: str, server: str, reason: str, other: str = "") -> None:
         super().__init__(kind, name)
         instead = f"; {other} is another server's, and needs that name" if other else ""
         self.args = (

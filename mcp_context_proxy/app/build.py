@@ -65,7 +65,13 @@ def build(config: Config, store: Store) -> Proxy:
     stale = asyncio.Event()
     servers = config.servers.values()
     fleet = Fleet(
-        servers, config.limits, stale.set, on_server_event, store.listings, config.off, KnownSecrets(config)
+        configs=servers,
+        limits=config.limits,
+        on_change=stale.set,
+        on_event=on_server_event,
+        store=store.listings,
+        off=config.off,
+        known=KnownSecrets(config),
     )
     library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {prompts.NAME}
@@ -132,7 +138,9 @@ def build(config: Config, store: Store) -> Proxy:
         working_set=search.working_set,
         results=results.kept,
     )
-    statistics = StatisticsParts(config, store, catalog, costs, tool_list.lists_all)
+    statistics = StatisticsParts(
+        config=config, store=store, catalog=catalog, costs=costs, listed_whole=tool_list.lists_all
+    )
     if statistics.searches is not None:
         records.when_added(statistics.searches.served)
     was_read = None if statistics.usage is None else statistics.usage.read

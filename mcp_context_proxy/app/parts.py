@@ -71,7 +71,12 @@ class SearchParts:
         self.expander = Expander(self.engine.index_of, queries, catalog=embedder, background=background)
         self.reranker = reranker_for(config)
         self.searcher = Searcher(
-            self.engine, config, wait_for_starting_servers, self.model.get, figures, self.expander
+            engine=self.engine,
+            config=config,
+            wait_for_starting_servers=wait_for_starting_servers,
+            open_model=self.model.get,
+            figures=figures,
+            expander=self.expander,
         )
         self.lookups = {
             "query_embeddings": queries.lookups,
@@ -101,6 +106,7 @@ class StatisticsParts:
 
     def __init__(
         self,
+        *,
         config: Config,
         store: Store,
         catalog: Snapshots,

@@ -320,10 +320,23 @@ def operations(proxy: Proxy) -> list[Operation]:
     apis = (
         RunningApi(proxy),
         InventoryApi(proxy),
-        ContextsApi(proxy.contexts, proxy.catalog, proxy.changes, proxy.past_requests, log),
+        ContextsApi(
+            contexts=proxy.contexts,
+            catalog=proxy.catalog,
+            changes=proxy.changes,
+            past=proxy.past_requests,
+            log=log,
+        ),
         PromptsApi(proxy, proxy.gateway.profiles, log),
-        SearchApi(proxy.contexts, proxy.fleet, proxy.usage, proxy.reindex, log),
-        UsageApi(measuring.reports, measuring.usage, proxy.catalog, proxy.tool_list.lists_all),
+        SearchApi(
+            contexts=proxy.contexts, fleet=proxy.fleet, usage=proxy.usage, reindex=proxy.reindex, log=log
+        ),
+        UsageApi(
+            reports=measuring.reports,
+            usage=measuring.usage,
+            catalog=proxy.catalog,
+            listed_whole=proxy.tool_list.lists_all,
+        ),
         InteractionsApi(recorder),
         ApprovalsApi(proxy.store, proxy.approvals, proxy.refresh.mark_stale, proxy.audit),
         AuditApi(proxy.audit, audit_file(proxy.config)),

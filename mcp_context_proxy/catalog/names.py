@@ -220,7 +220,9 @@ def raise_if_withheld(
         found = next((one for one in withheld.values() if (one.server, one.name) == (server, name)), None)
     if found is not None:
         other = next((one.exposed_name for one in served if one.name == name), "")
-        raise WithheldError(kind, found.exposed_name, found.server, found.reason, other)
+        raise WithheldError(
+            kind=kind, name=found.exposed_name, server=found.server, reason=found.reason, other=other
+        )
 
 
 def _raise_if_turned_off(snapshot: Snapshot, name: str, server: str | None) -> None:

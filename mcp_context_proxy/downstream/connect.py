@@ -122,7 +122,7 @@ async def _connect_duplex(
 ) -> AsyncIterator[Connected]:
     """Connect over a transport on which both sides send at any time."""
     async with anyio.create_task_group() as group:
-        peer = Peer(config, limits, group, inbound, output.add_stray)
+        peer = Peer(config=config, limits=limits, group=group, inbound=inbound, on_stray=output.add_stray)
         loss = Loss()
 
         async def watch(channel: Channel) -> None:

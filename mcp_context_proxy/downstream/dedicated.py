@@ -189,7 +189,7 @@ class DedicatedConnections:
 
     async def _own(self, dedicated: DedicatedConnection) -> None:
         """Open a connection, keep it while it is wanted, and close it."""
-        output = Output(self._config.name, self._limits, self._redact)
+        output = Output(server=self._config.name, limits=self._limits, redact=self._redact)
         inbound = self._inbound(dedicated)
         seconds = self._config.connect_timeout
 

@@ -80,7 +80,13 @@ class HttpSession(Channel):
     """A session with a server at a URL."""
 
     def __init__(
-        self, config: ServerConfig, limits: Limits, client: httpx2.AsyncClient, peer: Peer, group: TaskGroup
+        self,
+        *,
+        config: ServerConfig,
+        limits: Limits,
+        client: httpx2.AsyncClient,
+        peer: Peer,
+        group: TaskGroup,
     ) -> None:
         self._ended = anyio.Event()
         self._server, self._url, self._limits = config.name, config.url or "", limits
@@ -294,7 +300,7 @@ async def open_session_http(
         await http_client.client_of(config, limits, auth) as client,
         anyio.create_task_group() as group,
     ):
-        session = HttpSession(config, limits, client, peer, group)
+        session = HttpSession(config=config, limits=limits, client=client, peer=peer, group=group)
         try:
             yield session
         finally:

@@ -108,7 +108,7 @@ class ServerLifecycle:
         """Log level and resource subscriptions requested by clients."""
         self._redact = Redactor(secrets_of(config))
         """Secrets of a connection, such as a token, are added when it is opened."""
-        self.output = Output(config.name, limits, self._redact, keep_line=keep_line)
+        self.output = Output(server=config.name, limits=limits, redact=self._redact, keep_line=keep_line)
         self._lists = Lists(config.name, limits, self._redact, on_change)
         self._inbound, self._on_state = inbound, on_state
         self._has_answered = False

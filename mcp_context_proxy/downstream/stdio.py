@@ -98,7 +98,13 @@ async def open_stdio(
         StartError: it cannot be started; the message says why and what to do.
     """
     process = await in_thread(_spawn, config)
-    channel = StdioChannel(process, output, peer, limits.message_bytes, downloads(config))
+    channel = StdioChannel(
+        process=process,
+        output=output,
+        peer=peer,
+        message_bytes=limits.message_bytes,
+        may_install=downloads(config),
+    )
     try:
         await channel.connect()
         yield channel
@@ -197,6 +203,7 @@ class StdioChannel(Channel):
 
     def __init__(
         self,
+        *,
         process: subprocess.Popen[bytes],
         output: Output,
         peer: Peer,
@@ -210,7 +217,11 @@ class StdioChannel(Channel):
         self._message_bytes = message_bytes
         self._framer = LineFramer(message_bytes)
         self._reader = MessageReader(
-            self._framer, self._receive, peer.receive_large, self._read_on, self._give_up_endless
+            framer=self._framer,
+            receive=self._receive,
+            receive_large=peer.receive_large,
+            resume=self._read_on,
+            endless=self._give_up_endless,
         )
         self._writer = PipeWriter()
         self._stdin: asyncio.WriteTransport | None = None

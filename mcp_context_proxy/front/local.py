@@ -274,7 +274,12 @@ class SocketChannel(MessageReader):
     """Reads and writes frames over a connected socket. Implements `HostChannel`."""
 
     def __init__(self, message_bytes: int) -> None:
-        super().__init__(LineFramer(message_bytes), self._take_frame, self._take_large, self.resume_reading)
+        super().__init__(
+            framer=LineFramer(message_bytes),
+            receive=self._take_frame,
+            receive_large=self._take_large,
+            resume=self.resume_reading,
+        )
         self._writer = PipeWriter()
         self._conversation: Conversation | None = None
         self._socket: asyncio.Transport | None = None

@@ -108,7 +108,12 @@ class StandardPipes:
         receive_large: Callable[[bytes], Awaitable[None]],
     ) -> None:
         """Hand frames to `receive`, large ones to `receive_large`, until the end of input."""
-        reader = MessageReader(LineFramer(message_bytes), receive, receive_large, self.resume_reading)
+        reader = MessageReader(
+            framer=LineFramer(message_bytes),
+            receive=receive,
+            receive_large=receive_large,
+            resume=self.resume_reading,
+        )
         loop = asyncio.get_running_loop()
         self._into, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(self._read_fd, "rb", 0))
         async with anyio.create_task_group() as group:

@@ -166,7 +166,9 @@ class StreamableHttp:
             return Response(frame, _status_of(error.code), media_type=JSON_TYPE)
         if result is not None:
             return Response(envelope.reply(request_id, result), media_type=JSON_TYPE)
-        exchange = Exchange(scope, receive, send, self._group, [], PATIENCE[era])
+        exchange = Exchange(
+            scope=scope, receive=receive, send=send, group=self._group, headers=[], patience=PATIENCE[era]
+        )
         messages = HostMessages(exchange, _NO_QUESTIONS)
         capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
         caller = _caller(scope, era, None, capabilities, client_info, exchange, messages.ask)
@@ -260,7 +262,14 @@ class StreamableHttp:
         if result is not None:
             return Response(envelope.reply(request_id, result), HTTPStatus.OK, named, JSON_TYPE)
         added = [(name.encode(), value.encode()) for name, value in named.items()]
-        exchange = Exchange(scope, receive, send, self._group, added, PATIENCE[Era.HANDSHAKE])
+        exchange = Exchange(
+            scope=scope,
+            receive=receive,
+            send=send,
+            group=self._group,
+            headers=added,
+            patience=PATIENCE[Era.HANDSHAKE],
+        )
         hello = session.state.hello
         capabilities, client_info = (None, None) if hello is None else (hello.capabilities, hello.client_info)
         messages = HostMessages(exchange, session.questions)
@@ -311,7 +320,9 @@ class StreamableHttp:
             if not await session.is_free(None):
                 return error_response(HTTPStatus.CONFLICT, None, "the session has a stream")
             added = [(name.encode(), value.encode()) for name, value in named.items()]
-            exchange = Exchange(scope, receive, send, self._group, added, 0)
+            exchange = Exchange(
+                scope=scope, receive=receive, send=send, group=self._group, headers=added, patience=0
+            )
             with session.holding(None, exchange):
                 await exchange.stream()
         return None

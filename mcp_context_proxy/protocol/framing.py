@@ -230,6 +230,7 @@ class MessageReader(PipeReader):
 
     def __init__(
         self,
+        *,
         framer: LineFramer,
         receive: Callable[[bytes | Oversized], None],
         receive_large: Callable[[bytes], Awaitable[None]],

@@ -223,7 +223,9 @@ class Resources:
             )
         resource = None if is_own(uri) else self.catalog.snapshot.owner_of(uri)
         if resource is not None and resource.withheld:
-            error = WithheldError("resource template", resource.uri, resource.server, resource.withheld)
+            error = WithheldError(
+                kind="resource template", name=resource.uri, server=resource.server, reason=resource.withheld
+            )
             raise RequestError(INVALID_PARAMS, str(error))
         client = None if resource is None else self.watches.owner(uri)
         if client is None:

@@ -233,6 +233,7 @@ class ContextsApi(Api):
 
     def __init__(
         self,
+        *,
         contexts: ContextEngine,
         catalog: Catalog,
         changes: ChangeNotifier,

@@ -177,6 +177,7 @@ class SearchApi(Api):
 
     def __init__(
         self,
+        *,
         contexts: ContextEngine,
         fleet: Fleet,
         usage: UsageRecorder | None,

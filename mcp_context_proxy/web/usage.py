@@ -127,6 +127,7 @@ class UsageApi(Api):
 
     def __init__(
         self,
+        *,
         reports: Reports,
         usage: UsageRecorder | None,
         catalog: Catalog,

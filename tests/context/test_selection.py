@@ -234,7 +234,12 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
         await to_thread.run_sync(engine.index, proxy.catalog.snapshot)
         contexts = ContextEngine(
             catalog=proxy.catalog,
-            searcher=Searcher(engine, proxy.config, proxy.wait_for_starting_servers, proxy.search.model.get),
+            searcher=Searcher(
+                engine=engine,
+                config=proxy.config,
+                wait_for_starting_servers=proxy.wait_for_starting_servers,
+                open_model=proxy.search.model.get,
+            ),
             sessions=Sessions(),
             records=RequestRecords(proxy.config.limits),
             options=configured(proxy.config),

@@ -6,7 +6,7 @@ from mcp_context_proxy.downstream.inbound import Output
 
 
 def test_the_first_stray_lines_are_kept_once_each_without_terminal_control_sequences() -> None:
-    output = Output("loud", Limits())
+    output = Output(server="loud", limits=Limits())
     for line in (b"Usage:", b"\x1b[31m --all\x1b[0m", b"", b"Usage:", b"1", b"2", b"3", b"4"):
         output.add_stray(line)
 
@@ -15,7 +15,7 @@ def test_the_first_stray_lines_are_kept_once_each_without_terminal_control_seque
 
 def test_a_secret_is_redacted_even_where_the_line_is_cut() -> None:
     secret = "s3cr3t" * 100
-    output = Output("loud", Limits(), Redactor([("TOKEN", secret)]))
+    output = Output(server="loud", limits=Limits(), redact=Redactor([("TOKEN", secret)]))
     output.add_stray(b"x" * 80 + secret.encode() + b"y" * 3_000_000)
 
     assert output.strays[0].startswith("x" * 80 + "[redacted TOKEN]")

@@ -12,7 +12,7 @@ LIMITS = Limits(stderr_kept_bytes=1000, stderr_lines_per_second=10)
 
 
 def tail(**options: object) -> Output:
-    return Output("loud", LIMITS, **options)  # type: ignore[arg-type]
+    return Output(server="loud", limits=LIMITS, **options)  # type: ignore[arg-type]
 
 
 def test_the_last_lines_are_kept_in_order_including_an_unfinished_one() -> None:

@@ -152,7 +152,7 @@ def skill(written: str) -> None:
 
 
 def stderr(written: str) -> None:
-    output = Output("evil", LIMITS)
+    output = Output(server="evil", limits=LIMITS)
     output.feed_stderr(written.encode())
     output.add_stray(written.encode())
     output.stderr_lines()
