@@ -80,9 +80,10 @@ def unnamed_arguments(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line of each constructor with many arguments that are not named."""
     for owner in ast.walk(tree):
         for node in owner.body if isinstance(owner, ast.ClassDef) else ():
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                if (count := len(node.args.args) - 1) > MOST_POSITIONAL:
-                    yield node.lineno, f"{owner.name} takes {count} arguments without names"
+            if not isinstance(node, ast.FunctionDef) or node.name != "__init__":
+                continue
+            if (count := len(node.args.args) - 1) > MOST_POSITIONAL:
+                yield node.lineno, f"{owner.name} takes {count} arguments without names"
 
 
 def same_names(root: Path, trees: dict[Path, ast.Module]) -> Iterator[str]:

@@ -203,7 +203,13 @@ class ContextEngine(engine.ContextEngine):
         retrieval = Engine(embedder, queries, calibration=calibration, stands_for=config.search.synonyms)
         background = calibration if isinstance(calibration, Background) else None
         near = Expander(retrieval.index_of, queries, catalog=embedder, background=background)
-        self._local = _IndexingSearcher(retrieval, config, _nothing_starts, model.get, expander=near)
+        self._local = _IndexingSearcher(
+            engine=retrieval,
+            config=config,
+            wait_for_starting_servers=_nothing_starts,
+            open_model=model.get,
+            expander=near,
+        )
         super().__init__(
             catalog=catalog or Catalog(),
             searcher=self._local,

@@ -232,6 +232,7 @@ class Searcher:
 
     def __init__(
         self,
+        *,
         engine: Engine,
         config: Config,
         wait_for_starting_servers: Callable[[float, OnWait | None], Awaitable[None]],

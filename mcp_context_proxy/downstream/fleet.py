@@ -43,6 +43,7 @@ class Fleet:
 
     def __init__(
         self,
+        *,
         configs: Iterable[ServerConfig],
         limits: Limits,
         on_change: Callable[[], None],

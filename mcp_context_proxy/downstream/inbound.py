@@ -222,6 +222,7 @@ class Output:
 
     def __init__(
         self,
+        *,
         server: str,
         limits: Limits,
         redact: Callable[[str], str] = str,

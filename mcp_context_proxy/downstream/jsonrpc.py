@@ -79,6 +79,7 @@ class Peer:
 
     def __init__(
         self,
+        *,
         config: ServerConfig,
         limits: Limits,
         group: TaskGroup,

@@ -79,6 +79,7 @@ class Exchange:
 
     def __init__(
         self,
+        *,
         scope: Scope,
         receive: Receive,
         send: Send,
