@@ -219,7 +219,7 @@ def measure(
     lines = {name: score(search) for name, search in methods.items()}
     for name, tool, command in peers:
         with tempfile.TemporaryDirectory() as folder:
-            peer = Peer(config=tool, limits=command, group=snapshot, inbound=Path(folder))
+            peer = Peer(tool, command, snapshot, Path(folder))
             lines[name] = score(fixed(peer.rank))
             peer.close()
     return lines
