@@ -7,6 +7,7 @@ the proxy byte for byte as they came: no field of a peer is lost, and a large re
 from __future__ import annotations
 
 import re
+import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -168,8 +169,13 @@ LARGE_MESSAGE_BYTES = 1 << 20
 
 
 def is_large(frame: object) -> bool:
-    """Return whether a message must be decoded by `decode_large`, in a worker thread."""
-    return isinstance(frame, bytes) and len(frame) > LARGE_MESSAGE_BYTES
+    """Return whether a message must be decoded by `decode_large`, in a worker thread.
+
+    The first one that numpy looks at is, too: to import it takes longer than others should wait.
+    """
+    if not isinstance(frame, bytes) or len(frame) <= TAKEN_APART_BYTES:
+        return False
+    return len(frame) > LARGE_MESSAGE_BYTES or "numpy" not in sys.modules
 
 
 def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> Envelope:
@@ -178,6 +184,8 @@ def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> 
     Raises:
         MalformedError: see `decode`; or it has too many values.
     """
+    import numpy  # noqa: F401, PLC0415 - here, where nobody waits
+
     from mcp_context_proxy.protocol.validation import MESSAGE_VALUES, holds_too_much  # noqa: PLC0415 - numpy
 
     if holds_too_much(frame):

@@ -242,6 +242,7 @@ class UsageRecorder:
             self._add_to_figures(fresh)
             self._unwritten.take(fresh)
             self._unwritten.drop_oldest(self._limits.store_waiting_rows)
+            unsure = self._sent is not None
             with suppress(StoreError):  # logged by the store
                 while self._sent is not None or self._unwritten:
                     if self._sent is None:
@@ -250,6 +251,10 @@ class UsageRecorder:
                     rows = batch.rows.values()
                     self._store.add(batch.tools, batch.searches, rows, number, batch.documents)
                     self._sent = None
+                if unsure:
+                    # They may have been read from the store and added to the figures as well.
+                    self._version = None
+                    self._read_figures()
 
     def _refresh(self) -> None:
         with self._summing:

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.load import complaints
 from mcp_context_proxy.config.reload import without_mistakes
+from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.errors import ConfigError
 
 GOOD = "[servers.good]\ncommand = 'x'\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_context_proxy.config.load import complaints
+from mcp_context_proxy.config.validation_messages import complaints
 
 SERVER = "[servers.good]\ncommand = 'x'\n"
 

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 LARGE_BYTES = 15 << 20
 """Just below what a message may have by default."""
 
-ROUNDS = 2
-"""Beside one of them a new proxy may read what it needs but once, such as a vocabulary to count tokens."""
+ROUNDS = 3
+"""Beside two of them a new proxy may read what it needs but once: numpy, and a vocabulary to count tokens."""
 
 
 @pytest.fixture(scope="module")
