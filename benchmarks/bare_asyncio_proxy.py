@@ -1,4 +1,4 @@
-"""The least proxy in plain asyncio and json, without any feature: the mark for what the language can do.
+"""The least proxy in plain asyncio and json, without any feature: the mark for the language itself.
 
     python bare_asyncio_proxy.py SERVERS COUNT
 

@@ -54,7 +54,7 @@ def calls(bench: Workbench, rounds: int) -> list[Figure]:
 
 
 def start(bench: Workbench, rounds: int) -> list[Figure]:
-    """From spawning to the answers of ``initialize`` and of the first ``tools/list``, and what that costs."""
+    """From spawning to the answers of ``initialize`` and of the first ``tools/list``, and the cost."""
     hello, listed, spent, memory = (dict[str, list[float]]() for _ in range(4))
     subjects = _subjects(bench, "handshake")
     for name in _turning(subjects, rounds):
@@ -88,7 +88,7 @@ def _call(name: str) -> dict[str, Any]:
 
 
 def _subjects(bench: Workbench, era: str) -> dict[str, Callable[[], StdioClient]]:
-    """What starts each subject; only two speak the modern era."""
+    """The command of each subject; only two speak the modern era."""
     modern = era == "modern"
     found: dict[str, Callable[[], StdioClient]] = {
         DIRECT: lambda: bench.direct(era),

@@ -98,7 +98,7 @@ def brought_by(context, document: str) -> set[tuple[str, str]]:
 async def expansion(
     engine: ContextEngine, documents: Sequence[sets.Written], have: set[str], title: str
 ) -> None:
-    """What each document brings when its request finds it, and when it is in the session."""
+    """The tools that each document brings when its request finds it, and when it is in the session."""
     by_request, alone = Rates(), Rates()
     shown = 0
     for one in documents:

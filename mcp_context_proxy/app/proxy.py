@@ -295,7 +295,7 @@ class Proxy:
 
     @property
     def past_requests(self) -> PastRequests:
-        """Return what renders and replays recorded requests."""
+        """Return the renderer of recorded requests, which replays them as well."""
         return PastRequests(self.contexts, lambda: self.catalog.snapshot, self.store.approvals)
 
     @property

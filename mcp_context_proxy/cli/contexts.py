@@ -230,7 +230,7 @@ DEFINITIONS: Final[Mapping[str, list[str]]] = {
     "removed": ["not in the catalog"],
     "unknown": ["definition of then unknown"],
 }
-"""Words for what has become of a definition."""
+"""Words for the fate of a definition."""
 
 
 def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[str, Any]]:

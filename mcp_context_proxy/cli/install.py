@@ -1,6 +1,6 @@
 """``install`` and ``uninstall``: hosts are connected to this proxy, and get their own settings back.
 
-``hook``: a host gives the user's own words to the proxy at each prompt, and its model what fits.
+``hook``: a host gives the user's own words to the proxy at each prompt, and the fitting tools to its model.
 
 Each shows what it would change before it does, and keeps a copy of a host's file.
 """

@@ -1,4 +1,4 @@
-"""``session``: what a person chooses for a session of a host that is connected, and keeps for later ones.
+"""``session``: the choices of a person for a session of a host that is connected, and keeps for later ones.
 
 Every command asks the proxies that run. A model may change nothing that a person has chosen here.
 """
@@ -109,7 +109,7 @@ def session_command() -> None:
 @of_running
 @json_option
 def list_sessions(source: AnswerSource, as_json: bool) -> None:
-    """List the sessions that are open, with what each has in every context."""
+    """List the sessions that are open, with the items that each has in every context."""
     found = [dict(one.facts) for one in all_sessions(source)]
     if as_json:
         echo_json({"sessions": found})

@@ -1,4 +1,4 @@
-"""Profiles: what one kind of client, such as a coding host or a chat host, gets of everything.
+"""Profiles: the part of everything that one kind of client gets, such as a coding host or a chat host.
 
 A table ``[clients.NAME]`` is a profile. A client has it by a token that is bound to it, by its address
 ``/mcp/p/NAME`` or ``serve --profile NAME``, by the name of its agent, or by the name under which it

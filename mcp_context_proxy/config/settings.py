@@ -360,7 +360,7 @@ class LearningConfig(Table):
     working_set_tokens: Amount = 0
     """Largest cost of frequently used tools in the default list; 0 lists none."""
     ab_share: Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    """Share of sessions whose requests are answered without what was learned, to compare; 0 for none."""
+    """Share of sessions whose requests are answered without learned pairs, to compare; 0 for none."""
 
 
 class StatisticsConfig(Table):

@@ -81,7 +81,7 @@ _AMOUNTS: Final[Mapping[str, SavedPreset]] = {
 
 
 def choices_of(session: SessionContext) -> SavedPreset:
-    """Return what a person has chosen in a session, without what a model has added or removed itself."""
+    """Return the choices of a person in a session, without those of a model."""
 
     def chosen(keys: Iterable[ItemKey]) -> tuple[ChosenItem, ...]:
         return tuple(ChosenItem(*key, session.meant.get(key)) for key in keys if key in session.by_person)

@@ -129,7 +129,7 @@ class SessionContext:
     principal: str | None = None
     """Principal that created it and alone may use it; None where callers have no names."""
     rights: Principal = THE_USER
-    """What its client may reach."""
+    """The rights of its client."""
 
     @property
     def kind(self) -> str:
@@ -224,7 +224,7 @@ class Session(SessionContext):
     party: Party = field(default_factory=lambda: Party(lasting=True))
     """Identity of the client at the downstream connections."""
     rights: Principal = THE_USER
-    """What its client may reach."""
+    """The rights of its client."""
     hello: Hello | None = None
     """The terms on which its client opened it."""
     folders: tuple[str, ...] | None = None

@@ -171,7 +171,7 @@ async def _connect_modern(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound, seconds: float
 ) -> AsyncIterator[Connected]:
     from mcp_context_proxy.downstream.http_client import client_of  # noqa: PLC0415 - as below
-    from mcp_context_proxy.downstream.http_modern import ModernHttp  # noqa: PLC0415 - imports the SDK
+    from mcp_context_proxy.downstream.http_modern import ModernHttp  # noqa: PLC0415 - imports the HTTP client
 
     async with await client_of(config, limits, auth) as client:
         link = ModernHttp(config, limits, client, inbound.on_notification)

@@ -270,7 +270,7 @@ def _header_maps(
     tools: Iterable[bytes],
 ) -> tuple[dict[str, HeaderMap], tuple[bytes, ...], tuple[str, ...]]:
     """Return the header maps by tool, the tools whose maps are valid, and why the others are withheld."""
-    from mcp_context_proxy.downstream.http_modern import header_map  # noqa: PLC0415 - imports the SDK
+    from mcp_context_proxy.downstream.http_modern import header_map  # noqa: PLC0415 - imports the HTTP client
 
     maps, usable, problems = dict[str, HeaderMap](), list[bytes](), list[str]()
     for definition in tools:

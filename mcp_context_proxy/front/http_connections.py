@@ -85,7 +85,7 @@ async def send_body(send: Send, body: bytes, waiting: Waiting, *, more: bool) ->
 
 
 HELD_KEY = "mcp-context-proxy/held"
-"""Key of an ASGI scope: has the connection hold what is written, or write what it has held."""
+"""Key of an ASGI scope: has the connection hold its responses, or write those that it has held."""
 
 
 def held_of(scope: Scope) -> Callable[[bool], None]:
@@ -239,7 +239,7 @@ class BoundedTransport:
             self._held.append(data)
 
     def hold(self, hold: bool) -> None:
-        """Hold what is written from now on, or write all that was held at once: one packet instead of two."""
+        """Hold responses from now on, or write all that was held at once: one packet instead of two."""
         held, self._held = self._held, [] if hold else None
         if held:
             self._transport.write(b"".join(held))

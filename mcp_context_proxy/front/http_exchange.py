@@ -53,7 +53,7 @@ CANCELLED: Final = -32800
 
 
 class Exchange:
-    """One request and its response. Implements `FrameChannel` for what comes before the result."""
+    """One request and its response. Implements `FrameChannel` for notifications before the result."""
 
     __slots__ = (
         "_accompanied",
@@ -175,7 +175,7 @@ class Exchange:
         return False
 
     def accompany(self) -> None:
-        """Start to send what comes before the result, and to watch the client."""
+        """Start to send notifications before the result, and to watch the client."""
         if not self._accompanied and not self._finished:
             self._accompanied = True
             self._group.start_soon(self._deliver)

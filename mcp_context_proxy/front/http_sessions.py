@@ -57,7 +57,7 @@ class UnknownSessions:
 
 @dataclass(slots=True, eq=False)
 class StreamableSession:
-    """One session: what its client and the proxy have agreed on is in `state`, the rest is this process's."""
+    """One session: the terms with its client are in `state`, the rest is this process's."""
 
     id: str
     owner: str | None

@@ -283,7 +283,7 @@ _READING = frozenset(terms("list get search find read show query"))
 def following(
     links: Links, embed: Embed, called: Tool, text: str
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the tools nearest to a result, and [tools, 5]: what speaks for each as the next one."""
+    """Return the tools nearest to a result, and [tools, 5]: the evidence for each as the next one."""
     dense, index = links.index.dense, links.index
     places = index.named([name_key(called.name)])
     own = next((at for at in places if index.items[at] == called), None)

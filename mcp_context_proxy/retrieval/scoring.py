@@ -106,7 +106,7 @@ first search of every new store would make somebody wait for seconds."""
 
 
 ELSEWHERE_UNIT = 127
-"""Number that stands for 1 in the stored vectors of what is elsewhere."""
+"""Number that stands for 1 in the stored vectors of things elsewhere."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,7 @@ class ConnectedHost:
     session: Session | None = None
     """Its session here; None in the modern era."""
     rights: Principal = THE_USER
-    """What it may reach."""
+    """Its rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,7 +81,7 @@ class Caller:
     principal: str | None
     """The identity that the front knows, if any; nothing created by one principal is usable by another."""
     rights: Principal = THE_USER
-    """What it may reach."""
+    """Its rights."""
     notify: Notify
     """Sends a notification that belongs to this request."""
     ask: Ask

@@ -2,7 +2,7 @@
 
 A record has names, numbers and fingerprints, and no text. So a definition that has changed since is taken
 from the record of approvals, which keeps the former ones; the text of a document that has changed is gone.
-What cannot be rendered as it was is named, never replaced by what it is today.
+An item that cannot be rendered as it was is named, never replaced by its form of today.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class PastRequests:
     async def replayed(self, context: RequestContext) -> ReplayedRequest:
         """Answer a request again, with the options and filters that it had; nothing is recorded.
 
-        It is asked outside of its session: what the session has for every request is not compared.
+        It is asked outside of its session: items that the session has for every request are not compared.
         """
         now = await self._contexts.replay(context, msgspec.convert(context.filters, SearchFilters))
         return ReplayedRequest(context, now, tuple(_compared(context, now, self._snapshot())))
@@ -173,7 +173,7 @@ class PastRequests:
 def _results(
     context: RequestContext, then: Mapping[ItemKey, Item], items: Iterable[ContextItem], kinds: Iterable[Kind]
 ) -> Iterator[Result]:
-    """Yield what the search had found of some kinds, in its order."""
+    """Yield the results of the search of some kinds, in its order."""
     wanted = frozenset(kinds)
     twins: dict[str, list[Tool]] = {}
     scored = [one for one in items if one.type in wanted and one.score is not None]

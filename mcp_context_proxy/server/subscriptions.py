@@ -2,7 +2,7 @@
 
 The stream begins with an acknowledgement of what will be sent, and each notification names the request that
 it belongs to. All of them say only that something has changed, so one that waits to be sent is not queued a
-second time: a client that does not read costs no more than what it asked for.
+second time: a client that does not read costs no more than its own wishes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Filter(msgspec.Struct):
 
 
 class _Stream:
-    """One stream: what its client asked for, and what waits to be sent."""
+    """One stream: the wishes of its client, and the notifications that wait."""
 
     def __init__(self, methods: frozenset[str], uris: frozenset[str], rights: Principal) -> None:
         self._methods, self._uris, self.rights = methods, uris, rights

@@ -111,7 +111,7 @@ class Transaction(ABC):
         )
 
     def next_revision(self, area: str) -> int:
-        """Return the revision of what this transaction changes in its area."""
+        """Return the revision of the changes of this transaction in its area."""
         self.execute("UPDATE areas SET revision = revision + 1 WHERE area = ?", (area,))
         return self.revision(area)
 
@@ -191,7 +191,7 @@ class Database(ABC):
 
     @abstractmethod
     def overwrite_deleted(self) -> None:
-        """Remove what is left of deleted rows, as far as that is possible now."""
+        """Remove the remains of deleted rows, as far as that is possible now."""
 
     @abstractmethod
     def close(self) -> None:

@@ -119,7 +119,7 @@ class LearnedStore(Tables):
         return self._database.number("SELECT revision FROM areas WHERE area = ?", (PAIRS,))
 
     def changes(self, after: int) -> PairChanges:
-        """Return what has changed after a revision."""
+        """Return the changes after a revision."""
         # The revision first: what is committed in between comes once more with the next look.
         revision = self.revision()
         if revision <= after:
@@ -129,7 +129,7 @@ class LearnedStore(Tables):
         return _changes(revision, pairs, gone)
 
     def teach(self, use: UseRow, after: int, decide: Decide) -> PairChanges:
-        """Learn from a use; return what it has changed.
+        """Learn from a use; return its changes.
 
         ``decide`` gets what others have changed after a revision. A use that is known already changes
         nothing; then those changes are returned.

@@ -166,7 +166,7 @@ class PostgresDatabase(Database):
                 )
 
     def overwrite_deleted(self) -> None:
-        """Do nothing: the server removes what is deleted by itself."""
+        """Do nothing: the server removes deleted rows by itself."""
 
     def close(self) -> None:
         """Close all connections; may be called twice."""

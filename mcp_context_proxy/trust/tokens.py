@@ -115,7 +115,7 @@ class Principal:
     and where no token is required."""
     role: Role = Role.ADMIN
     reach: tuple[Reach, ...] = EVERYTHING
-    """They may reach what any of these has."""
+    """They may reach the servers and tools of each of these."""
     label: str | None = None
     """Who that is in words of the issuer, for the audit."""
     profile: Profile | None = None
@@ -136,7 +136,7 @@ class Principal:
 
     @property
     def owner(self) -> str:
-        """Owner of what they say, do and teach, and of their counts: administrators share one, empty."""
+        """Owner of their words, calls, pairs and counts: administrators share one, empty."""
         return "" if self.may(Role.ADMIN) else self.name or "unnamed"
 
     def may(self, role: Role) -> bool:
@@ -167,7 +167,7 @@ class Principal:
         return self.profile is None or self.profile.sees(document)
 
     def within(self, profile: Profile) -> Principal:
-        """Return them as a client of a profile: what they leave behind is apart from other profiles."""
+        """Return them as a client of a profile: their traces are apart from those of other profiles."""
         name = MARK + profile.name if self.name is None else f"{self.name} {MARK}{profile.name}"
         return replace(self, name=name, role=Role.USE, profile=profile)
 

@@ -55,7 +55,7 @@ def needs(role: Role) -> str:
 
 
 AUDITED: Final = "order"
-"""Kind of the entries of the audit about what a person told the proxy to do."""
+"""Kind of the entries of the audit about orders of a person to the proxy."""
 
 LISTED_MOST = 500
 """Request contexts in one response: more than a person looks through, some 500 kB."""

@@ -36,7 +36,9 @@ async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
     plain = folder / "github.tools.json"
     plain.write_bytes(gzip.decompress((TOOLS / "github.json.gz").read_bytes()))
     workshop.server("github", tools_file=str(plain), ledger=None)
-    config = workshop.config(store={"path": "store.db"}, expose={"mode": "all"})
+    # Statistics count the tokens of all tools once one was called, beside whatever happens then.
+    settings = {"expose": {"mode": "all"}, "statistics": {"enabled": False}}
+    config = workshop.config(store={"path": "store.db"}, **settings)
     log = folder / "stderr"
     with log.open("wb") as stderr:
         async with stdio(real_command(config), env=REPORT, stderr=stderr) as client:
