@@ -65,7 +65,7 @@ def calls(store: Store) -> int:
 
 
 def until_it_works(attempt: Callable[[], None]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while True:
         try:
             attempt()
@@ -95,7 +95,7 @@ def test_a_killed_server_loses_and_doubles_nothing_that_was_counted(server: Post
                 server.kill()
                 server.start()
             stop.set()
-            writing.result(30)
+            writing.result(60)
 
         assert calls(store) == acknowledged[0]
         assert store.warning is None
@@ -237,7 +237,7 @@ def test_no_row_of_a_writer_that_is_slow_to_commit_is_skipped(server: PostgresSe
             time.sleep(TIMEOUT / 5)
             seen += reader.interactions.after(0, 9)
             late.set()
-            writing.result(30)
+            writing.result(60)
             waiting.result(30)
 
         assert seen == []
@@ -246,7 +246,7 @@ def test_no_row_of_a_writer_that_is_slow_to_commit_is_skipped(server: PostgresSe
 
 def test_a_change_is_heard_of_by_the_other_replicas(server: PostgresServer) -> None:
     with opened(server, "hints") as one, opened(server, "hints") as other:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while other.database.may_have_changed("listings"):  # until it listens
             assert time.monotonic() < end
             time.sleep(0.05)

@@ -36,7 +36,9 @@ def missing() -> str | None:
 
 @cache
 def programs() -> Path | None:
-    """The folder of the server's programs, of the newest version that is installed."""
+    """The folder of the server's programs: the one in POSTGRES_BIN, or of the newest version that is installed."""
+    if chosen := os.environ.get("POSTGRES_BIN"):
+        return Path(chosen)
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: -float(each.parent.name))
     for folder in (*folders, *map(Path, os.environ.get("PATH", "").split(os.pathsep))):
         if (folder / "initdb").exists() and (folder / "postgres").exists():
