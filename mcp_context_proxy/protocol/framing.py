@@ -19,6 +19,7 @@ from weakref import WeakSet
 import anyio
 
 from mcp_context_proxy.protocol.envelope import is_large, is_utf8
+from mcp_context_proxy.system.flights import in_task
 
 EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
@@ -384,6 +385,7 @@ class PipeWriter(asyncio.BaseProtocol):
         if self.writable.is_set() and not self._turn.locked():
             self.write_line(frame)
             return
+        await in_task()
         # One frame at a time: once there is room, the first may fill it.
         async with self._turn:
             await self.writable.wait()

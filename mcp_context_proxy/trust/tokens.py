@@ -197,11 +197,13 @@ def reaches(server: str) -> bool:
 @contextmanager
 def acting_as(principal: Principal) -> Iterator[None]:
     """Do what is inside for a principal."""
-    before = ACTING.set(principal)
+    before = ACTING.get()
+    ACTING.set(principal)
     try:
         yield
     finally:
-        ACTING.reset(before)
+        # Not by a token, which only the context of its own task takes: a flight may go on in another.
+        ACTING.set(before)
 
 
 class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
