@@ -7,6 +7,7 @@ the server is reported to the callers of this server alone.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -244,7 +245,7 @@ class DownstreamClient(ServerLifecycle):
             raise redacted(error, self._redact) from None
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
-            self._idle.last_used = anyio.current_time()
+            self._idle.last_used = time.monotonic()
             if not self._pending:
                 self._none_pending.set()
 

@@ -284,31 +284,32 @@ class Conversation:
         flight: Flight,
         released: asyncio.Event,
     ) -> None:
+        self._gateway.drain.begin()
         try:
-            with self._gateway.drain.busy():
-                try:
-                    if method == LISTEN and caller.era is Era.MODERN:
-                        await in_task()
-                        listen = self._negotiation.listen
-                        result = await listen(request_id, params, self._rights, self._messages.tell)
-                    else:
-                        result = await self._gateway.handle(method, params, caller)
-                    if envelope.is_large(result):
-                        # Megabytes take milliseconds for each copy, and the write makes another one.
-                        response = await in_thread(envelope.reply, request_id, result)
-                    else:
-                        response = envelope.reply(request_id, result)
-                    del result
-                except RequestError as error:
-                    response = envelope.error_reply(request_id, error.code, error.message, error.data)
-                # A host that does not read keeps responses waiting; the memory of its requests is freed.
-                del params, caller
-                released.set()
-                writing = self._write_response(response)
-                del response
-                await writing
+            try:
+                if method == LISTEN and caller.era is Era.MODERN:
+                    await in_task()
+                    listen = self._negotiation.listen
+                    result = await listen(request_id, params, self._rights, self._messages.tell)
+                else:
+                    result = await self._gateway.handle(method, params, caller)
+                if envelope.is_large(result):
+                    # Megabytes take milliseconds for each copy, and the write makes another one.
+                    response = await in_thread(envelope.reply, request_id, result)
+                else:
+                    response = envelope.reply(request_id, result)
+                del result
+            except RequestError as error:
+                response = envelope.error_reply(request_id, error.code, error.message, error.data)
+            # A host that does not read keeps responses waiting; the memory of its requests is freed.
+            del params, caller
+            released.set()
+            writing = self._write_response(response)
+            del response
+            await writing
         finally:
             released.set()
+            self._gateway.drain.end()
             self._under_way -= 1
             self._flights.discard(flight)
             if self._cancellable.get(request_id) is flight:

@@ -16,7 +16,6 @@ import binascii
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,7 @@ from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.flights import Flight, in_task
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import ACTING, acting_as
+from mcp_context_proxy.trust.tokens import acting_as
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -160,8 +159,7 @@ class Gateway:
             ) from None
 
     async def _handle(self, handler: Handler, method: str, params: Members, caller: Caller) -> bytes:
-        acting = nullcontext() if caller.rights is ACTING.get() else acting_as(caller.rights)
-        with acting:
+        with acting_as(caller.rights):
             if self.tracing is None:
                 return await handler(params, caller)
             with self.tracing.request(method, params, caller.era) as traced:
