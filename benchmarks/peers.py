@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from raw_clients import StdioClient, call_params
 from subjects import HERE, SERVERS, TOOLS, Workbench, child
 
 IN_FLIGHT = 32
-CALLS, BURST = 1000, 5000
+CALLS, BURST = 2000, 5000
 OURS, BARE, RUST, DIRECT = "proxy", "bare asyncio", "mcp-compressor (Rust)", "direct"
 
 Values = dict[str, list[float]]
@@ -41,15 +41,22 @@ def calls(bench: Workbench, rounds: int) -> list[Figure]:
     found: list[Figure] = []
     for era in ("handshake", "modern"):
         with _running(bench, era) as clients:
-            p50, p95, rate = (dict[str, list[float]]() for _ in range(3))
+            p50, p95, rate, one, many = (dict[str, list[float]]() for _ in range(5))
             for name in _turning(clients, rounds):
+                pid = clients[name].process.pid
+                began = _processor_seconds(pid)
                 taken = clients[name].timed("tools/call", _call(name), CALLS)
+                between = _processor_seconds(pid)
                 p50.setdefault(name, []).append(median(taken) * 1e3)
                 p95.setdefault(name, []).append(percentile(taken, 0.95) * 1e3)
                 rate.setdefault(name, []).append(clients[name].pipelined(_call(name), BURST, IN_FLIGHT))
+                one.setdefault(name, []).append((between - began) / CALLS * 1e6)
+                many.setdefault(name, []).append((_processor_seconds(pid) - between) / BURST * 1e6)
             found += _table(f"{era}: call p50", p50, "ms", {BARE: 1.15, RUST: 1.0})
             found += _table(f"{era}: call p95", p95, "ms", {BARE: 1.3})
             found += _table(f"{era}: {IN_FLIGHT} in flight", rate, "calls/s", {RUST: 1.5}, "at least")
+            found += _table(f"{era}: processor time of a call", one, "us", {BARE: None, RUST: None})
+            found += _table(f"{era}: the same, {IN_FLIGHT} in flight", many, "us", {BARE: None, RUST: None})
     return found
 
 
@@ -151,10 +158,10 @@ def _table(
     label: str,
     values: Values,
     unit: str,
-    bars: dict[str, float],
+    bars: Mapping[str, float | None],
     sense: Literal["at most", "at least"] = "at most",
 ) -> Iterator[Figure]:
-    """Figures of every subject, and the ratio of the proxy to those for which there is a bar."""
+    """Figures of every subject, and the ratio of the proxy to those that are named, with the bar if any."""
     for name, found in values.items():
         yield Figure(f"{label}: {name}", found, unit)
     for name, bar in bars.items():

@@ -3,7 +3,8 @@
     python benchmarks/sharing.py [--rounds 6] [--calls 300]
 
 Measures a further session of a host (seconds until it has the list of tools, and the memory of all its
-processes), a call over the bridge against one without, and calls per second over eight bridges.
+processes), a call over the bridge against one without, and calls per second over eight bridges, beside those
+of the same clients and servers without a proxy.
 """
 
 from __future__ import annotations
@@ -52,7 +53,13 @@ def main() -> None:
         stack.callback(os.kill, ask(socket, "GET", "/status", seconds=60)["pid"], signal.SIGTERM)
         _sessions(commands, given.rounds)
         _calls(first, given.rounds, given.calls)
-        _throughput(commands["shared"], stack, given.calls * 10)
+        calls = given.calls * 10
+        _throughput("bridges", [_opened(stack, commands["shared"]) for _ in range(BRIDGES)], TOOL, calls)
+        servers = [bench.direct() for _ in range(BRIDGES)]
+        for server in servers:
+            stack.callback(server.close)
+            server.open()
+        _throughput("clients and servers without any proxy", servers, tool_name("direct"), calls)
     print(f"load: {os.getloadavg()[0]:.1f}")
 
 
@@ -92,11 +99,10 @@ def _calls(clients: dict[str, StdioClient], rounds: int, calls: int) -> None:
     print(f"   call: p50 {own:.3f} ms own, {shared:.3f} ms shared at best; {median(pairs):+.3f} ms in pairs")
 
 
-def _throughput(command: list[str], stack: ExitStack, calls: int) -> None:
-    clients = [_opened(stack, command) for _ in range(BRIDGES)]
+def _throughput(label: str, clients: list[StdioClient], tool: str, calls: int) -> None:
     began = time.perf_counter()
     threads = [
-        threading.Thread(target=client.pipelined, args=(call_params(TOOL), calls // BRIDGES, IN_FLIGHT))
+        threading.Thread(target=client.pipelined, args=(call_params(tool), calls // BRIDGES, IN_FLIGHT))
         for client in clients
     ]
     for thread in threads:
@@ -104,7 +110,7 @@ def _throughput(command: list[str], stack: ExitStack, calls: int) -> None:
     for thread in threads:
         thread.join()
     rate = calls / (time.perf_counter() - began)
-    print(f"{BRIDGES} bridges: {rate:,.0f} calls/s, {IN_FLIGHT} under way on each")
+    print(f"{BRIDGES} {label}: {rate:,.0f} calls/s, {IN_FLIGHT} under way on each")
 
 
 def _memory_of_all() -> int:

@@ -20,7 +20,12 @@ def main() -> None:
 
         if session.run(arguments, os.environ):
             return
-    from mcp_context_proxy.cli.main import main as run  # noqa: PLC0415 - hundreds of modules
+    # No plugin of another package has a part in our configuration, and to look for them takes time.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    from mcp_context_proxy.system.later import importing  # noqa: PLC0415 - the two above do without
+
+    with importing():
+        from mcp_context_proxy.cli.main import main as run  # noqa: PLC0415 - hundreds of modules
 
     run()
 

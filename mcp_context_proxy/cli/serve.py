@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 
 from mcp_context_proxy.cli.options import WholeNumber, config_option, innermost, load_config
 from mcp_context_proxy.config import load
+from mcp_context_proxy.system.later import importing
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen on but not connect to, and the one of this machine to connect to instead."""
@@ -60,7 +60,8 @@ def serve_command(
     Over stdio, the sessions of all hosts share the proxy that runs for the configuration; the first one
     starts it. On Windows each session has its own.
     """
-    from mcp_context_proxy import app
+    with importing():
+        from mcp_context_proxy import app
 
     if not http and (host is not None or port is not None or (no_auth and api_port is None)):
         raise click.UsageError("--host and --port need --http; --no-auth needs --http or --api-port")
@@ -136,6 +137,8 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
 
 
 def _has_page(base: str) -> bool:
+    import http.client
+
     connection = http.client.HTTPConnection(base, timeout=PROBE_SECONDS)
     try:
         connection.request("GET", "/ui")

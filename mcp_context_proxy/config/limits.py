@@ -37,7 +37,7 @@ class Reload(Enum):
 class Limits(BaseModel):
     """Bounds that keep one bad peer, file or result from harming everything else."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     message_bytes: Count = 16 * MIB
     """Largest message in either direction; enough for screenshots and file dumps."""

@@ -68,7 +68,7 @@ Synonyms = dict[Annotated[str, AfterValidator(_is_word)], Meaning]
 class Table(BaseModel):
     """One table of the file: frozen, without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     derived: ClassVar[frozenset[str]] = frozenset()
     """Fields that are computed while loading and cannot be set in a file."""

@@ -7,6 +7,7 @@ the server is reported to the callers of this server alone.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -55,6 +56,7 @@ from mcp_context_proxy.protocol.strangers import said, said_json, stranger_json
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.guard import KnownSecrets
 
@@ -223,6 +225,7 @@ class DownstreamClient(ServerLifecycle):
                 result = await self._send(connected, method, params, outgoing)
             except DisconnectedError:
                 # The request was not sent, or was refused because its session had expired.
+                await in_task()
                 if self._is_shared(connected, outgoing):
                     with anyio.move_on_after(self.config.connect_timeout):
                         await self._wait_lost(connected)
@@ -242,7 +245,7 @@ class DownstreamClient(ServerLifecycle):
             raise redacted(error, self._redact) from None
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
-            self._idle.last_used = anyio.current_time()
+            self._idle.last_used = time.monotonic()
             if not self._pending:
                 self._none_pending.set()
 
@@ -290,6 +293,7 @@ class DownstreamClient(ServerLifecycle):
         A caller that wants progress is told once a second that it waits.
         """
         if self.connected is None:
+            await in_task()
             async with anyio.create_task_group() as group:
                 if outgoing.wants_progress and outgoing.on_notification is not None:
                     group.start_soon(self._tell_waiting, outgoing.on_notification)
@@ -315,6 +319,7 @@ class DownstreamClient(ServerLifecycle):
     async def _send(self, connected: Connected, method: str, params: Members, outgoing: Outgoing) -> bytes:
         if self._is_shared(connected, outgoing):
             return await connected.link.request(method, params, outgoing)
+        await in_task()
         async with self._dedicated.acquire(outgoing) as link:
             return await link.request(method, params, outgoing)
 

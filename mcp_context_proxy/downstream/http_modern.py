@@ -24,6 +24,7 @@ from mcp_context_proxy.protocol import envelope, eras, headers
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import ServerSentEvent
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class ModernHttp:
 
     async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
         """Send a request and return its encoded result unchanged; see `Link.request`."""
+        await in_task()
         self._next_id += 1
         request_id = self._next_id
         down = eras.fit_params_to_server(

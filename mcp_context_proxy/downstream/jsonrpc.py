@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -34,6 +35,7 @@ from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket, Oversized
 from mcp_context_proxy.protocol.strangers import quoted
+from mcp_context_proxy.system.flights import Reply, in_task
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -137,11 +139,12 @@ class Peer:
             frame, channel = envelope.request(pending.id, method, down), self._attached
             if not channel.sent_at_once(frame):
                 # Within the timeout of the request: a server that stops reading delays nobody longer.
+                await in_task()
                 pending.sending = anyio.CancelScope()
                 with pending.sending:
                     await channel.send(frame)
                     pending.sending = None
-            return await pending.result()
+            return await pending
         except ConnectionError as error:
             raise self._unsent(str(error)) from None
         except CallTimeoutError:
@@ -178,8 +181,8 @@ class Peer:
     def close(self, cause: str) -> None:
         """Fail every pending request: the connection is lost because of the first `cause` given."""
         self._closed = self._closed or cause
-        for pending in self._pending.by_id.values():
-            if pending.future.done():
+        for pending in tuple(self._pending.by_id.values()):
+            if pending.done:
                 continue
             if pending.sending is None:
                 pending.fail(self._interrupted(pending, cause))
@@ -255,9 +258,11 @@ class Peer:
             return
         self._bad_lines = 0
         try:
-            pending.answer(result_of(self.server, message))
+            result = result_of(self.server, message)
         except DownstreamError as error:
             pending.fail(error)
+        else:
+            pending.answer(result)
 
     def _receive_notification(self, method: str, params: Members) -> None:
         if method == "notifications/progress":
@@ -400,7 +405,10 @@ def _scalar(raw: Raw | None) -> float | str | None:
 
 
 class _PendingRequests:
-    """All pending requests of one peer: correlates them by id, enforces and pauses their timeouts."""
+    """All pending requests of one peer: correlates them by id, enforces and pauses their timeouts.
+
+    One timer is enough for all: it is set to the earliest deadline, and looks at all of them when it comes.
+    """
 
     def __init__(self, server: str, call_seconds: float, call_max_seconds: float) -> None:
         self._server = server
@@ -408,6 +416,9 @@ class _PendingRequests:
         self._loop = asyncio.get_running_loop()
         self._last_id = 0
         self.by_id: dict[int, _Pending] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = math.inf
+        """Time of the next look at the deadlines."""
 
     def find(self, request_id: object) -> _Pending | None:
         """Return the request with this id if its caller still waits.
@@ -419,32 +430,47 @@ class _PendingRequests:
         if isinstance(request_id, float) and request_id.is_integer():
             request_id = int(request_id)
         pending = self.by_id.get(request_id) if isinstance(request_id, int) else None
-        return None if pending is None or pending.future.done() else pending
+        return None if pending is None or pending.done else pending
 
     def add(self, method: str, outgoing: Outgoing) -> _Pending:
         self._last_id += 1
         timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
-        give_up_at = self._loop.time() + max(timeout, self._call_max_seconds)
-        pending = _Pending(self._last_id, method, self._loop.create_future(), outgoing, timeout, give_up_at)
-        pending.timer = self._loop.call_later(timeout, self._expire, pending)
+        pending = _Pending(self._last_id, method, outgoing, timeout)
+        now = self._loop.time()
+        pending.give_up_at = now + max(timeout, self._call_max_seconds)
         self.by_id[pending.id] = pending
+        self._give_until(pending, now + timeout)
         return pending
 
     def remove(self, pending: _Pending) -> None:
         del self.by_id[pending.id]
-        if pending.timer is not None:
-            pending.timer.cancel()
-        if pending.future.done() and not pending.future.cancelled():
-            pending.future.exception()  # retrieved, so that nothing is logged for an abandoned caller
 
     def extend(self, pending: _Pending) -> None:
         """Restart the timeout of a request, up to the bound that nothing extends."""
-        if pending.timer is not None:
-            pending.timer.cancel()
-        if pending.holds:
-            return
-        when = min(self._loop.time() + pending.timeout, pending.give_up_at)
-        pending.timer = self._loop.call_at(when, self._expire, pending)
+        if not pending.holds:
+            self._give_until(pending, min(self._loop.time() + pending.timeout, pending.give_up_at))
+
+    def _give_until(self, pending: _Pending, deadline: float) -> None:
+        pending.deadline = deadline
+        if deadline < self._looks_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._looks_at = deadline
+            self._timer = self._loop.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        """Give up the requests whose time is over, and look again when the next one's is."""
+        over = self._looks_at
+        self._timer, self._looks_at = None, math.inf
+        for pending in tuple(self.by_id.values()):
+            if pending.done:
+                continue
+            if pending.deadline <= over:
+                pending.fail(CallTimeoutError(self._server, pending.subject, pending.timeout))
+                if pending.sending is not None:
+                    pending.sending.cancel()
+            elif pending.deadline < math.inf:
+                self._give_until(pending, pending.deadline)
 
     @contextlib.contextmanager
     def held(self, party: Party | None) -> Iterator[None]:
@@ -454,58 +480,42 @@ class _PendingRequests:
             if pending.holds == 0:
                 pending.held_since = self._loop.time()
             pending.holds += 1
-            if pending.timer is not None:
-                pending.timer.cancel()
+            pending.deadline = math.inf
         try:
             yield
         finally:
             for pending in held:
                 pending.holds -= 1
-                if pending.holds == 0 and not pending.future.done():
+                if pending.holds == 0 and not pending.done:
                     pending.give_up_at += self._loop.time() - pending.held_since
                     self.extend(pending)
 
-    def _expire(self, pending: _Pending) -> None:
-        if not pending.future.done():
-            pending.fail(CallTimeoutError(self._server, pending.subject, pending.timeout))
-            if pending.sending is not None:
-                pending.sending.cancel()
 
+class _Pending(Reply[bytes]):
+    """One pending request: the reply that its caller awaits, its timeout, and what goes with it."""
 
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """One pending request: its caller's future, its timeout, and the receiver of its notifications."""
+    __slots__ = (
+        "deadline",
+        "give_up_at",
+        "held_since",
+        "holds",
+        "id",
+        "method",
+        "outgoing",
+        "sending",
+        "timeout",
+    )
 
-    id: int
-    method: str
-    future: asyncio.Future[None]
-    outgoing: Outgoing
-    timeout: float
-    give_up_at: float
-    timer: asyncio.TimerHandle | None = None
-    holds: int = 0
-    """Open requests of the server to the client; the timeout is paused while there are any."""
-    held_since: float = 0.0
-    sending: anyio.CancelScope | None = None
-    """Set while the request waits for the channel to take it."""
-    _result: bytes = b""
+    def __init__(self, request_id: int, method: str, outgoing: Outgoing, timeout: float) -> None:
+        super().__init__()
+        self.id, self.method, self.outgoing, self.timeout = request_id, method, outgoing, timeout
+        self.deadline = self.give_up_at = math.inf
+        self.holds = 0
+        """Open requests of the server to the client; the timeout is paused while there are any."""
+        self.held_since = 0.0
+        self.sending: anyio.CancelScope | None = None
+        """Set while the request waits for the channel to take it."""
 
     @property
     def subject(self) -> str:
         return self.outgoing.subject or "a request"
-
-    def fail(self, error: DownstreamError) -> None:
-        self.future.set_exception(error)
-
-    def answer(self, result: bytes) -> None:
-        self._result = result
-        self.future.set_result(None)
-
-    async def result(self) -> bytes:
-        """Wait for the result, and hold no reference to it afterwards.
-
-        The future does not carry it: the event loop keeps the future while its waiter goes on.
-        """
-        await self.future
-        result, self._result = self._result, b""
-        return result

@@ -1,7 +1,7 @@
 """Conversation with one host, over any front: answers its requests and takes its notifications and responses.
 
 Requests go straight from frame to frame. Those of the protocol itself, such as ``initialize`` and ``ping``,
-are answered at once, all others by the gateway in a task of their own.
+are answered at once, all others by the gateway, each in a flight of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
+from mcp_context_proxy.system.flights import Flight, in_task
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
@@ -100,8 +101,9 @@ class Conversation:
         self._session: Session | None = None
         self._under_way = 0
         """Number of requests that are being answered."""
-        self._cancellable: dict[RequestId, anyio.CancelScope] = {}
-        """Scopes of those that are not cancelled: an id can be used again as soon as its request is."""
+        self._flights: set[Flight] = set()
+        self._cancellable: dict[RequestId, Flight] = {}
+        """Those that are not cancelled: an id can be used again as soon as its request is."""
         self._idle = anyio.Event()
         self._input_ended = False
         self._questions = Questions()
@@ -116,7 +118,11 @@ class Conversation:
         try:
             async with anyio.create_task_group() as self._group:
                 task_status.started()
-                await anyio.sleep_forever()
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    for flight in tuple(self._flights):
+                        flight.cancel()
         finally:
             if self._session is not None:
                 self._gateway.end_session(self._session)
@@ -167,7 +173,7 @@ class Conversation:
             return
         self.take(message, frame)
 
-    def take(self, message: Envelope, frame: bytes) -> anyio.Event | None:
+    def take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
         """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
         if message.method is UNSET:
             self._questions.take_response(message)
@@ -188,7 +194,7 @@ class Conversation:
             logger.warning("the host sent a %s", why)
         self._channel.send_nowait(envelope.error_reply(request_id, code, why))
 
-    def _receive_request(self, message: Envelope, frame: bytes) -> anyio.Event | None:
+    def _receive_request(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
         request_id, method = message.id, message.method
         assert isinstance(request_id, int | str)
         assert isinstance(method, str)
@@ -197,7 +203,7 @@ class Conversation:
             self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
             return None
         # Set when the front no longer needs the memory of the request.
-        released = anyio.Event()
+        released = asyncio.Event()
         try:
             params = _members(message.params)
             if method == INITIALIZE:
@@ -217,9 +223,10 @@ class Conversation:
             text = f"busy: {self._under_way} requests are under way"
             self._reply_now(envelope.error_reply(request_id, INVALID_REQUEST, text))
             return None
-        scope = self._cancellable[request_id] = anyio.CancelScope()
+        flight = self._cancellable[request_id] = Flight(self._group)
         self._under_way += 1
-        self._group.start_soon(self._answer, request_id, method, params, caller, scope, released)
+        self._flights.add(flight)
+        flight.start(self._answer(request_id, method, params, caller, flight, released))
         return released
 
     def _initialize(self, params: Members) -> bytes:
@@ -274,35 +281,38 @@ class Conversation:
         method: str,
         params: Members,
         caller: Caller,
-        scope: anyio.CancelScope,
-        released: anyio.Event,
+        flight: Flight,
+        released: asyncio.Event,
     ) -> None:
+        self._gateway.drain.begin()
         try:
-            with scope, self._gateway.drain.busy():
-                try:
-                    if method == LISTEN and caller.era is Era.MODERN:
-                        listen = self._negotiation.listen
-                        result = await listen(request_id, params, self._rights, self._messages.tell)
-                    else:
-                        result = await self._gateway.handle(method, params, caller)
-                    if envelope.is_large(result):
-                        # Megabytes take milliseconds for each copy, and the write makes another one.
-                        response = await in_thread(envelope.reply, request_id, result)
-                    else:
-                        response = envelope.reply(request_id, result)
-                    del result
-                except RequestError as error:
-                    response = envelope.error_reply(request_id, error.code, error.message, error.data)
-                # A host that does not read keeps responses waiting; the memory of its requests is freed.
-                del params, caller
-                released.set()
-                writing = self._write_response(response)
-                del response
-                await writing
+            try:
+                if method == LISTEN and caller.era is Era.MODERN:
+                    await in_task()
+                    listen = self._negotiation.listen
+                    result = await listen(request_id, params, self._rights, self._messages.tell)
+                else:
+                    result = await self._gateway.handle(method, params, caller)
+                if envelope.is_large(result):
+                    # Megabytes take milliseconds for each copy, and the write makes another one.
+                    response = await in_thread(envelope.reply, request_id, result)
+                else:
+                    response = envelope.reply(request_id, result)
+                del result
+            except RequestError as error:
+                response = envelope.error_reply(request_id, error.code, error.message, error.data)
+            # A host that does not read keeps responses waiting; the memory of its requests is freed.
+            del params, caller
+            released.set()
+            writing = self._write_response(response)
+            del response
+            await writing
         finally:
             released.set()
+            self._gateway.drain.end()
             self._under_way -= 1
-            if self._cancellable.get(request_id) is scope:
+            self._flights.discard(flight)
+            if self._cancellable.get(request_id) is flight:
                 del self._cancellable[request_id]
             self._note_idle()
 
@@ -331,9 +341,9 @@ class Conversation:
             with contextlib.suppress(RequestError):
                 params = _members(message.params)
                 target = envelope.value(params["requestId"]) if "requestId" in params else None
-                scope = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
-                if scope is not None:
-                    scope.cancel()
+                flight = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
+                if flight is not None:
+                    flight.cancel()
         elif self._session is not None and message.method in RELAYED_NOTIFICATIONS:
             assert isinstance(message.method, str)
             if message.method not in self._announced:

@@ -253,7 +253,7 @@ def decode_error(raw: Raw) -> Error:
 def starts_with(raw: bytes | Raw, *kinds: bytes) -> bool:
     """Return whether JSON without leading space starts with one of these characters, which tell its kind."""
     # A view, because `bytes(raw)` would copy the whole payload.
-    return bytes(memoryview(raw)[:1]) in kinds
+    return memoryview(raw)[:1] in kinds
 
 
 def text(raw: bytes | Raw | None) -> str | None:

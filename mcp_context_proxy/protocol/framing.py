@@ -19,6 +19,7 @@ from weakref import WeakSet
 import anyio
 
 from mcp_context_proxy.protocol.envelope import is_large, is_utf8
+from mcp_context_proxy.system.flights import in_task
 
 EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
@@ -258,12 +259,16 @@ class MessageReader(PipeReader):
 
     def _take(self, data: bytes) -> None:
         self._unframed += len(data)
-        for frame in self._framer.feed(data):
-            self._unframed = 0
-            if self._held or is_large(frame):
-                self._held.append(frame)
-            else:
-                self._receive(frame)
+        _step.begin()
+        try:
+            for frame in self._framer.feed(data):
+                self._unframed = 0
+                if self._held or is_large(frame):
+                    self._held.append(frame)
+                else:
+                    self._receive(frame)
+        finally:
+            _step.end()
         if self._held:
             if self._transport is not None and self._transport.is_reading():
                 self._transport.pause_reading()
@@ -306,6 +311,36 @@ LOOK_SECONDS = 1.0
 PIECE_BYTES = 1 << 20
 """Bytes of a frame that are handed to a pipe at a time. The pipe copies what it cannot write at once: a list
 of 70 MB in one go keeps everybody else waiting for 50 ms."""
+
+
+class _Step:
+    """The step of the event loop in which a pipe is read: frames are written in it, and when it is over."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._writers: list[PipeWriter] = []
+
+    def begin(self) -> None:
+        """Read some messages from here on."""
+        self._depth += 1
+
+    def end(self) -> None:
+        """Have all frames written that are gathered: these messages are read."""
+        self._depth -= 1
+        if not self._depth and self._writers:
+            writers, self._writers = self._writers, []
+            for writer in writers:
+                writer.end_step()
+
+    def gathers_for(self, writer: PipeWriter) -> None:
+        """Tell a writer when the step is over; one outside of any reading ends with the loop's step."""
+        if self._depth:
+            self._writers.append(writer)
+        else:
+            asyncio.get_running_loop().call_soon(writer.end_step)
+
+
+_step = _Step()
 
 
 class PipeWriter(asyncio.BaseProtocol):
@@ -353,7 +388,7 @@ class PipeWriter(asyncio.BaseProtocol):
             else:
                 self._gathers = True
                 self._pipe.write(frame + b"\n")
-                asyncio.get_running_loop().call_soon(self._end_step)
+                _step.gathers_for(self)
         elif len(frame) <= PIECE_BYTES:
             self._write_gathered()
             self._pipe.write(frame)
@@ -370,7 +405,8 @@ class PipeWriter(asyncio.BaseProtocol):
         if self._gathered_bytes > LARGE_BYTES:
             self._write_gathered()
 
-    def _end_step(self) -> None:
+    def end_step(self) -> None:
+        """Write the frames that are gathered."""
         self._gathers = False
         self._write_gathered()
 
@@ -384,6 +420,7 @@ class PipeWriter(asyncio.BaseProtocol):
         if self.writable.is_set() and not self._turn.locked():
             self.write_line(frame)
             return
+        await in_task()
         # One frame at a time: once there is room, the first may fill it.
         async with self._turn:
             await self.writable.wait()

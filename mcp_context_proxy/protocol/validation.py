@@ -109,7 +109,7 @@ _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
     """Return the fault in the params of a request, for its sender; None if they are right."""
     for name in _LOOKED_AT.get(method, ("_meta",)):
-        if (size := len(params.get(name, b""))) > envelope.TAKEN_APART_BYTES:
+        if name in params and (size := len(params[name])) > envelope.TAKEN_APART_BYTES:
             return f"{name} of {method} has {size:,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
     for name, kind in _NEEDED.get(method, {}).items():
         if not _is(params.get(name), kind):
@@ -121,6 +121,8 @@ def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
         return "_meta must be an object"
     if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
         return wrong
+    if "_meta" not in params:
+        return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
     meta = eras.meta_of(params)
     token, level = meta.get("progressToken"), meta.get(eras.LOG_LEVEL_KEY)
     if token is not None and type(envelope.value(token)) not in (int, str):

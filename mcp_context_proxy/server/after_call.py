@@ -8,6 +8,7 @@ nothing. Nothing here blocks, and no caller waits for it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,9 +63,14 @@ class Outcome(Enum):
     """The result requires input; the call ends when the client has given it."""
 
 
+_NO_SUCCESS: Final = (b'"isError"', b'"resultType"', b"\\u")
+"""Parts of which a result has one, unless it succeeded: the names cannot be written otherwise than with an
+escape."""
+
+
 def outcome_of(result: bytes) -> Outcome:
     """Return how a call with this result ended."""
-    if len(result) > MOST_BYTES:
+    if len(result) > MOST_BYTES or not any(mark in result for mark in _NO_SUCCESS):
         return Outcome.SUCCEEDED
     try:
         members = envelope.members(result)
@@ -73,6 +79,20 @@ def outcome_of(result: bytes) -> Outcome:
     if eras.result_type(members) == "input_required":
         return Outcome.ASKS
     return Outcome.FAILED if bytes(members.get("isError", b"false")) == b"true" else Outcome.SUCCEEDED
+
+
+class _Ended(msgspec.Struct, frozen=True, eq=False):
+    """A call that its server has answered; see `EndedCalls.answered`."""
+
+    tool: Tool
+    params: Members
+    caller: Caller
+    session: SessionContext | None
+    goal: str | None
+    outcome: Outcome
+    size: int
+    seconds: float
+    rule: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,6 +114,8 @@ class EndedCalls:
     """Takes a tool that was used, and the id of the session, if any."""
     working_set: WorkingSet = field(default_factory=WorkingSet)
     """Always listed, so a use of one of its tools says nothing about a request."""
+    _waiting: list[_Ended] = field(default_factory=list)
+    """Answered calls until the end of this step of the event loop: callers do not wait for what follows."""
 
     def answered(
         self,
@@ -111,31 +133,44 @@ class EndedCalls:
 
         ``rule`` is what allowed it, if it was not the default.
         """
-        outcome = outcome_of(result)
+        ended = _Ended(tool, params, caller, session, goal, outcome_of(result), len(result), seconds, rule)
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._follow_up)
+        self._waiting.append(ended)
+
+    def _follow_up(self) -> None:
+        """Take the calls of this step of the event loop: their answers are written."""
+        waiting = self._waiting[:]
+        self._waiting.clear()
+        for ended in waiting:
+            self._take(ended)
+
+    def _take(self, ended: _Ended) -> None:
+        tool, params, caller, outcome = ended.tool, ended.params, ended.caller, ended.outcome
+        ms = ended.seconds * 1000
         if self.audit is not None:
             self.audit.called(
                 tool,
                 params.get("arguments"),
                 outcome.name.lower(),
                 decision="allowed",
-                rule=rule,
+                rule=ended.rule,
                 principal=caller.principal,
                 subject=caller.rights.label,
                 client_info=caller.client_info,
-                session=None if session is None else session.id,
-                ms=seconds * 1000,
-                result_bytes=len(result),
+                session=None if ended.session is None else ended.session.id,
+                ms=ms,
+                result_bytes=ended.size,
             )
         if outcome is Outcome.ASKS:
             return
         if self.usage is not None:
             failed = outcome is Outcome.FAILED
-            ms, owner = seconds * 1000, caller.rights.owner
-            self.usage.called(tool.server, tool.name, ms, failed, len(result), owner)
+            self.usage.called(tool.server, tool.name, ms, failed, ended.size, caller.rights.owner)
         if self.log is not None:
-            self.log.called(tool, params, caller, goal)
+            self.log.called(tool, params, caller, ended.goal)
         if outcome is Outcome.SUCCEEDED:
-            self._attribute(tool, session, caller, goal)
+            self._attribute(tool, ended.session, caller, ended.goal)
 
     def failed(
         self,

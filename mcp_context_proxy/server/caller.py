@@ -68,8 +68,7 @@ class ConnectedHost:
     """Its rights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The client that made one request: its capabilities, and the ways to notify and ask it meanwhile."""
 
     era: Era

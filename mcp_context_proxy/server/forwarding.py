@@ -46,6 +46,7 @@ from mcp_context_proxy.server.questions import (
     requests_in,
     url_elicitation,
 )
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import AuditLog
 
@@ -121,6 +122,7 @@ class Forwarder:
             return await self._send(request, request.params, _outgoing(request, notify))
         try:
             if "requestState" in request.params or client_capabilities(caller):
+                await in_task()
                 return await self._send_pending(request, notify)
             return await self._send(request, request.params, _outgoing(request, notify))
         except RemoteError as error:

@@ -10,12 +10,12 @@ read no more), and drains requests when the proxy stops (`Drain`).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -46,8 +46,9 @@ from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.system.flights import Flight, in_task
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import ACTING, acting_as
+from mcp_context_proxy.trust.tokens import acting_as
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -140,9 +141,12 @@ class Gateway:
         if caller.session is not None:
             # A new token of the same principal may reach less; notifications go by the session.
             caller.session.rights = caller.rights
+        if handler != self._call or self.tracing is not None:
+            await in_task()
         try:
             with self.drain.request():
                 if self.profiles.active or caller.rights.profile is not None:
+                    await in_task()
                     caller = await self.profiles.admit(caller)
                 return await self._handle(handler, method, params, caller)
         except RequestError:
@@ -155,8 +159,7 @@ class Gateway:
             ) from None
 
     async def _handle(self, handler: Handler, method: str, params: Members, caller: Caller) -> bytes:
-        acting = nullcontext() if caller.rights is ACTING.get() else acting_as(caller.rights)
-        with acting:
+        with acting_as(caller.rights):
             if self.tracing is None:
                 return await handler(params, caller)
             with self.tracing.request(method, params, caller.era) as traced:
@@ -198,6 +201,7 @@ class Gateway:
     async def _call(self, params: Members, caller: Caller) -> bytes:
         name = envelope.text(params.get("name"))
         if name is not None and name in meta_definitions.RESERVED:
+            await in_task()
             result = await self._meta_tools.call(name, params, caller)
             return eras.fit_result_to_client("tools/call", result, caller.era)
         return await self._tool_calls.call(params, caller)
@@ -270,7 +274,7 @@ class Drain:
         """True once balancers should choose another proxy; everything is still served."""
         self.stopping = False
         """True once new requests are refused."""
-        self._scopes: set[anyio.CancelScope] = set()
+        self._requests: set[_Request] = set()
         self._busy = 0
         self._idle = anyio.Event()
 
@@ -286,16 +290,16 @@ class Drain:
         """
         return _Request(self)
 
-    def begin(self, scope: anyio.CancelScope | None = None) -> None:
-        """Count something that is under way; `scope` is cancelled when the time is over."""
+    def begin(self, request: _Request | None = None) -> None:
+        """Count something that is under way; a request is given up when the time is over."""
         self._busy += 1
-        if scope is not None:
-            self._scopes.add(scope)
+        if request is not None:
+            self._requests.add(request)
 
-    def end(self, scope: anyio.CancelScope | None = None) -> None:
+    def end(self, request: _Request | None = None) -> None:
         """Count it no more."""
-        if scope is not None:
-            self._scopes.discard(scope)
+        if request is not None:
+            self._requests.discard(request)
         self._busy -= 1
         if not self._busy:
             self._idle.set()
@@ -305,8 +309,8 @@ class Drain:
         self.leaving = self.stopping = True
         with anyio.move_on_after(seconds):
             await self._wait_until_idle()
-        for scope in self._scopes:
-            scope.cancel()
+        for request in tuple(self._requests):
+            request.give_up()
         with anyio.move_on_after(LAST_RESPONSES_SECONDS):
             await self._wait_until_idle()
 
@@ -334,24 +338,51 @@ class _Busy:
 class _Request:
     """Answers a request while it is entered; see `Drain.request`."""
 
-    __slots__ = ("_drain", "_scope")
+    __slots__ = ("_drain", "_flight", "_given_up", "_scope")
 
     def __init__(self, drain: Drain) -> None:
-        self._drain, self._scope = drain, anyio.CancelScope()
+        self._drain = drain
+        self._flight: Flight | None = None
+        self._scope: anyio.CancelScope | None = None
+        """In a task. A flight without one is cancelled itself."""
+        self._given_up = False
 
     def __enter__(self) -> None:
         if self._drain.stopping:
             raise RequestError(SHUTTING_DOWN, "shutting down: the proxy was told to stop; it did not run")
-        self._drain.begin(self._scope)
+        self._drain.begin(self)
+        self._flight = Flight.current()
+        if self._flight is None:
+            self._open_scope()
+        else:
+            self._flight.when_in_task = self._open_scope
+
+    def _open_scope(self) -> None:
+        self._scope = anyio.CancelScope()
         self._scope.__enter__()
+        if self._given_up:
+            self._scope.cancel()
+
+    def give_up(self) -> None:
+        """Cancel the request, to answer it with an error."""
+        self._given_up = True
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self._flight is not None and not self._flight.has_task:
+            self._flight.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        caught = False
         try:
-            caught = self._scope.__exit__(kind, error, trace)
+            if self._scope is not None:
+                caught = bool(self._scope.__exit__(kind, error, trace))
+            elif self._flight is not None:
+                self._flight.when_in_task = None
+                caught = self._given_up and isinstance(error, asyncio.CancelledError)
         finally:
-            self._drain.end(self._scope)
+            self._drain.end(self)
         if caught:
             raise RequestError(
                 SHUTTING_DOWN, "shutting down: the request was given up; it may or may not have run"

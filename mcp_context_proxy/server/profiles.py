@@ -130,7 +130,7 @@ class Profiles:
         if rights == caller.rights:
             return caller
         principal = caller.principal if rights.profile is None else rights.name
-        return replace(caller, rights=rights, principal=principal)
+        return msgspec.structs.replace(caller, rights=rights, principal=principal)
 
     def of_prompt(self, host: str | None, folder: str | None) -> Principal:
         """Return the principal of a prompt in a host that is not connected, by the name of the host."""

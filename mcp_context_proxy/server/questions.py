@@ -74,7 +74,9 @@ _EXACT: Final = frozenset(
 
 def client_capabilities(caller: Caller) -> Mapping[str, Any]:
     """Return the declared capabilities that let servers make requests of the client, by name."""
-    declared = envelope.value(caller.capabilities) if caller.capabilities is not None else {}
+    if caller.capabilities is None or len(caller.capabilities) <= len(b"{}"):
+        return {}
+    declared = envelope.value(caller.capabilities)
     if not isinstance(declared, dict):
         return {}
     return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}

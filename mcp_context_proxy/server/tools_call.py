@@ -36,6 +36,7 @@ from mcp_context_proxy.server.after_call import EndedCalls, Outcome, outcome_of
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 
 OPEN, CLOSE = "\u27e6", "\u27e7"
@@ -99,6 +100,7 @@ class ToolCalls:
         snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)
         if tool is None:
+            await in_task()
             # A host may remember a tool from last time and call it before its server is up.
             server = names.owner(name, self.catalog.snapshot.servers)
             if server is not None or not names.is_full(name):
@@ -151,6 +153,7 @@ class ToolCalls:
             del sent["arguments"]
         asks, rule = bool(tool.asked_by) or (tool.interactive and through is not None), None
         if asks:
+            await in_task()
             rule = tool.asked_by or "interactive"
             try:
                 # Nobody is asked about a call that is refused in any case.

@@ -1,0 +1,133 @@
+"""Requests without a task of their own: a reply resumes them at once, anything else gives them a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from mcp_context_proxy.system.flights import Flight, Reply, in_task
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_reply_resumes_a_flight_in_the_step_in_which_it_comes() -> None:
+    reply, got = Reply[str](), list[str]()
+
+    async def ask() -> None:
+        got.append(await reply)
+
+    async with anyio.create_task_group() as group:
+        Flight(group).start(ask())
+        reply.answer("now")
+        assert got == ["now"]
+
+
+async def test_an_error_is_raised_where_the_reply_is_awaited() -> None:
+    reply, got = Reply[str](), list[str]()
+
+    async def ask() -> None:
+        try:
+            await reply
+        except ValueError as error:
+            got.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        Flight(group).start(ask())
+        reply.fail(ValueError("lost"))
+        assert got == ["lost"]
+
+
+async def test_a_reply_that_has_come_is_taken_without_a_wait() -> None:
+    reply, got = Reply[int](), list[int]()
+    reply.answer(1)
+
+    async def ask() -> None:
+        got.append(await reply)
+
+    async with anyio.create_task_group() as group:
+        Flight(group).start(ask())
+        assert got == [1]
+
+
+async def test_a_task_can_await_a_reply_too() -> None:
+    reply = Reply[int]()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_later, reply.answer, 2)
+        assert await reply == 2
+
+
+async def test_a_flight_that_awaits_anything_else_goes_on_in_a_task_where_scopes_work() -> None:
+    got = list[str]()
+
+    async def wait() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+        with anyio.move_on_after(0):
+            await anyio.sleep_forever()
+        got.append("after")
+
+    async with anyio.create_task_group() as group:
+        Flight(group).start(wait())
+    assert got == ["after"]
+
+
+async def test_a_flight_has_a_task_after_asking_for_one() -> None:
+    with_task = list[bool]()
+
+    async def move() -> None:
+        with_task.append(Flight.current() is None)
+        await in_task()
+        with_task.append(Flight.current() is None)
+        await in_task()
+        async with anyio.create_task_group() as inner:
+            inner.start_soon(anyio.sleep, 0)
+
+    async with anyio.create_task_group() as group:
+        Flight(group).start(move())
+    assert with_task == [False, True]
+
+
+async def _reply() -> None:
+    await Reply[int]()
+
+
+@pytest.mark.parametrize("wait", [_reply, anyio.sleep_forever], ids=["reply", "task"])
+@pytest.mark.parametrize("begun", [False, True], ids=["at once", "later"])
+async def test_a_cancelled_flight_ends_wherever_it_waits(
+    wait: Callable[[], Awaitable[None]], begun: bool
+) -> None:
+    got = list[str]()
+
+    async def work() -> None:
+        try:
+            await wait()
+        except asyncio.CancelledError:
+            got.append("cancelled")
+            raise
+
+    async with anyio.create_task_group() as group:
+        flight = Flight(group)
+        flight.start(work())
+        if begun:
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+        flight.cancel()
+        flight.cancel()
+    assert got == ["cancelled"]
+
+
+async def test_an_error_that_nobody_takes_ends_the_group() -> None:
+    async def break_down() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup) as raised:
+        async with anyio.create_task_group() as group:
+            Flight(group).start(break_down())
+    assert raised.group_contains(ZeroDivisionError)
+
+
+async def _later(function: Callable[[int], None], value: int) -> None:
+    await anyio.lowlevel.checkpoint()
+    function(value)
