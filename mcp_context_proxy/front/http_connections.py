@@ -169,7 +169,7 @@ class BoundedConnection(H11Protocol):
             self.flow.pause_reading()
 
     def on_response_complete(self) -> None:
-        """Wait for the rest of the body, if there is any, as long as before; for the next request while idle."""
+        """Wait for the rest of the body as long as before, or for the next request as long as it may idle."""
         super().on_response_complete()
         # A request that was sent before this one was answered is under way by now.
         missing = self._missing()
@@ -211,7 +211,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def _is_answered(self) -> bool:
-        """Whether nothing would be lost but the connection: no request on it waits for its response."""
+        """True if nothing would be lost but the connection: no request on it waits for its response."""
         unread = self._phase is _Phase.BODY and self.cycle.response_complete
         return unread or self._phase in (_Phase.HEADERS, _Phase.IDLE)
 

@@ -134,7 +134,9 @@ async def test_a_client_that_does_not_read_a_large_answer_is_disconnected(proxy:
     [
         pytest.param("POST /mcp HTTP/1.1\r\n", id="half-the-headers"),
         pytest.param("GET /livez HTTP/1.1\r\nhost: {}\r\n\r\n", id="idle-after-an-answer"),
-        pytest.param("POST /livez HTTP/1.1\r\nhost: {}\r\ncontent-length: 100\r\n\r\nx", id="refused-before-the-body"),
+        pytest.param(
+            "POST /livez HTTP/1.1\r\nhost: {}\r\ncontent-length: 100\r\n\r\nx", id="refused-before-the-body"
+        ),
         pytest.param(HEAD + "content-length: 100\r\n\r\n[1,", id="half-the-body"),
     ],
 )
