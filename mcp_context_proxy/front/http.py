@@ -123,7 +123,7 @@ def guarded(
     return Starlette(
         routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
         middleware=[
-            Middleware(Guard, policy=policy, pages=pages),
+            Middleware(Guard, policy=policy, pages=pages, most_of_one=max(limits.http_connections // 2, 1)),
             Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),
         ],
         lifespan=lifespan,

@@ -83,9 +83,11 @@ CLIENTS = (
         "client's token. A client that guesses session ids is refused, and no log contains them. A "
         "session, a context, a parked call and a request id are usable only by the principal that opened "
         "them, and `context://requests` has only the queries of the principal that reads it. No principal "
-        "ends the sessions of another by opening many, or takes all the room for large requests.",
+        "ends the sessions of another by opening many, or takes all the connections or all the room for "
+        "large requests.",
         (
             "front/test_principals.py::test_many_sessions_and_guesses_of_one_principal_harm_no_other",
+            "trust/test_tokens.py::test_the_streams_of_one_principal_leave_room_for_those_of_others",
             "front/test_bodies.py::test_the_bodies_of_one_principal_leave_room_for_those_of_another",
             "front/test_principals.py::test_what_one_principal_searched_is_read_by_no_other",
             "front/test_principals.py::test_a_session_does_not_exist_for_another_principal",
