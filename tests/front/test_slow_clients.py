@@ -17,6 +17,7 @@ from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.wires import HttpWire, http
 
+from mcp_context_proxy.front.http import WARNINGS_AT_ONCE
 from mcp_context_proxy.front.http_connections import HEADER_BYTES, HEADER_STEP
 
 pytestmark = pytest.mark.anyio
@@ -158,6 +159,15 @@ def test_a_crowd_ends_no_request_that_is_under_way(patient_proxy: HttpProxy) -> 
             stack.enter_context(sent(patient_proxy, "GET /livez HTTP/1.1\r\nhost: {}\r\n\r\n"))
 
         assert not is_reset(stream)
+
+
+def test_what_is_no_request_fills_no_log(proxy: HttpProxy) -> None:
+    for _ in range(50):
+        with sent(proxy, "no request\r\n\r\n") as peer:
+            until_closed(peer)
+
+    log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+    assert 0 < log.count("Invalid HTTP request") <= 2 * WARNINGS_AT_ONCE
 
 
 def test_a_request_that_arrives_slowly_but_in_time_is_served(proxy: HttpProxy) -> None:
