@@ -20,6 +20,7 @@ import stat
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,7 @@ from mcp_context_proxy.front.issuer import Issued, IssuedTokens, RoleMissingErro
 from mcp_context_proxy.front.issuer_keys import KeysUnavailableError
 from mcp_context_proxy.front.probes import PROBE_PATHS
 from mcp_context_proxy.front.resource_metadata import NEEDED, WELL_KNOWN, ResourceMetadata, undecided
-from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, rights_of
+from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
 from mcp_context_proxy.trust.tokens import OWNER, THE_USER, NamedToken, Principal, TokenBook, acting_as
@@ -118,9 +119,17 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """ASGI middleware that enforces a policy."""
 
-    def __init__(self, app: ASGIApp, policy: Policy, pages: Collection[str] = ()) -> None:
-        """Enforce `policy`; `pages` are paths without data, which fetch it with the token themselves."""
-        self._app, self._policy = app, policy
+    def __init__(
+        self, app: ASGIApp, policy: Policy, pages: Collection[str] = (), most_of_one: int = sys.maxsize
+    ) -> None:
+        """Enforce `policy`; `pages` are paths without data, which fetch it with the token themselves.
+
+        Nobody but the owner has more than `most_of_one` requests under way, streams among them: the others
+        find a connection, however many somebody opens.
+        """
+        self._app, self._policy, self._most_of_one = app, policy, most_of_one
+        self._under_way = Counter[str | None]()
+        """Number of requests with a named or issued token, by principal."""
         self._pages = frozenset(pages)
         self._guesses = Guesses()
         self._open: dict[anyio.CancelScope, NamedToken] = {}
@@ -145,6 +154,8 @@ class Guard:
                 token = scope.get(_TOKEN_KEY)
                 if token is None:
                     await self._app(scope, receive, send)
+                elif self._under_way[principal_of(scope)] >= self._most_of_one:
+                    await _too_many_under_way(self._most_of_one)(scope, receive, send)
                 else:
                     await self._serve_while_accepted(token, scope, receive, send)
             return
@@ -165,6 +176,8 @@ class Guard:
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
+        name = principal_of(scope)
+        self._under_way[name] += 1
         with anyio.CancelScope() as ending:
             if isinstance(token, NamedToken):
                 self._open[ending] = token
@@ -174,6 +187,9 @@ class Guard:
                 await self._app(scope, receive, noting)
             finally:
                 self._open.pop(ending, None)
+                self._under_way[name] -= 1
+                if not self._under_way[name]:
+                    del self._under_way[name]
         if ending.cancelled_caught and not complete:
             if started:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -321,6 +337,11 @@ def _identity(credentials: str) -> str:
 def _too_many() -> PlainTextResponse:
     text = "Too many wrong tokens came; wait a second.\n"
     return PlainTextResponse(text, 429, {"Retry-After": "1"})
+
+
+def _too_many_under_way(most: int) -> PlainTextResponse:
+    text = f"You have {most:,} requests under way, streams among them; the others are for others.\n"
+    return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from mcp_context_proxy.front.http_sessions import UnknownSessions
 from mcp_context_proxy.front.profiles import PARAMETER, InProfile
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.process import connections_for_hosts
@@ -61,6 +62,9 @@ ACCEPT_ERROR_SECONDS = 60.0
 
 ACCEPT_ERROR = "socket.accept() out of system resource"
 """Asyncio's message about such a connection: nothing else identifies it."""
+
+WARNINGS_PER_SECOND, WARNINGS_AT_ONCE = 0.1, 10
+"""Rate and burst of the HTTP server's warnings about what clients send, also those without a token."""
 
 Health: TypeAlias = Callable[[], dict[str, Any]]
 """Returns the state of the proxy for ``/healthz``; without the token only its ``status`` is shown."""
@@ -123,7 +127,7 @@ def guarded(
     return Starlette(
         routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
         middleware=[
-            Middleware(Guard, policy=policy, pages=pages),
+            Middleware(Guard, policy=policy, pages=pages, most_of_one=max(limits.http_connections // 2, 1)),
             Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),
         ],
         lifespan=lifespan,
@@ -268,7 +272,7 @@ async def serve(
 
         group.start_soon(stop_on_cancel)
         group.start_soon(backlog.watch)
-        with throttle_accept_errors(), anyio.CancelScope(shield=True):
+        with throttle_accept_errors(), throttle_warnings(), anyio.CancelScope(shield=True):
             await http.serve(sockets=[bound])
         group.cancel_scope.cancel()
 
@@ -294,3 +298,19 @@ def throttle_accept_errors() -> Iterator[None]:
         yield
     finally:
         loop.set_exception_handler(None)
+
+
+@contextmanager
+def throttle_warnings() -> Iterator[None]:
+    """Log a few of the HTTP server's warnings, of which a client can cause any number; errors pass."""
+    noted = logging.getLogger("uvicorn.error")
+    bucket = Bucket(WARNINGS_PER_SECOND, WARNINGS_AT_ONCE)
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.levelno != logging.WARNING or bucket.take()
+
+    noted.addFilter(passes)
+    try:
+        yield
+    finally:
+        noted.removeFilter(passes)

@@ -1,7 +1,7 @@
 """HTTP connections with bounds: on time for headers and bodies, on their number, and on unsent bytes.
 
 Uvicorn has a timeout for kept-alive connections only. Here a client that sends slowly is disconnected; when
-all places are taken, the connection that has waited longest for a request makes room (`BoundedConnection`). A
+all places are taken, a connection on which nothing is being answered makes room (`BoundedConnection`). A
 client that has read nothing of its response for a while is disconnected, too; while too many bytes wait on
 all connections, such clients go early, those first that have read nothing for longest (`WriteBacklog`).
 """
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.server.caller import is_proven
 
 if sys.platform != "win32":
     import fcntl
@@ -99,8 +100,11 @@ class _Phase(Enum):
 
     HEADERS = auto()
     BODY = auto()
+    """Also of a request that was refused before its body had come."""
     RESPONSE = auto()
-    """It waits for nothing from the client: it is being answered, or idle between two requests."""
+    """It waits for nothing: the request is being answered."""
+    IDLE = auto()
+    """It is answered, and the next request has not begun."""
 
 
 class BoundedConnection(H11Protocol):
@@ -117,15 +121,22 @@ class BoundedConnection(H11Protocol):
             if self._bounded is not None:
                 scope[WAITING_KEY] = self._bounded.wait
                 scope[HELD_KEY] = self._bounded.hold
-            await app(scope, receive, send)
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._proven = is_proven(scope)
 
         self.app: ASGIApp = app_with_waiting
         self._phase = _Phase.RESPONSE
+        self._since = 0.0
+        """Time at which the phase began."""
+        self._proven = False
+        """Whether its last request had a token that is known."""
         self._deadline: asyncio.TimerHandle | None = None
         self._bounded: BoundedTransport | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Give the connection a place; if there is none, one that has sent nothing for long makes room."""
+        """Give the connection a place; if there is none, one that is not being answered makes room."""
         if len(self.connections) >= self.limits.http_connections:
             self._make_room()
         # Asyncio's own number is 256 KiB; other event loops may not know it.
@@ -158,9 +169,11 @@ class BoundedConnection(H11Protocol):
             self.flow.pause_reading()
 
     def on_response_complete(self) -> None:
-        """End the deadlines of a request that is answered; the next one has the idle timeout to begin."""
+        """Wait for the rest of the body as long as before, or for the next request as long as it may idle."""
         super().on_response_complete()
-        self._enter(_Phase.RESPONSE)
+        # A request that was sent before this one was answered is under way by now.
+        missing = self._missing()
+        self._enter(_Phase.IDLE if missing is _Phase.HEADERS else missing)
 
     def pause_writing(self) -> None:
         """Count the unsent bytes: the client does not read as fast as it is answered."""
@@ -178,11 +191,11 @@ class BoundedConnection(H11Protocol):
         """Start the deadline of a phase, unless it is running already."""
         if phase is self._phase:
             return
-        self._phase = phase
+        self._phase, self._since = phase, self.loop.time()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if phase is not _Phase.RESPONSE:
+        if phase in (_Phase.HEADERS, _Phase.BODY):
             headers = phase is _Phase.HEADERS
             seconds = self.limits.http_header_seconds if headers else self.limits.http_body_seconds
             self._deadline = self.loop.call_later(seconds, self._expire)
@@ -196,17 +209,24 @@ class BoundedConnection(H11Protocol):
         logger.info("closed a connection that took too long to send its %s", self._phase.name.lower())
         self.transport.abort()
 
+    @property
+    def _is_answered(self) -> bool:
+        """True if nothing would be lost but the connection: no request on it waits for its response."""
+        unread = self._phase is _Phase.BODY and self.cycle.response_complete
+        return unread or self._phase in (_Phase.HEADERS, _Phase.IDLE)
+
     def _make_room(self) -> None:
-        """Close the connection without a request whose deadline is next."""
-        waiting = [
-            (other._deadline.when(), other)
-            for other in self.connections
-            if isinstance(other, BoundedConnection) and other._phase is _Phase.HEADERS and other._deadline
-        ]
+        """Close a connection without a request, or else one that sends a body.
+
+        Those go first whose client has not proven who it is, then those that have waited for longest.
+        """
+        others = [other for other in self.connections if isinstance(other, BoundedConnection)]
+        waiting = [other for other in others if other._is_answered]
+        waiting = waiting or [other for other in others if other._phase is _Phase.BODY]
         if waiting:
-            _, oldest = min(waiting, key=lambda each: each[0])
-            self.connections.discard(oldest)
-            oldest.transport.abort()
+            chosen = min(waiting, key=lambda each: (each._proven, each._since))
+            self.connections.discard(chosen)
+            chosen.transport.abort()
 
 
 def connection_class(limits: Limits, backlog: WriteBacklog) -> type[BoundedConnection]:

@@ -7,7 +7,7 @@ the pipes of those who send them; once a request is forwarded, the limits of its
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, RequestId
+from mcp_context_proxy.server.caller import principal_of
 from mcp_context_proxy.system.threads import in_thread
 
 JSON_TYPE = "application/json"
@@ -30,7 +31,8 @@ SMALL_BYTES = 32 * 1024
 """Size of a body up to which it never waits for room: a connection may have received as much unasked."""
 
 TOGETHER_BYTES = 8 * 1024 * 1024
-"""Bytes of larger bodies, together, that are neither answered nor forwarded yet: two of the largest."""
+"""Bytes of larger bodies of one principal, together, that are neither answered nor forwarded yet: two of the
+largest. There is room for one more, so that nobody's slow bodies take all of it."""
 
 RELEASE_KEY = "mcp-context-proxy/release"
 """Key of an ASGI scope: gives back the room that the body takes (`Caller.release`)."""
@@ -50,7 +52,8 @@ class WholeBodies:
     def __init__(self, app: ASGIApp, limit: int, wait_seconds: float) -> None:
         """Receive bodies of up to `limit` bytes, which wait for room no longer than `wait_seconds`."""
         self._app, self._limit, self._wait_seconds = app, limit, wait_seconds
-        self._budget = BodyBudget(max(TOGETHER_BYTES, limit))
+        share = max(TOGETHER_BYTES, limit)
+        self._budget = BodyBudget(share + limit, share)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -77,7 +80,8 @@ class WholeBodies:
                 if release is None and max(announced or 0, len(body)) > SMALL_BYTES:
                     try:
                         with anyio.fail_after(self._wait_seconds):
-                            release = await self._budget.enter(announced or self._limit)
+                            size = announced or self._limit
+                            release = await self._budget.enter(size, principal_of(scope))
                     except TimeoutError:
                         # The connection stays open: a client that is still sending would never read why.
                         text, headers = "Too many large bodies are under way.", {"Retry-After": "1"}
@@ -110,40 +114,60 @@ def _problem(status: HTTPStatus, detail: str, headers: dict[str, str] | None = N
 
 
 class BodyBudget:
-    """Bounds the bytes of bodies that are under way; they enter in the order in which they came."""
+    """Bounds the bytes of bodies that are under way, of all and of each principal.
 
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._waiting: deque[tuple[int, anyio.Event]] = deque()
+    They enter in the order in which they came; where a principal has its share under way, others pass.
+    """
 
-    async def enter(self, size: int) -> Callable[[], None]:
+    def __init__(self, size: int, share: int) -> None:
+        self._left, self._share = size, share
+        self._held = Counter[str | None]()
+        """Bytes under way by principal."""
+        self._waiting: deque[tuple[int, str | None, anyio.Event]] = deque()
+
+    async def enter(self, size: int, principal: str | None = None) -> Callable[[], None]:
         """Wait for room for `size` bytes; return a function that gives it back, once however often called."""
-        inside, place = True, (size, anyio.Event())
+        inside, place = True, (size, principal, anyio.Event())
         self._waiting.append(place)
         self._admit()
         try:
-            await place[1].wait()
+            await place[2].wait()
         except anyio.get_cancelled_exc_class():
-            if place[1].is_set():
-                self._left += size
+            if place[2].is_set():
+                self._leave(size, principal)
             else:
                 self._waiting.remove(place)
-            self._admit()
+                self._admit()
             raise
 
         def leave() -> None:
             nonlocal inside
             if inside:
                 inside = False
-                self._left += size
-                self._admit()
+                self._leave(size, principal)
 
         return leave
 
+    def _leave(self, size: int, principal: str | None) -> None:
+        self._left += size
+        self._held[principal] -= size
+        if not self._held[principal]:
+            del self._held[principal]
+        self._admit()
+
     def _admit(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._left:
-            size, admitted = self._waiting.popleft()
+        full = set[str | None]()
+        for place in list(self._waiting):
+            size, principal, admitted = place
+            held = self._held[principal]
+            if principal in full or held + size > max(self._share, size):
+                full.add(principal)
+                continue
+            if size > self._left:
+                return
+            self._waiting.remove(place)
             self._left -= size
+            self._held[principal] = held + size
             admitted.set()
 
 

@@ -1,6 +1,7 @@
 """Sessions of the handshake era over streamable HTTP: who they belong to, and bounds.
 
-When all places are taken, the session that was idle for longest makes room. Nothing is kept for clients that
+When all places are taken, a session of the principal that has most of them makes room, the one that was idle
+for longest: nobody ends the sessions of others by opening many. Nothing is kept for clients that
 come back, so a call whose stream has broken off is cancelled. Only one request with an id, and one stream of
 its own, can be open in a session; the next one waits until the one before it has ended. A session serves the
 principal that opened it; for any other it does not exist.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,15 +43,24 @@ Nobody finds one of 128 random bits anyway."""
 ENDED = RequestError(INTERNAL_ERROR, "the session was ended meanwhile; the request may or may not have run")
 
 
+PRINCIPALS_KEPT = 1000
+"""Principals whose guesses are counted; of more, the one that guessed first begins anew."""
+
+
 class UnknownSessions:
-    """Limit on answers to requests for sessions that do not exist."""
+    """Limit on answers to requests for sessions that do not exist, for each principal."""
 
     def __init__(self) -> None:
-        self._bucket = Bucket(GUESSES_PER_SECOND, GUESSES)
+        self._buckets: dict[str | None, Bucket] = {}
 
-    def refusal(self, not_found: Response) -> Response:
-        """Return the response to one of them: `not_found`, or 429 to a client that tries many."""
-        if self._bucket.take():
+    def refusal(self, principal: str | None, not_found: Response) -> Response:
+        """Return the response to one of them: `not_found`, or 429 to a principal that tries many."""
+        bucket = self._buckets.get(principal)
+        if bucket is None:
+            if len(self._buckets) >= PRINCIPALS_KEPT:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = self._buckets[principal] = Bucket(GUESSES_PER_SECOND, GUESSES)
+        if bucket.take():
             return not_found
         text = "Too many requests for sessions that do not exist.\n"
         return Response(text, HTTPStatus.TOO_MANY_REQUESTS, {"Retry-After": "1"})
@@ -111,12 +122,14 @@ class HttpSessions:
                     self.end(session)
 
     def make_room(self) -> bool:
-        """End idle sessions until there is a place; return whether there is one."""
+        """End an idle session if there is no place; return whether there is one now."""
         while len(self._open) >= self._limits.sessions:
-            idle = next((session for session in self._open.values() if not session.under_way), None)
-            if idle is None:
+            held = Counter(session.owner for session in self._open.values())
+            idle = [session for session in self._open.values() if not session.under_way]
+            if not idle:
                 return False
-            self.end(idle)
+            # Of those with as many, the first in the order of idleness.
+            self.end(max(idle, key=lambda session: held[session.owner]))
         return True
 
     def open(self, state: Session, owner: str | None) -> StreamableSession:

@@ -33,6 +33,9 @@ LABEL_CHARACTERS: Final = 100
 VALUES_READ: Final = 1000
 """Values of a claim that are looked at: more groups than a person is in."""
 
+FOR_EVER: Final = 1 << 40
+"""A time in seconds since 1970 that is later than any that matters."""
+
 KEPT: Final = 4096
 """Tokens whose signature is not looked at again while the keys stay the same."""
 
@@ -107,12 +110,14 @@ class IssuedTokens:
             raise TokenRefusedError("the token is too long")
         digest, now = hashlib.sha256(token.encode()).digest(), self._clock()
         known = self._known.get(digest)
-        if known is not None and now < known.until:
+        if known is not None and now < known.until and self.keys.lack is None:
             self._known.move_to_end(digest)
             return known
         algorithm, kid = self._header(token)
         claims = self._claims(token, algorithm, await self.keys.fitting(kid, algorithm))
-        issued = Issued(self._principal(claims), float(claims["exp"]) + self._settings.leeway_seconds)
+        # The library reads it so, too, however large it is.
+        until = min(int(claims["exp"]), FOR_EVER) + self._settings.leeway_seconds
+        issued = Issued(self._principal(claims), until)
         self._known[digest] = issued
         if len(self._known) > KEPT:
             self._known.popitem(last=False)

@@ -108,7 +108,8 @@ class EventStreams:
         owner, conversation = self._open.get(session_id, (None, None))
         if conversation is None or owner != principal_of(scope):
             # Another principal learns no more about a session than about one that does not exist.
-            return self._guesses.refusal(Response("Could not find session", HTTPStatus.NOT_FOUND))
+            not_found = Response("Could not find session", HTTPStatus.NOT_FOUND)
+            return self._guesses.refusal(principal_of(scope), not_found)
         return conversation
 
 

@@ -183,16 +183,21 @@ class StreamableHttp:
         return None
 
     def _check_arguments(self, fields: Fields, params: Members) -> None:
-        """Check the headers that repeat arguments of a call, if its tool asks for any."""
-        schema = self._negotiation.header_schema(envelope.text(params.get("name")) or "")
+        """Check the headers that repeat arguments of a call.
+
+        A listed tool may ask for some. Under any other name none is asked for, but those that are there hold.
+        """
+        name = envelope.text(params.get("name")) or ""
+        schema, required = self._negotiation.header_schema(name, True), True
+        if schema is None and headers.repeats_arguments(fields):
+            schema, required = self._negotiation.header_schema(name, False), False
         if schema is None:
             return
         try:
             arguments = envelope.members(params.get("arguments", b"{}"))
         except msgspec.DecodeError:
             return
-        wanted = {path[0] for path in headers.header_map_of(schema)} & arguments.keys()
-        headers.check_arguments(fields, schema, {name: envelope.value(arguments[name]) for name in wanted})
+        headers.check_arguments(fields, schema, arguments, required=required)
 
     # The handshake era
 
@@ -335,7 +340,8 @@ class StreamableHttp:
         session = self._sessions.get(session_id, principal_of(scope))
         if session is None:
             # Another principal learns no more about a session than about one that does not exist.
-            return self._guesses.refusal(error_response(HTTPStatus.NOT_FOUND, None, "Session not found"))
+            not_found = error_response(HTTPStatus.NOT_FOUND, None, "Session not found")
+            return self._guesses.refusal(principal_of(scope), not_found)
         return session
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
+from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, TAKEN_APART_BYTES, Members, RequestError
 
 VERSION_HEADER: Final = "mcp-protocol-version"
 METHOD_HEADER: Final = "mcp-method"
@@ -33,6 +33,7 @@ SCHEMA_KEY: Final = "x-mcp-header"
 Fields: TypeAlias = list[tuple[str, str]]
 """Headers of a request in their order, with names in lower case."""
 
+_PARAM_PREFIX: Final = PARAM_PREFIX.lower()
 _ONCE: Final = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER)
 _PLAIN: Final = re.compile(r"[\x20-\x7e]*")
 _WRAPPED: Final = re.compile(r"=\?base64\?(.*)\?=")
@@ -79,22 +80,40 @@ def check_routing(headers: Fields, method: str, params: Members) -> None:
         raise RequestError(HEADER_MISMATCH, f"the header {NAME_HEADER} must repeat the param {target}")
 
 
-def check_arguments(headers: Fields, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+def repeats_arguments(headers: Fields) -> bool:
+    """Return whether a request repeats any argument in its headers."""
+    return any(name.startswith(_PARAM_PREFIX) for name, _ in headers)
+
+
+def check_arguments(
+    headers: Fields, schema: Mapping[str, Any], given: Members, *, required: bool = True
+) -> None:
     """Check the headers that repeat arguments of a call; a schema with a mistake in it asks for none.
 
+    Args:
+        headers: Headers of the request.
+        schema: Input schema of the tool.
+        given: Arguments of the call.
+        required: Whether a header may not be missing.
+
     Raises:
-        RequestError: one is missing, comes twice, or contradicts its argument.
+        RequestError: one is missing, comes twice, or contradicts its argument, or that is too large to be
+            looked at.
     """
     if fault_in(schema) is not None:
         return
     count, sent = Counter(name for name, _ in headers), dict(headers)
-    for path, name, place in _declared(schema):
+    declared = list(_declared(schema))
+    arguments = {name: _looked_at(name, given) for name in {path[0] for path, *_ in declared} & given.keys()}
+    for path, name, place in declared:
         header, argument = PARAM_PREFIX + name, ".".join(path)
         raw, text = sent.get(header.lower()), _as_text(_at(arguments, path))
         if raw is None and text is None:
             continue
         if count[header.lower()] > 1:
             raise RequestError(HEADER_MISMATCH, f"the header {header} comes more than once")
+        if raw is None and not required:
+            continue
         if raw is None:
             raise RequestError(HEADER_MISMATCH, f"the header {header} must repeat the argument {argument!r}")
         said = decoded(raw)
@@ -184,6 +203,14 @@ def _declared(schema: Any) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any
         name = place.get(SCHEMA_KEY)
         if path and isinstance(name, str):
             yield path, name, place
+
+
+def _looked_at(name: str, arguments: Members) -> Any:
+    """Return an argument that a header may repeat, or a part of it."""
+    if len(arguments[name]) > TAKEN_APART_BYTES:
+        size = f"{len(arguments[name]):,} bytes; {TAKEN_APART_BYTES:,} are allowed where headers repeat it"
+        raise RequestError(INVALID_PARAMS, f"the argument {name!r} has {size}")
+    return envelope.value(arguments[name])
 
 
 def _at(arguments: Any, path: tuple[str, ...]) -> Any:

@@ -107,13 +107,16 @@ class Mention:
 
 def mentions(text: str) -> list[Mention]:
     """Return the words of a text that are written like names of tools."""
-    code = [(match.start(1), match.end(1)) for match in _CODE.finditer(text)]
+    spans = _CODE.finditer(text)
+    code_from = code_to = 0
     found = []
     for match in _NAME.finditer(text):
         start, end = match.span()
         compound = _COMPOUND.search(match[0]) is not None
         if not compound:
-            marked = any(first <= start and end <= last for first, last in code)
+            while code_to < end and (span := next(spans, None)) is not None:
+                code_from, code_to = span.span(1)
+            marked = code_from <= start and end <= code_to
             said = _SAID.search(text, max(0, start - 16), start) or _SAID_AFTER.match(text, end)
             if not (marked or said):
                 continue
@@ -128,7 +131,9 @@ def units_of(text: str) -> list[str]:
     found: dict[str, None] = {}
     for sentence in sentences(text):
         found[sentence] = None
-        found |= dict.fromkeys(part for part in _CLAUSE.split(sentence) if len(part.split()) > 1)
+        # With single spaces, because the clauses of a heap of them take time by its square.
+        clauses = _CLAUSE.split(" ".join(sentence.split()))
+        found |= dict.fromkeys(part for part in clauses if len(part.split()) > 1)
     return list(found)[:UNITS] or [text]
 
 

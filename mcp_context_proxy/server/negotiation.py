@@ -67,13 +67,13 @@ class Negotiation:
         gateway: Gateway,
         subscriptions: Subscriptions,
         introduction: Callable[[], SessionIntroduction],
-        header_schema: Callable[[str], dict[str, Any] | None],
+        header_schema: Callable[[str, bool], dict[str, Any] | None],
     ) -> None:
         """Stand in front of a gateway.
 
         `introduction` returns the text about the proxy that hosts give to their models, as it is at the
-        moment; `header_schema` returns the input schema of a tool whose arguments are repeated in headers,
-        and None for any other.
+        moment; `header_schema` returns the input schema of a tool whose arguments are repeated in headers, of
+        the listed ones alone if it is told so, and None for any other.
         """
         self.gateway, self.subscriptions = gateway, subscriptions
         self._introduction, self.header_schema = introduction, header_schema
@@ -190,6 +190,9 @@ def _hello(params: Members) -> Hello:
     for name in ("capabilities", "clientInfo"):
         if not envelope.starts_with(params.get(name, b""), b"{"):
             raise RequestError(INVALID_PARAMS, f"initialize needs {name}, an object")
+        if (size := len(params[name])) > envelope.TAKEN_APART_BYTES:
+            allowed = f"{envelope.TAKEN_APART_BYTES:,} are allowed"
+            raise RequestError(INVALID_PARAMS, f"{name} of initialize has {size:,} bytes; {allowed}")
     said = envelope.members(params["clientInfo"])
     if envelope.text(said.get("name")) is None or envelope.text(said.get("version")) is None:
         raise RequestError(INVALID_PARAMS, "clientInfo needs a name and a version, strings")

@@ -23,6 +23,7 @@ from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.questions import client_capabilities
 from mcp_context_proxy.trust.profiles import Profile, profile_of
@@ -40,6 +41,9 @@ MOST_ROOTS: Final = 50
 
 NAMES_KNOWN: Final = 200
 """Clients whose profile is remembered; finding it anew takes some microseconds."""
+
+NAME_CHARACTERS: Final = 200
+"""Characters of a name that is remembered so, or shown; honest ones have some dozens."""
 
 FILES: Final = "file"
 
@@ -101,6 +105,8 @@ class Profiles:
         if not self.active:
             return principal
         said = _name_in(client_info)
+        if len(said) > NAME_CHARACTERS:
+            return self._of(principal, said)
         key = principal, principal.launched, principal.presets, said
         known = self._found.get(key)
         if known is None:
@@ -171,7 +177,8 @@ def _nothing(name: str) -> Profile:
 
 
 def _unknown(name: str) -> str:
-    return f"there is no profile {name!r}: a table [clients.{name}] in the configuration would define it"
+    shown = one_line(name, NAME_CHARACTERS)
+    return f"there is no profile {shown!r}: a table [clients.{shown}] in the configuration would define it"
 
 
 def _name_in(client_info: Raw | None) -> str:
@@ -201,6 +208,9 @@ def _folders(answer: bytes) -> Iterator[str]:
     except (AttributeError, KeyError, TypeError, ValueError):
         return
     for uri in uris:
-        parts = urlsplit(uri) if isinstance(uri, str) else None
+        try:
+            parts = urlsplit(uri) if isinstance(uri, str) else None
+        except ValueError:
+            continue
         if parts is not None and parts.scheme == FILES:
             yield unquote(parts.path)

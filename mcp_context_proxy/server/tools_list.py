@@ -9,6 +9,7 @@ and calls through the proxy, which then bring nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.config.clients import ExposeMode
 from mcp_context_proxy.context.engine import ContextEngine
@@ -23,6 +25,7 @@ from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool, ToolClass
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
@@ -277,16 +280,22 @@ class ToolList:
         has_documents = self._has_documents and snapshot.part_of is None
         return complete and not (has_documents or snapshot.documents or snapshot.unlisted)
 
-    def header_schema(self, name: str) -> dict[str, Any] | None:
+    def header_schema(self, name: str, listed: bool) -> dict[str, Any] | None:
         """Return the input schema of a tool whose calls repeat arguments in HTTP headers; None for any other.
 
-        Only of a tool in the base list: a client that was never shown a tool cannot know its headers.
+        Args:
+            name: Name of the tool.
+            listed: Whether only names in the base list count: a client that was never shown a tool cannot
+                know its headers.
         """
         snapshot = self._catalog.snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)
+        if tool is None and not listed:
+            with suppress(UnknownItemError):
+                tool = tool_named(snapshot, name, compared=0)
         if tool is None or b"x-mcp-header" not in tool.definition:
             return None
-        if tool.exposed_name not in self.base_names(snapshot):
+        if listed and tool.exposed_name not in self.base_names(snapshot):
             return None
         schema: dict[str, Any] = envelope.value(envelope.members(tool.definition)["inputSchema"])
         return schema

@@ -455,7 +455,7 @@ class Approvals:
         fresh = [
             name
             for name, ruling in now.items()
-            if not ruling.taken and (name not in before or before[name].taken)
+            if ruling is not APPROVED and not ruling.taken and (name not in before or before[name].taken)
         ]
         if fresh:
             logger.warning("%s", withheld(server, kind, [now[name].why for name in fresh]))

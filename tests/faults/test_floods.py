@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio
+import httpx2
 import pytest
 from faults.harness import BYSTANDER, SAFE, Bystander, Ledger, faulty, nonce, rss
 from support.proxies import HttpProxy, http_proxy
-from support.raw_client import RawClient
+from support.raw_client import RawClient, RpcError
 from support.servers import Workshop
 from support.wires import http
+
+from mcp_context_proxy.catalog.skills import SKILLS_PER_SERVER
+from mcp_context_proxy.downstream.listing import UNVERIFIED_KEPT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -23,6 +28,7 @@ KINDS = (
     "tools-changed",
     "prompts-changed",
     "resources-changed",
+    "skills-changed",
     "updated",
     "updated-below",
     "updated-unasked",
@@ -114,3 +120,25 @@ async def test_a_flood_of_one_kind_of_message_fills_no_memory_and_disturbs_nobod
         assert answer == said or kind in NO_MESSAGES
 
     assert grown < GROWTH
+
+
+async def test_a_flood_of_files_that_no_manifest_has_leaves_a_few_findings(
+    served: HttpProxy, client: RawClient
+) -> None:
+    await client.call("odd__tool_000", {"kind": "skills-changed", "nonce": nonce()})
+    async with http(served.base, "modern") as other:
+        listed: list[str] = []
+        with anyio.fail_after(20):
+            while not listed:
+                listed = [one["uri"] for one in (await other.request("skills/list"))["skills"]]
+        before = rss(served.process.pid)
+        for uri in listed[:60]:
+            with pytest.raises(RpcError, match="manifest"):
+                await other.request("resources/read", {"uri": uri})
+
+    assert len(listed) == SKILLS_PER_SERVER
+    assert rss(served.process.pid) - before < GROWTH
+    async with httpx2.AsyncClient(base_url=served.base) as asking:
+        servers = (await asking.get("/api/v1/servers")).json()["servers"]
+    findings = next(one["findings"] for one in servers if one["name"] == "odd")
+    assert 0 < sum("manifest" in one for one in findings) <= UNVERIFIED_KEPT

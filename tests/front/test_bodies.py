@@ -22,7 +22,7 @@ LARGE = (4 << 20) - 1000
 
 
 async def test_requests_are_admitted_in_order_even_if_a_later_one_would_fit() -> None:
-    room, let_in = BodyBudget(10), list[int]()
+    room, let_in = BodyBudget(10, 10), list[int]()
 
     async def enter(size: int) -> None:
         await room.enter(size)
@@ -39,8 +39,20 @@ async def test_requests_are_admitted_in_order_even_if_a_later_one_would_fit() ->
     assert let_in == [5, 1]
 
 
+async def test_the_bodies_of_one_principal_leave_room_for_those_of_another() -> None:
+    room = BodyBudget(10, 6)
+    await room.enter(4, "mallory")
+    async with anyio.create_task_group() as group:
+        group.start_soon(room.enter, 4, "mallory")
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(5):
+            leave = await room.enter(6, "alice")
+        leave()
+        group.cancel_scope.cancel()
+
+
 async def test_a_waiting_request_that_is_cancelled_blocks_no_other() -> None:
-    room = BodyBudget(10)
+    room = BodyBudget(10, 10)
     leave, entered = await room.enter(6), anyio.Event()
 
     async def give_up(scope: anyio.CancelScope) -> None:

@@ -299,14 +299,22 @@ async def test_a_slow_issuer_delays_those_alone_who_have_a_new_key(issuer: Issue
 async def test_keys_are_used_for_an_hour_while_the_issuer_is_away(issuer: Issuer) -> None:
     clock = Clock()
     tokens = tokens_of(issuer, clock)
-    await tokens.verify(issuer.token())
+    known = issuer.token()
+    await tokens.verify(known)
     issuer.answers = {"/keys": (503, {}, b"")}
     clock.now += FRESH_SECONDS + 1
     await tokens.verify(issuer.token("ben"))
     clock.now += STALE_SECONDS
 
-    with pytest.raises(KeysUnavailableError):
-        await tokens.verify(issuer.token("carla"))
+    # Also one that was accepted before: its key may have been withdrawn.
+    for token in (issuer.token("carla"), known):
+        with pytest.raises(KeysUnavailableError):
+            await tokens.verify(token)
+
+
+@pytest.mark.parametrize("exp", [10**400, 1e300])
+async def test_a_token_that_hardly_ever_expires_is_one_like_any_other(issuer: Issuer, exp: float) -> None:
+    assert (await who(issuer, issuer.token("anna", exp=exp))).label == "anna"
 
 
 async def test_keys_at_a_configured_url_need_no_discovery(issuer: Issuer) -> None:

@@ -211,3 +211,25 @@ async def test_the_same_token_is_the_same_principal_however_it_is_written(worksh
             answers = [await ping(client, session, {"authorization": each}) for each in spellings]
 
     assert [answer.status_code for answer in answers] == [200] * 3
+
+
+async def test_many_sessions_and_guesses_of_one_principal_harm_no_other(workshop: Workshop) -> None:
+    with http_proxy(workshop.config(limits={"sessions": 3}), env=environment()) as proxy:
+        async with httpx2.AsyncClient(base_url=proxy.base, timeout=20) as client:
+            first, unknown = await session_of(client, ALICE), ACCEPT | {"mcp-session-id": "0" * 32}
+            for _ in range(5):
+                theirs = await session_of(client, MALLORY)
+            with anyio.fail_after(30):
+                while (await ping(client, unknown, MALLORY)).status_code != 429:
+                    continue
+            asked = ((first, ALICE), (theirs, MALLORY), (unknown, ALICE))
+            statuses = [(await ping(client, session, who)).status_code for session, who in asked]
+
+    assert statuses == [200, 200, 404]
+
+
+async def test_initialize_keeps_no_long_introduction(client: httpx2.AsyncClient) -> None:
+    params = WHO | {"clientInfo": {"name": "x" * 100_000, "version": "1"}}
+    answer = await client.post("/mcp", json=message("initialize", **params), headers=ALICE | ACCEPT)
+
+    assert "65,536 are allowed" in answer.json()["error"]["message"]

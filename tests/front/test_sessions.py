@@ -34,7 +34,9 @@ SECRET = "argument-51c0"
 def server_and_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, HttpProxy]]:
     workshop = Workshop(tmp_path_factory.mktemp("sessions"))
     calls: dict[str, Any] = {"hang": [{"wait_cancelled": True}]}
-    server = workshop.server("work", tools=[tool(name) for name in ("echo", *calls)], calls=calls)
+    region = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    tools = [*(tool(name) for name in ("echo", *calls)), tool("route", inputSchema=region)]
+    server = workshop.server("work", tools=tools, calls=calls)
     with http_proxy(workshop.config(limits={"sessions": PLACES}), level="debug") as proxy:
         yield server, proxy
     workshop.close()
@@ -174,6 +176,22 @@ async def test_a_call_is_cancelled_at_its_server_if_the_client_disconnects(
             assert "isError" not in await client.call("work__echo", {})
 
     await server.ledger.until(lambda ledger: len(ledger.entries("cancelled")) > cancelled)
+
+
+@pytest.mark.parametrize("name", ["work__route", "route"])
+async def test_a_header_that_contradicts_its_argument_is_refused_under_every_name_of_a_tool(
+    client: httpx2.AsyncClient, name: str
+) -> None:
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+    call = message("tools/call", name=name, arguments={"region": "eu"}, _meta=meta)
+    headers = ACCEPT | {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": name}
+    agreeing, contradicting = [
+        await client.post("/mcp", json=call, headers=headers | {"mcp-param-region": region})
+        for region in ("eu", "us")
+    ]
+
+    assert "result" in agreeing.json()
+    assert contradicting.json()["error"]["message"].endswith("contradicts the argument 'region'")
 
 
 async def test_resuming_a_stream_gives_a_new_one(client: httpx2.AsyncClient) -> None:

@@ -17,6 +17,7 @@ from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.wires import HttpWire, http
 
+from mcp_context_proxy.front.http import WARNINGS_AT_ONCE
 from mcp_context_proxy.front.http_connections import HEADER_BYTES, HEADER_STEP
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +42,14 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     workshop = Workshop(tmp_path_factory.mktemp("slow"))
     workshop.server("work", tools=[tool("dump")], calls={"dump": [{"large": 8_000_000}]})
     with http_proxy(workshop.config(limits=LIMITS, results=WHOLE)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def patient_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
+    """A proxy that disconnects nobody for being slow during a test."""
+    workshop = Workshop(tmp_path_factory.mktemp("patient"))
+    with http_proxy(workshop.config(limits={"http_connections": LIMITS["http_connections"]})) as running:
         yield running
 
 
@@ -121,14 +130,44 @@ async def test_a_client_that_does_not_read_a_large_answer_is_disconnected(proxy:
         await until(lambda: is_reset(peer))
 
 
-async def test_idle_connections_do_not_keep_new_clients_out(proxy: HttpProxy) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("POST /mcp HTTP/1.1\r\n", id="half-the-headers"),
+        pytest.param("GET /livez HTTP/1.1\r\nhost: {}\r\n\r\n", id="idle-after-an-answer"),
+        pytest.param(
+            "POST /livez HTTP/1.1\r\nhost: {}\r\ncontent-length: 100\r\n\r\nx", id="refused-before-the-body"
+        ),
+        pytest.param(HEAD + "content-length: 100\r\n\r\n[1,", id="half-the-body"),
+    ],
+)
+async def test_a_crowd_of_connections_keeps_nobody_out(patient_proxy: HttpProxy, text: str) -> None:
     with ExitStack() as stack:
         for _ in range(3 * LIMITS["http_connections"]):
-            stack.enter_context(sent(proxy, "POST /mcp HTTP/1.1\r\n"))
+            stack.enter_context(sent(patient_proxy, text))
         async with httpx2.AsyncClient(timeout=20) as client:
-            statuses = [(await client.get(proxy.base + "/healthz")).status_code for _ in range(5)]
+            statuses = [(await client.get(patient_proxy.base + "/healthz")).status_code for _ in range(5)]
 
     assert statuses == [200] * 5
+
+
+def test_a_crowd_ends_no_request_that_is_under_way(patient_proxy: HttpProxy) -> None:
+    with ExitStack() as stack:
+        stream = stack.enter_context(sent(patient_proxy, OPEN_STREAM))
+        assert b"event: endpoint" in stream.recv(1 << 16)
+        for _ in range(3 * LIMITS["http_connections"]):
+            stack.enter_context(sent(patient_proxy, "GET /livez HTTP/1.1\r\nhost: {}\r\n\r\n"))
+
+        assert not is_reset(stream)
+
+
+def test_what_is_no_request_fills_no_log(proxy: HttpProxy) -> None:
+    for _ in range(50):
+        with sent(proxy, "no request\r\n\r\n") as peer:
+            until_closed(peer)
+
+    log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+    assert 0 < log.count("Invalid HTTP request") <= 2 * WARNINGS_AT_ONCE
 
 
 def test_a_request_that_arrives_slowly_but_in_time_is_served(proxy: HttpProxy) -> None:

@@ -66,13 +66,14 @@ CLIENTS = (
     ),
     Promise(
         "Slow headers, slow bodies and unread responses end their connection, and a crowd of such "
-        "connections keeps nobody out.",
+        "connections, or of idle ones, keeps nobody out.",
         (
             "front/test_slow_clients.py::test_a_client_that_stops_sending_is_disconnected",
             "front/test_slow_clients.py::test_a_client_that_sends_single_bytes_slowly_is_disconnected",
             "front/test_slow_clients.py::test_a_client_that_does_not_read_a_large_answer_is_disconnected",
             "front/test_slow_clients.py::test_a_session_that_does_not_read_delays_no_other",
-            "front/test_slow_clients.py::test_idle_connections_do_not_keep_new_clients_out",
+            "front/test_slow_clients.py::test_a_crowd_of_connections_keeps_nobody_out",
+            "front/test_slow_clients.py::test_a_crowd_ends_no_request_that_is_under_way",
             SESSIONS + "test_slow_request_bodies_open_no_session_and_log_no_traceback",
             SESSIONS + "test_at_the_limit_the_session_that_was_idle_longest_is_closed",
         ),
@@ -81,8 +82,13 @@ CLIENTS = (
         "Sessions never see each other's responses, cancellations or tokens, and no server sees a "
         "client's token. A client that guesses session ids is refused, and no log contains them. A "
         "session, a context, a parked call and a request id are usable only by the principal that opened "
-        "them, and `context://requests` has only the queries of the principal that reads it.",
+        "them, and `context://requests` has only the queries of the principal that reads it. No principal "
+        "ends the sessions of another by opening many, or takes all the connections or all the room for "
+        "large requests.",
         (
+            "front/test_principals.py::test_many_sessions_and_guesses_of_one_principal_harm_no_other",
+            "trust/test_tokens.py::test_the_streams_of_one_principal_leave_room_for_those_of_others",
+            "front/test_bodies.py::test_the_bodies_of_one_principal_leave_room_for_those_of_another",
             "front/test_principals.py::test_what_one_principal_searched_is_read_by_no_other",
             "front/test_principals.py::test_a_session_does_not_exist_for_another_principal",
             "front/test_principals.py::test_an_event_stream_takes_no_messages_of_another_principal",

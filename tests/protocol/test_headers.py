@@ -25,8 +25,12 @@ def routing(fields: list[tuple[str, str]], name: str = "s__echo") -> None:
     headers.check_routing(fields, "tools/call", params)
 
 
-def arguments(sent: dict[str, str], given: dict[str, Any], schema: dict[str, Any] = SCHEMA) -> None:
-    headers.check_arguments([(name.lower(), value) for name, value in sent.items()], schema, given)
+def arguments(
+    sent: dict[str, str], given: dict[str, Any], schema: dict[str, Any] = SCHEMA, *, required: bool = True
+) -> None:
+    fields = [(name.lower(), value) for name, value in sent.items()]
+    raw = {name: envelope.raw(value) for name, value in given.items()}
+    headers.check_arguments(fields, schema, raw, required=required)
 
 
 @pytest.mark.parametrize("name", ["s__echo", "grüße", " edge ", "=?base64?eA==?="])
@@ -98,3 +102,16 @@ def test_an_argument_that_its_header_contradicts_is_refused(
 def test_a_schema_with_a_mistake_asks_for_no_header(schema: dict[str, Any]) -> None:
     assert headers.fault_in(schema) is not None
     arguments({}, {"a": "x"}, schema)
+
+
+def test_headers_that_nobody_has_asked_for_hold_too() -> None:
+    arguments({}, {"region": "eu"}, required=False)
+    arguments({"Mcp-Param-Region": "eu"}, {"region": "eu"}, required=False)
+    with pytest.raises(RequestError, match="contradicts the argument 'region'"):
+        arguments({"Mcp-Param-Region": "us"}, {"region": "eu"}, required=False)
+
+
+def test_an_argument_too_large_to_be_looked_at_is_refused_where_headers_repeat_it() -> None:
+    arguments({}, {"other": [[]] * 100_000})
+    with pytest.raises(RequestError, match="the argument 'deep' has 300,001 bytes; 65,536 are allowed"):
+        arguments({}, {"deep": [[]] * 100_000})

@@ -42,7 +42,11 @@ def host_in(proxy: Proxy, era: str, roots: list[Path] | None, launched: Path | N
     answers: Any = (
         {}
         if roots is None
-        else {"roots/list": lambda _params: {"roots": [{"uri": root.as_uri()} for root in roots]}}
+        else {
+            "roots/list": lambda _params: {
+                "roots": [{"uri": "file://["}, *({"uri": root.as_uri()} for root in roots)]
+            }
+        }
     )
     able = None if roots is None else {"roots": {}}
     return Host(proxy, era, able, answers, rights=rights)

@@ -25,22 +25,26 @@ from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.facts import redacted
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
+from mcp_context_proxy.front import issuer
+from mcp_context_proxy.front.issuer import IssuedTokens
 from mcp_context_proxy.interactions.memory import agent_named, plain
 from mcp_context_proxy.items import IncludeMode, Tool
-from mcp_context_proxy.protocol import envelope, strangers
-from mcp_context_proxy.protocol.envelope import MalformedError
+from mcp_context_proxy.protocol import envelope, headers, strangers
+from mcp_context_proxy.protocol.envelope import MalformedError, RequestError
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked
 from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper, without_depths
 from mcp_context_proxy.rerank.reranker_model import numbers_in
-from mcp_context_proxy.retrieval import queries, text
+from mcp_context_proxy.retrieval import links, queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.server.consent import described_arguments
+from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
 from mcp_context_proxy.server.questions import secret_field, url_refusal
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded
+from mcp_context_proxy.trust.tokens import THE_USER
 
 UNITS = {
     "one letter": "a",
@@ -61,6 +65,7 @@ UNITS = {
     "escaped quotes": '\\"',
     "headings": " #",
     "fences": "`",
+    "words as code": "`a` ",
     "comments": "<!--",
     "sentences": ".)",
     "needs": ", and",
@@ -132,9 +137,15 @@ def understood(written: str) -> None:
     queries.read_query(written, no_term, lambda: CATALOG, {"k9": "dog"})
 
 
+PROFILES = Profiles(
+    Config.model_validate({"clients": {"a": {"client": ["*a*a*1*.*b", "x*"], "agent": ["*a*a*1*.*b"]}}})
+)
+NUMBERED = {"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}
+
+
 def refused(read: Callable[..., object], *arguments: object) -> None:
     """Read something that may be refused."""
-    with suppress(ContextProxyError, ConfigError, definitions.UnfitError):
+    with suppress(ContextProxyError, ConfigError, definitions.UnfitError, UnknownProfileError, RequestError):
         read(*arguments)
 
 
@@ -256,6 +267,16 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     ),
     "owner of a name": lambda written: names.owner(f"git__{written}", ["git", "github"]),
     "mistake in an argument": mistake,
+    "names in a document": links.mentions,
+    "clauses": lambda written: links.units_of(f"x{written}y"),
+    "repeated argument": lambda written: headers.decoded(f"=?base64?{written}?="),
+    "argument as a number": lambda written: refused(
+        headers.check_arguments, [("mcp-param-n", written)], NUMBERED, {"n": msgspec.Raw(b"1")}
+    ),
+    "claims of a token": lambda written: list(issuer.values({"roles": written}, "roles")),
+    "form of a token": IssuedTokens.may_be,
+    "name of a client": lambda written: PROFILES.of_client(THE_USER, envelope.raw({"name": written})),
+    "name of a profile": lambda written: refused(PROFILES.of_request, THE_USER, written, written),
     "nearest names": lambda written: nearest_names(written, [written + str(at) for at in range(30)]),
 }
 """Everything that reads text of strangers, by what it finds in it."""

@@ -52,7 +52,8 @@ class Front:
         named = {"named": self.book, "refused": self.refused.append}
         app = Starlette(routes=[Route("/who", self.who)])
         self.guard = Guard(app, type(allowed)(allowed.hosts, allowed.token, **named))
-        self.streams = Guard(self.stream, type(allowed)(allowed.hosts, allowed.token, **named))
+        guarding = type(allowed)(allowed.hosts, allowed.token, **named)
+        self.streams = Guard(self.stream, guarding, most_of_one=2)
 
     async def who(self, request: Request) -> Response:
         return PlainTextResponse(f"{principal_of(request.scope)} {rights_of(request.scope).may(Role.ADMIN)}")
@@ -101,6 +102,27 @@ async def test_a_principal_is_the_name_of_its_token(file: TokenFile) -> None:
     assert await front.says(OWN_TOKEN) == (200, f"{OWNER} True")
     assert (await front.says("not-a-token-of-anybody"))[0] == 401
     assert front.refused == ["192.0.2.1"]
+
+
+async def test_the_streams_of_one_principal_leave_room_for_those_of_others(file: TokenFile) -> None:
+    anna, ben = file.add("anna"), file.add("ben")
+    front, answered = Front(file), list[int]()
+
+    async def listen(token: str) -> None:
+        answered.append((await front.ask(token, front.streams))[0]["status"])
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for token in (anna, anna, anna, ben, OWN_TOKEN, OWN_TOKEN, OWN_TOKEN):
+                group.start_soon(listen, token)
+            await anyio.wait_all_tasks_blocked()
+            assert answered == [503]
+            group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen, anna)
+            await anyio.wait_all_tasks_blocked()
+            assert answered == [503]
+            group.cancel_scope.cancel()
 
 
 async def test_a_token_that_replaces_another_of_the_same_name_is_the_same_principal(file: TokenFile) -> None:

@@ -37,6 +37,7 @@ FLOODS = {
     "tools-changed": changed("tools"),
     "prompts-changed": changed("prompts"),
     "resources-changed": changed("resources"),
+    "skills-changed": changed("resources"),
     "updated": lambda n, token: notification("resources/updated", uri=URI, n=n),
     "updated-below": lambda n, token: notification("resources/updated", uri=f"{URI}/{n}/{FILLER * 9}"),
     "updated-unasked": lambda n, token: notification("resources/updated", uri=f"other://{n}/{LARGE}"),
@@ -66,6 +67,20 @@ LINES = {
 """Floods of which one write has thousands of messages, or one of megabytes."""
 
 
+SKILLS, FILES = 1_200, 8
+"""More skills than one server may have, and their files."""
+
+SHA = "sha256:" + "0" * 64
+
+
+def skill(number, version):
+    """An entry that is another one in each list, with files that are never what it says."""
+    root = f"skill://many/k{number}"
+    files = [{"uri": f"{root}/{name}", "digest": SHA, "size": 1} for name in ("SKILL.md", *range(1, FILES))]
+    front = {"name": f"k{number}", "description": f"{version} {FILLER}"}
+    return {"uri": f"{root}/SKILL.md", "frontmatter": front, "resources": files}
+
+
 class Flood(Healthy):
     """Floods for `delay` seconds with the kind of message that a call names: before its result, or after."""
 
@@ -73,13 +88,23 @@ class Flood(Healthy):
 
     def __init__(self, options):
         super().__init__(options)
+        self.skills, self.versions = 0, itertools.count()
         self.handlers["resources/list"] = lambda request: {"resources": [{"uri": URI, "name": "one"}]}
+        self.handlers["skills/list"] = self.listed_skills
+        self.handlers["resources/read"] = lambda request: {
+            "contents": [{"uri": request.params["uri"], "text": LARGE}]
+        }
         for method in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
             self.handlers[method] = lambda request: {}
 
     def capabilities(self):
         changes = {"listChanged": True}
-        return {"tools": changes, "resources": changes | {"subscribe": True}, "logging": {}}
+        skills = {"extensions": {"io.modelcontextprotocol/skills": {}}}
+        return {"tools": changes, "resources": changes | {"subscribe": True}, "logging": {}} | skills
+
+    def listed_skills(self, request):
+        version = next(self.versions)
+        return {"skills": [skill(number, version) for number in range(self.skills)]}
 
     def call(self, request):
         arguments = request.params["arguments"]
@@ -94,6 +119,7 @@ class Flood(Healthy):
         return self.result(request)
 
     def flood(self, kind, token):
+        self.skills = SKILLS if kind == "skills-changed" else 0
         until = time.monotonic() + self.delay
         for number in itertools.count():
             if time.monotonic() > until:
