@@ -41,14 +41,14 @@ NAMED: Final = 1.0
 TEXTS_KEPT: Final = 4096
 """Texts whose links are remembered, some 1 kB each."""
 
-OF_MARGIN, OF_GAP, OF_NAME, OF_WHOLE, WITHOUT = 13.5, 10.7, 5.1, 3.4, -5.6
+OF_MARGIN, OF_GAP, OF_NAME, OF_WHOLE, WITHOUT = 13.5, 10.7, 5.1, 3.4, -4.8
 """Weights of the evidence that a text describes a tool, and the evidence of no likeness at all. They were
 fitted by logistic regression to documents written for 33 real servers (benchmarks/contexts.md)."""
 
-OF_PLAIN_WORD: Final = -3.0
+OF_PLAIN_WORD: Final = -2.2
 """Evidence that a name of one plain word needs beside: ``count`` in a rule may be any count."""
 
-ABOUT: Final = -1.5
+ABOUT: Final = -0.7
 """Evidence from which a text is about the same thing as a tool, without describing its use: a rule of how
 emails end is about the tool that sends them."""
 
