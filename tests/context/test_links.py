@@ -113,6 +113,14 @@ async def test_a_request_for_a_tool_shows_no_rule_about_something_else(engine: C
         assert not (await engine.build(query)).of(Kind.RULE), query
 
 
+async def test_a_request_that_repeats_a_description_does_not_hide_a_rule_about_the_tool() -> None:
+    short = rule("chat", "Post nothing to the team chat after six in the evening.")
+    with ContextEngine(Catalog([*TOOLS, *RULES, short])) as engine:
+        context = await engine.build("Post a message to a channel of the team chat")
+
+    assert "chat" in {one.name for one in context.of(Kind.RULE)}
+
+
 async def test_a_question_that_a_rule_answers_shows_it(engine: ContextEngine) -> None:
     for query, name in (
         ("how should I answer an angry customer", "tone"),
