@@ -110,7 +110,7 @@ def needs_of(definition: bytes) -> Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallResult:
     """A called tool with the words of its result."""
 
     tool: Tool
@@ -123,7 +123,7 @@ class Answer:
     """Its name as others' descriptions have it; None for a plain word."""
 
     @classmethod
-    def of(cls, tool: Tool, text: str) -> Answer:
+    def of(cls, tool: Tool, text: str) -> CallResult:
         """Read the result of a call."""
         fields = [match[1] for match in _FIELD.finditer(text)]
         said = frozenset(term for field in fields for term in terms(identifier_words(field)))
@@ -198,7 +198,7 @@ def steps(index: Index, embed: Embed, called: Tool, text: str) -> tuple[list[Too
     words = [index.lexical.score(dict.fromkeys(terms(unit), 1.0)).scores for unit in units]
     fused = cosines + LEXICAL_FACTOR * np.stack([scores[places] for scores in words])
     tools = [one for at in places if isinstance(one := index.items[int(at)], Tool)]
-    answer, rarity = Answer.of(called, text), _rarities([called, *tools])
+    answer, rarity = CallResult.of(called, text), _rarities([called, *tools])
     rows = [
         [*likeness, *_fit(answer, tool, rarity)]
         for likeness, tool in zip(
@@ -212,7 +212,7 @@ def steps(index: Index, embed: Embed, called: Tool, text: str) -> tuple[list[Too
     return tools, np.array(rows, np.float64)
 
 
-def _fit(answer: Answer, tool: Tool, rarity: dict[str, float]) -> list[float]:
+def _fit(answer: CallResult, tool: Tool, rarity: dict[str, float]) -> list[float]:
     own = frozenset(terms(identifier_words(tool.name)))
     required = needs_of(tool.definition).required
     unfilled = sum(not answer.fills(parameter) for parameter in required)
