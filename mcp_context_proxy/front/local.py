@@ -84,6 +84,7 @@ async def serve_commands(limits: Limits, path: Path, listening: socket.socket, m
         listening.close()
         with suppress(OSError):
             os.unlink(path)  # noqa: PTH108 - one call, without a thread
+            os.rmdir(path.parent)  # noqa: PTH106 - only where it is empty
 
 
 def _remove(path: str, inode: int) -> None:
