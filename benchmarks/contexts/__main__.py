@@ -27,10 +27,12 @@ from mcp_context_proxy.context.options import ResultReading
 from mcp_context_proxy.context.records import Mode
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Session, reference, rule, tool
+from mcp_context_proxy.retrieval import text
 
 LISTS = Path(__file__).parents[2] / "tests" / "data" / "tools"
 SERVERS_OF_A_PART = 7
 DOCUMENTS_PRESENT = 50
+TOPICS_OF_A_FILE = 5
 
 
 def real_tools() -> dict[str, list[Tool]]:
@@ -158,8 +160,36 @@ async def after_results(engine, results: Sequence[sets.Recorded], have: set[str]
     print(f"{title}: tools after a result: {rates}")
 
 
+async def handbooks(tools: Sequence[Tool], documents: Sequence[sets.Written], title: str) -> None:
+    """Files of five topics each, which a request about one of them should find, divided in both ways."""
+    order = [documents[int(at)] for at in np.random.default_rng(5).permutation(len(documents))]
+    files = [order[at : at + TOPICS_OF_A_FILE] for at in range(0, len(order), TOPICS_OF_A_FILE)]
+    written = [
+        reference(f"handbook-{number}", "\n\n".join(one.text for one in own))
+        for number, own in enumerate(files)
+    ]
+    for way, characters in (("packed", 0), ("a chunk for each paragraph", text.TOPICS_CHARACTERS)):
+        text.TOPICS_CHARACTERS = characters
+        found = first = brought = needed = 0
+        with ContextEngine(Catalog([*tools, *written]), store=STORE) as engine:
+            for number, own in enumerate(files):
+                for one in own:
+                    context = await engine.build(one.request, remember=False)
+                    names = [item.name for item in context.of(*DOCUMENT_KINDS)]
+                    found += f"handbook-{number}" in names
+                    first += names[:1] == [f"handbook-{number}"]
+                    if f"handbook-{number}" in names:
+                        needed += len(one.needs)
+                        brought += sum(bool(need & keys(context)) for need in one.needs)
+        count = len(documents)
+        print(
+            f"{title}: {len(files)} files of five topics, {way}: found {found}/{count}, "
+            f"first {first}/{count}; tools in context then {brought}/{needed}"
+        )
+
+
 async def speed(lists, documents, requests) -> None:
-    """Time of a request with and without expansion, in turn, on the same catalog."""
+    """Processor time of a request with and without expansion, in turn, on the same catalog."""
     items = [*(one for own in lists.values() for one in own), *map(made, documents[:DOCUMENTS_PRESENT])]
     took: dict[int, list[float]] = {0: [], 1: []}
     engines = {
@@ -172,10 +202,10 @@ async def speed(lists, documents, requests) -> None:
     for round_ in range(4):
         for request in asked:
             for depth in (0, 1) if round_ % 2 else (1, 0):
-                start = time.perf_counter()
+                start = time.process_time()
                 await engines[depth].build(f"{request} {'!' * round_}", remember=False)
                 if round_:
-                    took[depth].append(time.perf_counter() - start)
+                    took[depth].append(time.process_time() - start)
     for depth, times in took.items():
         p50, p95 = 1e3 * np.percentile(times, (50, 95))
         print(f"depth {depth}: p50 {p50:.2f} ms, p95 {p95:.2f} ms")
@@ -190,7 +220,7 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
     lists = real_tools()
     documents = [one for one in sets.documents() if one.held_out in wanted]
     results = [one for one in sets.results() if one.held_out in wanted]
-    requests = {text: names for text, names in sets.requests().items() if sets.held_out(text) in wanted}
+    requests = {asked: names for asked, names in sets.requests().items() if sets.held_out(asked) in wanted}
     config = Config.model_validate({"context": {"expand_results": True}})
     chance = np.random.default_rng(11)
     for number in range(1 + catalogs):
@@ -217,15 +247,16 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
             catalog = Catalog([*tools, *map(made, present)])
             served = requests
             if number:
-                served = {text: names for text, names in requests.items() if SERVER_OF.get(text) in have}
+                served = {asked: names for asked, names in requests.items() if SERVER_OF.get(asked) in have}
             with ContextEngine(catalog, store=STORE) as engine:
                 if not number:
-                    for text in served:
-                        best = (await engine.build(text, remember=False)).of(Kind.TOOL)
+                    for asked in served:
+                        best = (await engine.build(asked, remember=False)).of(Kind.TOOL)
                         if best:
-                            SERVER_OF.setdefault(text, best[0].server or "")
+                            SERVER_OF.setdefault(asked, best[0].server or "")
                 await meant(engine, [d for d in present if d in fitting], served, title, catalog)
         if not number:
+            await handbooks(tools, documents, title)
             with ContextEngine(Catalog(tools), config, store=STORE) as engine:
                 await after_results(engine, results, have, title)
     if with_speed:

@@ -40,6 +40,8 @@ from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile, tokens_path
 
 if TYPE_CHECKING:
+    import socket
+
     from starlette.routing import BaseRoute
 
     from mcp_context_proxy.front.http import LocalApi
@@ -174,6 +176,7 @@ async def stdio_front(
     rights = proxy.gateway.profiles.started(profile, presets, launch_folder())
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
+        group.start_soon(_answer_commands, proxy)
         await _serve_streams(proxy, negotiation, rights)
         group.cancel_scope.cancel()
 
@@ -187,6 +190,35 @@ async def _serve_api(proxy: Proxy) -> None:
             routes = web_routes(proxy)
             access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
             await page.serve(routes, settings, settings.api_port, limits, proxy.health, access)
+
+
+COMMANDS_SECONDS = 2.0
+"""Time after which commands are answered at the latest: the first list has no socket to wait for."""
+
+
+async def _answer_commands(proxy: Proxy) -> None:
+    """Answer commands such as ``status`` over a socket of this process; without a place for it, none are."""
+    from mcp_context_proxy.bridge import meeting  # noqa: PLC0415 - only after the start
+
+    path = proxy.config.path
+    if path is None or sys.platform == "win32":
+        return
+    with anyio.move_on_after(COMMANDS_SECONDS):
+        await proxy.wait_first_connect()
+
+    def opened() -> tuple[Path, socket.socket] | None:
+        try:
+            own = meeting.own_socket(path, os.environ)
+            return own, meeting.listen(own)
+        except (meeting.JoinError, OSError) as error:
+            logger.debug("commands cannot ask this proxy: %s", error)
+            return None
+
+    place = await in_thread(opened)
+    if place is not None:
+        from mcp_context_proxy.front import local  # noqa: PLC0415 - POSIX only
+
+        await local.serve_commands(proxy.config.limits, *place, partial(_local_api, proxy))
 
 
 def launch_folder() -> str | None:
@@ -261,7 +293,10 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ready = ReadinessCheck(proxy, [] if issued is None else [issued.keys])
         routes = [*web_routes(proxy), *probes.routes(ready), *([] if resource is None else resource.routes())]
         app = http.application(negotiation, limits, policy, proxy.health, routes)
-        await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_answer_commands, proxy)
+            await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
+            group.cancel_scope.cancel()
 
 
 @asynccontextmanager

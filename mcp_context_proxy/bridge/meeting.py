@@ -79,6 +79,10 @@ _ALL_VARIABLES: Final = re.compile(r"""\$\{cmd:|\binherit\b["']?\s*[=:]\s*\[[^\]
 _COMMENT: Final = re.compile(r"^\s*#.*", re.MULTILINE)
 
 
+OWN: Final = "own"
+"""Part of the name of a socket on which a proxy answers commands only."""
+
+
 class JoinError(Exception):
     """No proxy can be shared here; the caller serves by itself."""
 
@@ -232,10 +236,47 @@ def _is_private(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
-def running(config: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return the sockets of the proxies that hosts share for a configuration.
+def own_socket(config: Path, environ: Mapping[str, str]) -> Path:
+    """Return the path of the socket on which this process answers commands, and serves no hosts.
 
-    The one that a host started here would join comes first, then the others, those started last first.
+    Sockets of processes that ended without removing theirs are removed.
+
+    Raises:
+        JoinError: there is no place for it.
+    """
+    folder, beginning = runtime_folder(environ), f"{_configuration_part(config)}-{OWN}-"
+    for left in folder.glob(f"{beginning}*.sock"):
+        if connected(left, keep=False) is None:
+            left.unlink(missing_ok=True)
+    path = folder / f"{beginning}{os.getpid()}.sock"
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise JoinError(f"the path of the socket is too long: {path}")
+    return path
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a socket that listens at a path, which only this user can open.
+
+    Raises:
+        OSError: it cannot be made there.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # The folder is the user's own, so nobody else comes between the two steps.
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(128)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def running(config: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Return the sockets of the proxies that run for a configuration.
+
+    The one that a host started here would join comes first, then the others that hosts share, then those that
+    serve one host or HTTP, each time those started last first.
     """
     if not hasattr(socket, "AF_UNIX"):
         return []
@@ -249,7 +290,7 @@ def running(config: Path, environ: Mapping[str, str]) -> list[Path]:
     if len(found) > 1:
         with suppress(JoinError, OSError):
             own = meeting(["--config", str(config)], environ).socket
-    ordered = sorted(found, key=lambda pair: (pair[1] != own, -pair[0]))
+    ordered = sorted(found, key=lambda pair: (pair[1] != own, OWN in pair[1].name, -pair[0]))
     return [path for _, path in ordered if connected(path, keep=False) is not None]
 
 

@@ -145,8 +145,8 @@ async def _connected(command: Sequence[str], folder: Path, log: TextIO) -> Async
     from mcp.client.stdio import stdio_client
 
     program, *args = command
-    env = {**os.environ, examples.DATA_VARIABLE: str(folder / DATA)}
-    # In the temporary folder: in the user's, a file named like a Python module would be imported instead.
+    env = {**os.environ, examples.DATA_VARIABLE: str(folder / DATA), "XDG_RUNTIME_DIR": str(folder)}
+    # In the temporary folder, as its socket: in the user's, a file named like a Python module would be imported instead.
     server = StdioServerParameters(command=program, args=args, env=env, cwd=folder)
     async with Client(stdio_client(server, errlog=log)) as client:
         yield client

@@ -1,6 +1,6 @@
 """Commands on the proxy that runs: its state, its logs, calls, and orders to it.
 
-They ask the shared proxy over its socket by the operations of the REST API, as the pages do. Other commands
+They ask the proxy over its socket by the operations of the REST API, as the pages do. Other commands
 ask it, too, where one runs for the configuration (`asking`); with ``--fresh`` they start the servers.
 """
 
@@ -60,13 +60,13 @@ class NotRunningError(click.ClickException):
 
     def __init__(self, config: Path) -> None:
         super().__init__(
-            f"no shared proxy runs for {config}: a host starts it with its session, and it ends some minutes "
+            f"no proxy runs for {config}: a host starts it with its session, and it ends some minutes "
             "after the last one"
         )
 
 
 class RunningProxy:
-    """The shared proxy that runs for a configuration."""
+    """A proxy that runs for a configuration."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -187,7 +187,7 @@ def status_command(source: AnswerSource, as_json: bool) -> None:
         return
     console = results()
     if not found:
-        console.say(f"No shared proxy runs for {source.file}.")
+        console.say(f"No proxy runs for {source.file}.")
     for number, status in enumerate(found):
         if number:
             console.say()
@@ -197,7 +197,7 @@ def status_command(source: AnswerSource, as_json: bool) -> None:
 def _show_status(console: Terminal, status: Mapping[str, Any]) -> None:
     facts = [
         f"up {_span(status['uptime'])}",
-        counted(len(status["hosts"]), "host"),
+        counted(len(status["hosts"]), "host") if status["shared"] else None,
         _size(status["memory"]),
         f"version {status['version']}",
     ]
@@ -239,12 +239,16 @@ def _server_row(server: Mapping[str, Any], now: float) -> list[Text]:
         *(Text(f"{server[key]:,}") for key in ("tools", "calls", "errors")),
         Text(_size(server["memory"]) or "-"),
         Text(str(server["pid"] or "-")),
-        Text("" if retry is None else f"in {_span(max(retry - now, 0.0))}"),
+        Text("" if retry is None else _until(retry - now)),
     ]
 
 
 def _size(size: int | None) -> str:
     return "" if size is None else f"{size / 1_000_000:,.0f} MB"
+
+
+def _until(seconds: float) -> str:
+    return "now" if round(seconds) < 1 else f"in {_span(seconds)}"
 
 
 def _span(seconds: float) -> str:
@@ -376,7 +380,8 @@ def restart_command(source: AnswerSource, name: str, as_json: bool) -> None:
 @json_option
 def stop_command(source: AnswerSource, as_json: bool) -> None:
     """Stop the proxies that hosts share, after the requests under way. A host that is open starts another."""
-    stopped = [proxy.post("/stop") for proxy in source.every()]
+    shared = [proxy for proxy in source.every() if proxy.get("/status")["shared"]]
+    stopped = [proxy.post("/stop") for proxy in shared]
     if as_json:
         echo_json({"stopped": len(stopped)})
     elif stopped:

@@ -195,8 +195,12 @@ BEHIND_TOOL = 0.18
 """Distance in score behind the best tool up to which a document is meant: a request for a tool is nearer to
 it than to any document, a question about a rule is not. benchmarks/contexts.md has both for other numbers."""
 
-FOR_TOOL = 0.135
+FOR_TOOL = 0.1
 """Distance by which a document may be further behind that leads to the best tool: it says how to use it."""
+
+REPEATED = 0.75
+"""Score that the best tool counts as at most for such a document: a request that repeats a tool's description
+is nearer to it than any short rule can be."""
 
 WORDS_ELSEWHERE = 0.08
 """Score that the words of a request would add to the nearest tool of other catalogs, with which a document is
@@ -385,16 +389,16 @@ class Searcher:
         if not documents.fits and not tools.fits:
             return documents  # nothing is meant at all
         best = max((*tools.results, *tools.near_misses)[:TOOLS_COMPARED], key=_plain_score, default=None)
-        least = -math.inf if best is None else _plain_score(best)
-        elsewhere = self._engine.elsewhere(query, snapshot)
-        if elsewhere is not None:
-            least = max(least, elsewhere + WORDS_ELSEWHERE)
+        here = -math.inf if best is None else _plain_score(best)
+        nearest = self._engine.elsewhere(query, snapshot)
+        elsewhere = -math.inf if nearest is None else nearest + WORDS_ELSEWHERE
+        least, about = max(here, elsewhere), max(min(here, REPEATED), elsewhere)
 
         def is_meant(one: Result) -> bool:
-            behind = least - _plain_score(one)
-            if one.exact or behind <= BEHIND_TOOL:
+            score = _plain_score(one)
+            if one.exact or score >= least - BEHIND_TOOL:
                 return True
-            if behind > BEHIND_TOOL + FOR_TOOL or best is None or self._expander is None:
+            if score < about - BEHIND_TOOL - FOR_TOOL or best is None or self._expander is None:
                 return False
             assert isinstance(one.item, Document)
             return self._expander.is_about(one.item, best.item, snapshot, query)

@@ -75,6 +75,18 @@ async def serve(hosts: Hosts, descriptor: int, linger_seconds: float) -> None:
         _remove(path, ours)
 
 
+async def serve_commands(limits: Limits, path: Path, listening: socket.socket, make_api: MakeApi) -> None:
+    """Answer the commands that ask over a listening socket, until cancelled."""
+    listening.setblocking(False)
+    try:
+        await Hosts(None, limits, make_api).accept(listening)
+    finally:
+        listening.close()
+        with suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 - one call, without a thread
+            os.rmdir(path.parent)  # noqa: PTH106 - only where it is empty
+
+
 def _remove(path: str, inode: int) -> None:
     """Remove the socket from its folder, unless another proxy has been started there meanwhile."""
     with suppress(OSError), locked(Path(path).with_suffix(".lock"), REMOVE_SECONDS):
@@ -107,7 +119,8 @@ class Hosts:
     name of a method.
     """
 
-    def __init__(self, negotiation: Negotiation, limits: Limits, make_api: MakeApi) -> None:
+    def __init__(self, negotiation: Negotiation | None, limits: Limits, make_api: MakeApi) -> None:
+        """Serve hosts by a negotiation; without one, only those who ask the REST API."""
         self._negotiation, self._limits = negotiation, limits
         self._make_api = make_api
         self._api: LocalApi | None = None
@@ -169,8 +182,10 @@ class Hosts:
                 connection.close()
             elif first.isalpha():
                 await (await self._opened_api(group)).serve(connection)
+            elif self._negotiation is None:
+                connection.close()
             else:
-                await self._converse(connection, greeting_of(connection))
+                await self._converse(self._negotiation, connection, greeting_of(connection))
         except Exception:
             # boundary: a bug of the proxy ends one connection, and its details are for the log
             logger.exception("a connection of the shared proxy has failed")
@@ -185,12 +200,14 @@ class Hosts:
                 group.start_soon(self._api.run)
         return self._api
 
-    async def _converse(self, connection: socket.socket, greeting: Greeting) -> None:
-        started = self._negotiation.gateway.profiles.started
+    async def _converse(
+        self, negotiation: Negotiation, connection: socket.socket, greeting: Greeting
+    ) -> None:
+        started = negotiation.gateway.profiles.started
         async with anyio.create_task_group() as group:
             channel = await SocketChannel.open(connection, self._limits.message_bytes)
             conversation = Conversation(
-                negotiation=self._negotiation,
+                negotiation=negotiation,
                 limits=self._limits,
                 channel=channel,
                 write_response=channel.send,

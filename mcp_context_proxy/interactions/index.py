@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.config import InteractionsConfig
-from mcp_context_proxy.embedding.embedder import is_unit
+from mcp_context_proxy.embedding.embedder import are_unit
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.retrieval.bm25 import LexicalIndex, TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.item_metadata import Fields
@@ -169,9 +169,8 @@ class InteractionIndex:
         weights = {term: NUMBER_WEIGHT if _has_digit(term) else 1.0 for term in terms(wanted.query)}
         if not within.any():
             return [], unembedded
-        if self._lexical is None:
-            self._lexical = LexicalIndex.build(self._counts)
-        lexical = self._lexical.score(weights)
+        self._lexical = LexicalIndex.build(self._counts, self._lexical)
+        lexical, coverage = self._lexical.score_with_shares(weights)
         identified = self._identified(wanted.query, within)
         if identified is not None:
             within &= identified
@@ -187,9 +186,7 @@ class InteractionIndex:
             relevance = np.maximum(cosines, 0) + words[items]
         meant = relevance > 0
         if identified is None:
-            meant &= self._meant(
-                wanted.vector, cosines, self._lexical.shares(lexical.idf)[items], int(within.sum())
-            )
+            meant &= self._meant(wanted.vector, cosines, coverage[items], int(within.sum()))
         meant &= relevance >= SHARE_OF_BEST * relevance.max(where=meant, initial=0)
         chosen = items[meant]
         scores = relevance[meant].astype(np.float64) * self._kept_share(chosen, wanted.factor, now)
@@ -298,12 +295,12 @@ class InteractionIndex:
         if self._counts and len(self._counts[-1].lengths) < COUNTED_TOGETHER:
             counted = join_counts([self._counts.pop(), counted])
         self._counts.append(counted)
-        self._lexical = LexicalIndex.build(self._counts, self._lexical)
         self._count, self._latest = count, fresh[-1].id
 
     def _place(self, fresh: Sequence[InteractionVector], dimensions: int) -> None:
         """Store embeddings, each in the row of its interaction; a damaged one stays away."""
-        usable = [one for one in fresh if is_unit(one.vector, dimensions)]
+        fits = are_unit([one.vector for one in fresh], dimensions)
+        usable = [one for one, unit in zip(fresh, fits, strict=True) if unit]
         ids = np.array([one.interaction for one in usable], np.int64)
         at = np.searchsorted(self._known["id"], ids)
         known = (at < self._count) & (self._known["id"][np.minimum(at, self._count - 1)] == ids)

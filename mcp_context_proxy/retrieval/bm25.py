@@ -51,6 +51,9 @@ ITEMS_A_GROUP = 4_096
 """Items whose counts are sorted together: a changed item costs 10 ms, and a query of 100,000 items looks at
 25 groups."""
 
+Occurrences: TypeAlias = "tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]"
+"""Pairs of a term and an item that has it, with the weighted count over all fields."""
+
 Small: TypeAlias = "NDArray[np.integer[Any]]"
 """Numbers of which there are very many, in the shortest type that has room for them."""
 
@@ -98,9 +101,18 @@ class LexicalIndex:
 
     def score(self, weights: Mapping[str, float]) -> LexicalScores:
         """Score every item for some terms, each of which counts once, by its weight."""
+        return self._scored(weights, self._weighted_counts(list(weights)))
+
+    def score_with_shares(self, weights: Mapping[str, float]) -> tuple[LexicalScores, NDArray[np.float64]]:
+        """Score every item, and return with it the share of the terms' idf that each has; see `shares`."""
+        occurrences = self._weighted_counts(list(weights))
+        scored = self._scored(weights, occurrences)
+        return scored, self._shared(scored.idf, occurrences)
+
+    def _scored(self, weights: Mapping[str, float], occurrences: Occurrences) -> LexicalScores:
         terms = list(weights)
         items, scores = int(self.firsts[-1]), np.zeros(int(self.firsts[-1]), np.float32)
-        which, having, x = self._weighted_counts(terms)
+        which, having, x = occurrences
         counted = which
         if self.unsuspected is not None:
             items, counted = int(self.unsuspected.sum()), which[self.unsuspected[having]]
@@ -116,7 +128,10 @@ class LexicalIndex:
 
     def shares(self, idf: Mapping[str, float]) -> NDArray[np.float64]:
         """Return the share by item of the idf of some terms that it has, 0 to 1."""
-        which, having, _ = self._weighted_counts(list(idf))
+        return self._shared(idf, self._weighted_counts(list(idf)))
+
+    def _shared(self, idf: Mapping[str, float], occurrences: Occurrences) -> NDArray[np.float64]:
+        which, having, _ = occurrences
         rarity = np.fromiter(idf.values(), np.float64, len(idf))
         total = rarity.sum() or 1.0
         found = np.bincount(having, rarity[which], int(self.firsts[-1])) / total
@@ -178,9 +193,7 @@ class LexicalIndex:
             norms[first : first + group.size] = weights / (1 - B + B * group.whole.lengths / average)
         return norms.ravel()
 
-    def _weighted_counts(
-        self, terms: Sequence[str]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+    def _weighted_counts(self, terms: Sequence[str]) -> Occurrences:
         """Return each pair of a term and an item that has it, with x: its weighted count over all fields.
 
         The pairs are in the order of the terms, then of the items.
@@ -268,7 +281,8 @@ def count_terms(items: Iterable[Fields]) -> TermCounts:
     occurring, lengths = list[int](), list[int]()
     for item in items:
         for field in FIELDS:
-            found = terms(getattr(item, field))
+            text = getattr(item, field)
+            found = terms(text) if text else []
             occurring += map(hash, found)
             lengths.append(len(found))
     by_field = np.array(lengths, np.int64).reshape(-1, len(FIELDS))

@@ -19,7 +19,8 @@ from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index, item_key
-from mcp_context_proxy.retrieval.links import Links, ToolLink, mentions, next_tools
+from mcp_context_proxy.retrieval.links import Links, ToolLink, mentions
+from mcp_context_proxy.retrieval.next_steps import next_steps
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.retrieval.text import chunks, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex
@@ -271,12 +272,8 @@ class Expander:
         self, called: Tool, text: str, snapshot: Snapshot, allowed: Callable[[Item], bool]
     ) -> list[Expanded]:
         """Return the tools that fit after a result of a call."""
-        links = self._links_of(snapshot)
-        found = [
-            (links.index.items[one.item], one.evidence)
-            for one in next_tools(links, self._vectors, called, text)
-        ]
-        return [Expanded(item, 1 / (1 + math.exp(-weight)), None) for item, weight in found if allowed(item)]
+        found = next_steps(self._index_of(snapshot), self._vectors, called, text)
+        return [Expanded(step.tool, step.likelihood, None) for step in found if allowed(step.tool)]
 
     def _links_of(self, snapshot: Snapshot) -> Links:
         index = self._index_of(snapshot)

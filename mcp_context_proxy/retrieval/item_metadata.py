@@ -8,10 +8,11 @@ name, server and annotations, always in the same way. Annotations are hints that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -25,6 +26,7 @@ from mcp_context_proxy.retrieval.text import (
     encodable,
     identifier_words,
     name_key,
+    topics,
 )
 
 NAME_LIMIT = 256
@@ -90,7 +92,7 @@ def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...
     if not isinstance(item, Tool):
         body = encodable(item.text[:DOCUMENT_LIMIT])
         fields = Fields(name, description, "", "", "", body)
-        return fields, _headed_chunks(name, f"{description}\n\n{body}")
+        return fields, _headed_chunks(name, body, partial(topics, lead=description))
     parameters, words = read_parameters(item.definition), identifier_words(name)
     fields = Fields(
         name=name,
@@ -132,10 +134,14 @@ def title_of(tool: Tool) -> str:
     return title[:NAME_LIMIT]
 
 
-def _headed_chunks(head: str, body: str) -> tuple[str, ...]:
+Divide: TypeAlias = Callable[[str, int], tuple[str, ...]]
+"""Divides a text into chunks of at most so many characters."""
+
+
+def _headed_chunks(head: str, body: str, divide: Divide = chunks) -> tuple[str, ...]:
     """Divide ``head: body``; every chunk begins with the head, because it is embedded without the others."""
     head = f"{head[:HEAD_LIMIT]}: "
-    return tuple((head + chunk).strip() for chunk in chunks(body, CHUNK_LIMIT - len(head)))
+    return tuple((head + chunk).strip() for chunk in divide(body, CHUNK_LIMIT - len(head)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 A name counts wherever it is written like one, and not where the text forbids the tool. A description is
 compared sentence by sentence with all tools, as a query is, and the evidence for each tool is weighed against
-its neighbours here and tools of other catalogs, so that a near twin is no link. The results of calls are read
-in the same way. Blocks.
+its neighbours here and tools of other catalogs, so that a near twin is no link. Blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
-from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, sentences, terms
+from mcp_context_proxy.retrieval.text import identifier_words, name_key, sentences, terms
 from mcp_context_proxy.retrieval.vectors import best
 from mcp_context_proxy.system.later import np
 
@@ -42,14 +41,14 @@ NAMED: Final = 1.0
 TEXTS_KEPT: Final = 4096
 """Texts whose links are remembered, some 1 kB each."""
 
-OF_MARGIN, OF_GAP, OF_NAME, OF_WHOLE, WITHOUT = 13.5, 10.7, 5.1, 3.4, -5.6
+OF_MARGIN, OF_GAP, OF_NAME, OF_WHOLE, WITHOUT = 13.5, 10.7, 5.1, 3.4, -4.8
 """Weights of the evidence that a text describes a tool, and the evidence of no likeness at all. They were
 fitted by logistic regression to documents written for 33 real servers (benchmarks/contexts.md)."""
 
-OF_PLAIN_WORD: Final = -3.0
+OF_PLAIN_WORD: Final = -2.2
 """Evidence that a name of one plain word needs beside: ``count`` in a rule may be any count."""
 
-ABOUT: Final = -1.5
+ABOUT: Final = -0.7
 """Evidence from which a text is about the same thing as a tool, without describing its use: a rule of how
 emails end is about the tool that sends them."""
 
@@ -63,7 +62,6 @@ _FORBIDDEN = re.compile(
 )
 _ONLY_FIRST = re.compile(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
 _CLAUSE = re.compile(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
-_BRACES = re.compile(r'[{}\[\]"\\]+')
 
 Matrix: TypeAlias = "NDArray[np.float32]"
 
@@ -265,69 +263,3 @@ class Links:
         assert dense is not None
         own = dense.vectors_of(at)[0]
         return any(float(own @ dense.vectors_of(other)[0]) >= TWIN_COSINE for other in chosen)
-
-
-FOLLOWED_BY: Final = 2
-"""Tools that one result leads to."""
-
-RESULT_CHUNKS: Final = 4
-"""Pieces of a result that are compared, the first; the text itself is cut before."""
-
-OF_CALLED, OF_RESULT, OF_TOOL, OF_SERVER, OF_NOUNS, BY_ITSELF = 0.6, 3.3, 3.8, 1.3, 3.2, -8.1
-"""Weights of the evidence that a tool fits after a result, fitted as those above: the likeness of the result
-with the called tool's name, that of the result alone, that of both tools, whether they are of one server, and
-the share of the tool's name that the called one's has. The last is the evidence of no likeness."""
-
-LEADING, LEAD = -2.0, 0.5
-"""Evidence with which one tool is enough where the next best has so much less."""
-
-_READING = frozenset(terms("list get search find read show query"))
-"""Words of names that say nothing of the thing that a tool is about."""
-
-
-def following(
-    links: Links, embed: Embed, called: Tool, text: str
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the tools nearest to a result, and [tools, 5]: the evidence for each as the next one."""
-    dense, index = links.index.dense, links.index
-    places = index.named([name_key(called.name)])
-    own = next((at for at in places if index.items[at] == called), None)
-    texts = chunks(_BRACES.sub(" ", text))[:RESULT_CHUNKS]
-    head = identifier_words(called.name)
-    units = [*(f"{head}: {piece}" for piece in texts), *texts]
-    vectors = None if dense is None or own is None or not texts[0] else embed(units)
-    if dense is None or own is None or vectors is None:
-        return np.zeros(0, np.intp), np.zeros((0, 5))
-    words = [index.lexical.score(dict.fromkeys(terms(unit), 1.0)).scores for unit in units]
-    near = dense.candidates(vectors, LEXICAL_FACTOR * np.max(words, axis=0))
-    compared = dense.of(near)
-    cosines = compared.by_item(compared.cosines(vectors))
-    fused = cosines + LEXICAL_FACTOR * np.stack([scores[near] for scores in words])
-    tools = [(place, one) for place, at in enumerate(near) if isinstance(one := index.items[int(at)], Tool)]
-    keep = np.array([place for place, one in tools if near[place] != own], np.intp)
-    if not keep.size:
-        return keep, np.zeros((0, 5))
-    same = np.array([index.items[int(near[place])].server == called.server for place in keep], np.float64)
-    with_name = fused[: len(texts)].max(axis=0)[keep]
-    alone = fused[len(texts) :].max(axis=0)[keep]
-    chosen = best((with_name + 0.2 * same).astype(np.float32), CANDIDATES)
-    vector = dense.vectors_of(own)[0]
-    alike = [float(dense.vectors_of(int(near[keep[at]]))[0] @ vector) for at in chosen]
-    nouns = set(terms(head)) - _READING
-    share = [links.share_of_name(links.tool(int(near[keep[at]])), nouns) for at in chosen]
-    rows = [with_name[chosen], alone[chosen], np.array(alike), same[chosen], np.array(share)]
-    return near[keep[chosen]], np.stack(rows, axis=1).astype(np.float64)
-
-
-def next_tools(links: Links, embed: Embed, called: Tool, text: str) -> list[ToolLink]:
-    """Return the tools that fit after a result, the likeliest first."""
-    items, features = following(links, embed, called, text)
-    weights = np.array([OF_CALLED, OF_RESULT, OF_TOOL, OF_SERVER, OF_NOUNS])
-    evidence = features @ weights + BY_ITSELF
-    order = np.lexsort((items, -evidence))[:FOLLOWED_BY]
-    found = [ToolLink(int(items[at]), float(evidence[at])) for at in order if evidence[at] >= 0]
-    if not found and order.size:
-        lead = np.inf if order.size == 1 else evidence[order[0]] - evidence[order[1]]
-        if evidence[order[0]] >= LEADING and lead >= LEAD:
-            found = [ToolLink(int(items[order[0]]), float(evidence[order[0]]))]
-    return found

@@ -281,6 +281,15 @@ def _unaccented(text: str) -> str:
     return normalized("NFC", _ACCENTS.sub("", decomposed))
 
 
+TOPICS_CHARACTERS: Final = 20_000
+"""Characters of a document up to which each paragraph is a chunk: some 40 chunks become 100."""
+
+SHORTEST_TOPIC: Final = 60
+"""Characters below which a paragraph is joined with the next one."""
+
+_HEADING = re.compile(r"#{1,6}[^\n]*|[^\n]{1,80}:|\*\*[^\n]{1,80}\*\*")
+
+
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text that say something, without bullets."""
     parts = (_BULLET.sub("", part.strip()) for part in _SENTENCE_OR_CLAUSE.split(text))
@@ -302,6 +311,28 @@ def chunks(text: str, limit: int = CHUNK_LIMIT) -> tuple[str, ...]:
         end = piece_end
     found.append(text[start:end])
     return tuple(chunk.strip() for chunk in found if chunk.strip()) or (text.strip(),)
+
+
+def topics(text: str, limit: int = CHUNK_LIMIT, lead: str = "") -> tuple[str, ...]:
+    """Divide a document into chunks of one paragraph each, with the heading or short line before it.
+
+    The ``lead`` is put before the first paragraph. Two topics in one chunk are far from a query about either.
+    A text beyond `TOPICS_CHARACTERS` is divided as `chunks` does: it would have several times as many.
+    """
+    if len(text) > TOPICS_CHARACTERS:
+        return chunks(f"{lead}\n\n{text}", limit)
+    found: list[str] = []
+    opened = lead
+    for paragraph in _PARAGRAPH.split(text):
+        opened = f"{opened}\n\n{paragraph}".strip()
+        if len(opened) >= SHORTEST_TOPIC and not _HEADING.fullmatch(paragraph.strip()):
+            found += chunks(opened, limit)
+            opened = ""
+    if opened and found and len(found[-1]) + len(opened) + 2 <= limit:
+        found[-1] = f"{found[-1]}\n\n{opened}"
+    elif opened:
+        found += chunks(opened, limit)
+    return tuple(found) or (text.strip(),)
 
 
 def _pieces(

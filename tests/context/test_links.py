@@ -12,7 +12,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.options import ResultReading
 from mcp_context_proxy.context.records import Mode, RequestContext
 from mcp_context_proxy.items import Kind, Tool
-from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, rule, tool
+from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, reference, rule, tool
 from mcp_context_proxy.retrieval.links import mentions
 
 pytestmark = pytest.mark.anyio
@@ -111,6 +111,21 @@ async def test_without_documents_nothing_is_brought() -> None:
 async def test_a_request_for_a_tool_shows_no_rule_about_something_else(engine: ContextEngine) -> None:
     for query in ("the time in Lisbon", "search the source code for TODO", "list the jobs of pipeline 7"):
         assert not (await engine.build(query)).of(Kind.RULE), query
+
+
+async def test_a_request_that_repeats_a_description_does_not_hide_a_rule_about_the_tool() -> None:
+    short = rule("chat", "Post nothing to the team chat after six in the evening.")
+    with ContextEngine(Catalog([*TOOLS, *RULES, short])) as engine:
+        context = await engine.build("Post a message to a channel of the team chat")
+
+    assert "chat" in {one.name for one in context.of(Kind.RULE)}
+
+
+async def test_a_topic_is_found_among_others_in_one_file() -> None:
+    book = reference("book", "\n\n".join(one.text for one in (TONE, NOT_THIS, INCIDENT)))
+    with ContextEngine(Catalog([*TOOLS, book])) as engine:
+        for query in ("how should I answer an angry customer", "how are migrations of data tried"):
+            assert "book" in {one.name for one in (await engine.build(query)).of(Kind.REFERENCE)}, query
 
 
 async def test_a_question_that_a_rule_answers_shows_it(engine: ContextEngine) -> None:

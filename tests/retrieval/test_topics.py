@@ -1,0 +1,35 @@
+"""Documents are divided at their topics."""
+
+import pytest
+
+from mcp_context_proxy.retrieval.text import TOPICS_CHARACTERS, topics
+
+LEAVE = "Holidays are asked for two weeks ahead, in the calendar of the team."
+TRAVEL = "Trips are booked by the office, and paid back within a month of the receipt."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{LEAVE}\n\n{TRAVEL}", (LEAVE, TRAVEL)),
+        (f"# Leave\n\n{LEAVE}\n\n## Travel\n\n{TRAVEL}", (f"# Leave\n\n{LEAVE}", f"## Travel\n\n{TRAVEL}")),
+        (f"{LEAVE}\n\nAsk Maria.", (f"{LEAVE}\n\nAsk Maria.",)),
+        ("Ask Maria.", ("Ask Maria.",)),
+        ("", ("",)),
+    ],
+    ids=["paragraphs", "headings", "a short end", "one line", "nothing"],
+)
+def test_each_topic_is_a_chunk_with_its_heading(text: str, expected: tuple[str, ...]) -> None:
+    assert topics(text) == expected
+
+
+def test_no_chunk_is_longer_than_the_limit_and_nothing_is_lost() -> None:
+    text = f"# Rules\n\n{LEAVE * 20}\n\n{TRAVEL}\n\nEnd"
+    divided = topics(text)
+    assert max(map(len, divided)) <= 500
+    assert "".join("".join(divided).split()) == "".join(text.split())
+
+
+def test_a_large_document_is_packed() -> None:
+    text = "\n\n".join([LEAVE] * (TOPICS_CHARACTERS // len(LEAVE) + 1))
+    assert len(topics(text)) < text.count("\n\n") / 4
