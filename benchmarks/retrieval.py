@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from baselines import PlainBM25, Ranked, SeedDesign
 from nothing_fits import calibration
+from small_catalogs import page as small_catalogs
 
 from mcp_context_proxy.config import PACKAGED_MODELS
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
@@ -134,7 +135,8 @@ def main() -> None:
         remembering = Remembering(catalog)
         found = [measure_set(one, catalog, remembering) for one in sets]
         fitting = calibration([(one.name, one.snapshot, one.queries) for one in sets], catalog, remembering)
-    text = "\n".join([*page(found), *fitting]) + "\n"
+        small = small_catalogs(catalog, remembering)
+    text = "\n".join([*page(found), *fitting, "", *small]) + "\n"
     if arguments.output is None:
         sys.stdout.write(text)
     else:

@@ -365,7 +365,7 @@ def _rank(
     suspected = allowed & ~trusted
     if not suspected.any():
         selected, others = scores.ranked(options)
-        return _with_web_search(_Ranked(selected, others, fits, evidence, scores.whole), scores, options)
+        return _with_serving(_Ranked(selected, others, fits, evidence, scores.whole), scores, options)
     suspects = QueryScores(query, suspected)
     cosines = [one.whole for one in (scores, suspects) if one.whole is not None]
     results, others = scores.ranked(replace(options, at_least=max(options.at_least, PLACES_BEFORE_SUSPECTS)))
@@ -395,23 +395,23 @@ def _rank(
     others = [*(one for one in results if one not in selected), *others, *left, *more]
     others = others[: max(0, options.depth - len(selected))]
     ranked = _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
-    return _with_web_search(ranked, scores, options)
+    return _with_serving(ranked, scores, options)
 
 
-def _with_web_search(ranked: _Ranked, scores: QueryScores, options: SearchOptions) -> _Ranked:
-    """Return the tools that search the web for a question about the world that nothing fits.
+def _with_serving(ranked: _Ranked, scores: QueryScores, options: SearchOptions) -> _Ranked:
+    """Return the tools that serve the general purpose of a request that nothing fits, such as a web search.
 
     Where it is in doubt whether anything fits, the best of them is added, unless the number is set.
     """
-    if scores.is_certain(ranked.evidence) or not (searches := scores.searches_of_web()):
+    if scores.is_certain(ranked.evidence) or not (serving := scores.serving()):
         return ranked
     if not ranked.fits:
-        return replace(ranked, selected=searches[: options.most], others=(), fits=True)
+        return replace(ranked, selected=serving[: options.most], others=(), fits=True)
     known = {one.item for one in ranked.selected}
-    if options.share_of_best is None or searches[0].item in known:
+    if options.share_of_best is None or serving[0].item in known:
         return ranked
-    others = [one for one in ranked.others if one.item is not searches[0].item]
-    return replace(ranked, selected=[*ranked.selected, searches[0]], others=others)
+    others = [one for one in ranked.others if one.item is not serving[0].item]
+    return replace(ranked, selected=[*ranked.selected, serving[0]], others=others)
 
 
 def _first_by_number(

@@ -6,7 +6,6 @@ An immutable value between the arrays of the index and the answer; nothing here 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -32,7 +31,7 @@ from mcp_context_proxy.retrieval.scoring import (
     learned_addition,
     needed_evidence,
 )
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, name_key, terms
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, name_key
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
 from mcp_context_proxy.system.later import np
 
@@ -86,19 +85,12 @@ DOUBT_OF_DOCUMENTS = 0.06
 """Evidence that a document needs beyond a tool: the general requests and other tools that it is compared with
 are unlike documents, so that a rule would seem to be meant by anything."""
 
-DOUBT_OF_WORLD = 0.08
-"""Evidence beyond what is needed below which a question about the world may be one for a web search."""
+DOUBT_OF_PURPOSE = 0.08
+"""Evidence beyond what is needed below which a request of a general purpose may be one for such a tool: a
+question about the world for a web search."""
 
-WEB_LOOKED_FOR, WEB_SHOWN = 8, 2
-"""Tools among which one is looked for that searches the web, and how many are shown."""
-
-_WORDS_OF_WEB_SEARCH = dict.fromkeys(terms("search web internet online"), 1.0)
-_WEB_SEARCH = re.compile(
-    r"\b(?:web|internet|online) search|\bsearch(?:es|ing)? (?:\w+ ){0,3}(?:web|internet|online)\b",
-    re.IGNORECASE,
-)
-_FIRST_CHARACTERS = 300
-"""Characters of a description in which a tool says what it does."""
+SERVING_LOOKED_FOR = 12
+"""Tools among which those are looked for that serve a general purpose."""
 
 T = TypeVar("T")
 
@@ -130,11 +122,7 @@ class PreparedQuery:
         """Index terms of the query itself."""
         self.telling = {term: weight for term, weight in query.weights.items() if weight > SYNONYM_SHARE}
         """Terms that say what is meant, with their weights: no mere synonyms."""
-        self.foreign, self.is_gibberish, self.asks_of_world = (
-            query.foreign,
-            query.is_gibberish,
-            query.asks_of_world,
-        )
+        self.foreign, self.is_gibberish, self.purpose = query.foreign, query.is_gibberish, query.purpose
         self.lexical = index.lexical.score(query.weights)
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
@@ -256,21 +244,25 @@ class QueryScores:
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else self._has_a_word()
 
     def is_certain(self, evidence: float | None) -> bool:
-        """Return whether something is meant beyond the doubt that a question about the world leaves."""
+        """Return whether something is meant beyond the doubt that a general purpose leaves."""
         return (
-            not self.query.asks_of_world
+            self.query.purpose is None
             or bool(self.exact or self.supports)
             or evidence is None
-            or evidence >= needed_evidence(self.allowed) + DOUBT_OF_WORLD
+            or evidence >= needed_evidence(self.allowed) + DOUBT_OF_PURPOSE
         )
 
-    def searches_of_web(self) -> list[Result]:
-        """Return the tools that search the web for anything, best first."""
-        words = self.query.index.lexical.score(_WORDS_OF_WEB_SEARCH).scores[self.items]
-        tools = ((place, self.query.index.items[self.items[place]]) for place in best(words, WEB_LOOKED_FOR))
-        found = [int(place) for place, tool in tools if isinstance(tool, Tool) and searches_web(tool)]
+    def serving(self) -> list[Result]:
+        """Return the tools that serve the general purpose of the query, best first."""
+        if (purpose := self.query.purpose) is None:
+            return []
+        words = self.query.index.lexical.score(purpose.words).scores[self.items]
+        tools = (
+            (place, self.query.index.items[self.items[place]]) for place in best(words, SERVING_LOOKED_FOR)
+        )
+        found = [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
         found.sort(key=lambda place: -self.fused[place])
-        return [self._result(place) for place in found[:WEB_SHOWN]]
+        return [self._result(place) for place in found[: purpose.shown]]
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         """Return the candidates' places: exact names first, then by score, then in catalog order.
@@ -430,11 +422,6 @@ class QueryScores:
                 matched.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")
             reasons.append(f"{FIELD_REASONS[field]} {' and '.join(matched)}")
         return reasons
-
-
-def searches_web(tool: Tool) -> bool:
-    """Return whether a tool says that it searches the web for anything."""
-    return bool(_WEB_SEARCH.search(f"{identifier_words(tool.name)}. {tool.description[:_FIRST_CHARACTERS]}"))
 
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:

@@ -75,10 +75,10 @@ FAR = 0.25
 AGAINST_FAR = 1.5
 """Evidence by cosine against an item that is farther than that."""
 
-NEEDED_EVIDENCE = 0.157
+NEEDED_EVIDENCE = 0.13
 """Evidence that is needed in the smallest catalogs."""
 
-NEEDED_BY_SIZE = 0.07
+NEEDED_BY_SIZE = 0.076
 """Evidence that is needed more in a catalog that is e times as large: the best of many is near by chance."""
 
 RIVALS = 3
