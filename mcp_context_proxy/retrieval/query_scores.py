@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from mcp_context_proxy.items import Item, Tool
-from mcp_context_proxy.retrieval.bm25 import K1
+from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
@@ -103,15 +103,16 @@ class PreparedQuery:
         query: ReadQuery,
         index: Index,
         *,
+        lexical: LexicalScores,
         vectors: NDArray[np.float32] | None,
         method: Method,
         supports: Mapping[int, Support],
         novel: Mapping[int, float],
     ) -> None:
-        """Compute the lexical scores of a query.
+        """Put together what is known of a query.
 
-        The vectors are those of the query's texts, None in a search by words only. Past use and the
-        additions for new items are given by position in the index.
+        The lexical scores are those of the query's words. The vectors are those of its texts, None in a
+        search by words only. Past use and the additions for new items are given by position in the index.
         """
         self.index, self.vectors, self.method = index, vectors, method
         self.supports, self.novel = supports, novel
@@ -123,7 +124,7 @@ class PreparedQuery:
         self.telling = {term: weight for term, weight in query.weights.items() if weight > SYNONYM_SHARE}
         """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish, self.purpose = query.foreign, query.is_gibberish, query.purpose
-        self.lexical = index.lexical.score(query.weights)
+        self.lexical = lexical
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
 
@@ -292,8 +293,10 @@ class QueryScores:
         A server that is added later must not take the calls of another one's tools by describing the same
         with a few more words. Names that the query states, and past use, count as they are.
         """
+        if not self.query.index.snapshot.first_seen:
+            return ordered
         head = ordered[:COPIES_LOOKED_FOR]
-        items = [self.query.index.items[int(item)] for item in self.items[head]]
+        items = [self.query.index.items[item] for item in self.items[head].tolist()]
         ages = ages_of(items, self.query.index)
         if not younger(ages):
             return ordered
@@ -324,10 +327,16 @@ class QueryScores:
         Only equal definitions count. With nearly equal ones a server could hide the tools of another one
         behind its own by repeating them with a word more.
         """
+        # Nearly every tool has a name of its own, which the hashes of the names tell at once.
+        names = self.query.index.names[self.items[ordered], 0]
+        if np.unique(names).size == names.size:
+            return ordered, {}
         first, twins = dict[tuple[str, bytes], int](), dict[int, tuple[Tool, ...]]()
         kept = np.ones(ordered.size, bool)
-        for at, place in enumerate(ordered.tolist()):
-            item = self.query.index.items[self.items[place]]
+        for at, (place, position) in enumerate(
+            zip(ordered.tolist(), self.items[ordered].tolist(), strict=True)
+        ):
+            item = self.query.index.items[position]
             if isinstance(item, Tool):
                 same = first.setdefault((item.name, item.definition), place)
                 if same != place:
