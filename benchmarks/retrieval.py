@@ -212,9 +212,9 @@ def page(found: Sequence[Measured]) -> list[str]:
         "The formula was chosen with the published model using these sets. For the trained model, the share",
         "of words was chosen on livemcp_steps, metatool_multi, metatool_single and requests for held-out",
         "servers of the part dev, and confirmed on livemcp, mcpproxy_golden, seal_tools and the part test.",
-        'The numbers of "nothing fits" were chosen on half of the requests of each catalog of its table, while the',
-        "figures of all but mcpproxy_golden were looked at. The two of its threshold were then chosen anew, while",
-        "looking at every catalog of both tables: none of those figures is held out.",
+        'The numbers of "nothing fits" were chosen on half of the requests of each catalog of its table,',
+        "while the figures of all but mcpproxy_golden were looked at. The two of its threshold were then",
+        "chosen anew, while looking at every catalog of both tables: none of those figures is held out.",
         "",
         *(
             line

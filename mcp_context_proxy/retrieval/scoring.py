@@ -62,9 +62,9 @@ EVIDENCE_OF_COSINE = 0.7
 comparison alone would let the least bad item fit."""
 
 EVIDENCE_OF_MARGIN = 0.25
-"""Evidence by cosine beyond the mean of the nearest elsewhere. The numbers of evidence were chosen together on
-half of the requests, and for small catalogs on half of the servers, the threshold later while looking at all,
-so that 97 of 100 are kept and as many as possible refused of those that nothing fits."""
+"""Evidence by cosine beyond the mean of the nearest elsewhere. The numbers of evidence were chosen together
+on half of the requests, and for small catalogs on half of the servers, the threshold later while looking at
+all, so that 97 of 100 are kept and as many as possible refused of those that nothing fits."""
 
 EVIDENCE_OF_DEVIATION = 0.06
 """Evidence for each standard deviation above general requests."""
