@@ -46,7 +46,7 @@ PARTS: Mapping[str, Callable[[], Replaced]] = {
         patch.object(queries, "_command", lambda _word, _query: None),
     ),
     "kinds of values": lambda: (patch.object(queries, "value_kind", lambda _token: None),),
-    "carried text": lambda: (patch.object(queries, "_carried", lambda _query, _needs: ([], [])),),
+    "carried text": lambda: (patch.object(queries, "_carried", lambda _query, _needs, _after: ([], [])),),
     "a vector of the telling words": lambda: (),
 }
 """What is taken out, with what replaces it; the last one is replaced by another embedder."""

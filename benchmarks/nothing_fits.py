@@ -174,7 +174,7 @@ class Written:
     def alone(self) -> Iterator[Written]:
         """Yield each server as a catalog."""
         for source in self.catalog.sources:
-            yield Written(_of((replace(source, embeddings={}),)), self.requests, self.impossible)
+            yield Written(catalog_of((replace(source, embeddings={}),)), self.requests, self.impossible)
 
 
 def _written() -> Iterator[Written]:
@@ -214,7 +214,7 @@ def _catalogs(sets: Sequence[Named]) -> dict[str, Snapshot]:
     """Each once, by the first set over it; and the real lists."""
     found = {name: catalog for name, catalog, _ in sets if name not in FAMILIES}
     lists = lists_in(LISTS)
-    return found | {LISTED: _of(snapshot(sum(map(len, lists.values())), lists).sources)}
+    return found | {LISTED: catalog_of(snapshot(sum(map(len, lists.values())), lists).sources)}
 
 
 def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
@@ -283,11 +283,11 @@ def _part(catalog: Snapshot, at: int, of: int) -> Snapshot:
     keep = set(servers[at::of])
     if len(servers) == 1:
         tools = sorted(catalog.tools.values(), key=lambda tool: tool.name)[at::of]
-        return _of((replace(catalog.sources[0], items=tuple(tools), embeddings={}),))
-    return _of(tuple(source for source in catalog.sources if source.key in keep))
+        return catalog_of((replace(catalog.sources[0], items=tuple(tools), embeddings={}),))
+    return catalog_of(tuple(source for source in catalog.sources if source.key in keep))
 
 
-def _of(sources: tuple[Source, ...]) -> Snapshot:
+def catalog_of(sources: tuple[Source, ...]) -> Snapshot:
     tools = [item for source in sources for item in source.items if isinstance(item, Tool)]
     return Snapshot(1, sources, {f"{tool.server}__{tool.name}": tool for tool in tools})
 

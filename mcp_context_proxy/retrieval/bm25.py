@@ -13,6 +13,7 @@ search looks at tens of arrays instead of one for each of thousands of servers.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -158,19 +159,26 @@ class LexicalIndex:
         part = int(np.searchsorted(self.firsts, item, side="right")) - 1
         counted, local = self.counts[part], item - int(self.firsts[part])
         row = slice(counted.offsets[local], counted.offsets[local + 1])
-        hashes = counted.vocabulary[counted.terms[row]]
-        places, counts = counted.fields[row], counted.counts[row]
-        own, found = self.norms.reshape(-1, len(FIELDS))[item], []
-        asked, occurring = set(map(hash, idf)), dict[int, list[int]]()
-        for place, number in enumerate(hashes.tolist()):
-            if number in asked:
-                occurring.setdefault(number, []).append(place)
-        for term, rarity in idf.items():
-            if at := occurring.get(hash(term)):
-                shares = counts[at] * own[places[at]]
-                total = shares.sum()
-                added = np.float32(rarity) * _saturated(total) * shares / total
-                found += [(FIELDS[f], term, float(a)) for f, a in zip(places[at], added, strict=True)]
+        own, found = self.norms.reshape(-1, len(FIELDS))[item], list[tuple[str, str, float]]()
+        vocabulary = counted.vocabulary
+        if not vocabulary.size:
+            return found
+        hashes = np.array([hash(term) for term in idf], np.int64)
+        numbers = np.minimum(vocabulary.searchsorted(hashes), vocabulary.size - 1)
+        is_known = vocabulary[numbers] == hashes
+        which, at = (counted.terms[row] == np.where(is_known, numbers, -1)[:, None]).nonzero()
+        fields = counted.fields[row][at]
+        shares = counted.counts[row][at] * own[fields]
+        # Few numbers are left: plain floats are faster than arrays of one or two.
+        weighted = list(zip(fields.tolist(), shares.tolist(), strict=True))
+        terms, ends = list(idf.items()), np.bincount(which, minlength=len(idf)).cumsum().tolist()
+        start = 0
+        for (term, rarity), end in zip(terms, ends, strict=True):
+            if end > start:
+                total = math.fsum(share for _, share in weighted[start:end])
+                factor = rarity * (K1 + 1) / (total + K1)
+                found += [(FIELDS[field], term, factor * share) for field, share in weighted[start:end]]
+            start = end
         return found
 
     @cached_property

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
+from mcp_context_proxy.retrieval.bm25 import LexicalScores
 from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
@@ -57,8 +58,22 @@ NO_SYNONYMS: Mapping[str, str] = {}
 
 T = TypeVar("T")
 
+QUERIES_KEPT = 4
+"""Latest queries that are not read again: one request searches tools and documents and asks for more."""
+
 _EVERYTHING = Filters()
 _DEFAULTS = SearchOptions()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Understood:
+    """A query as it was read against one index."""
+
+    index: Index
+    question: tuple[str, frozenset[tuple[Kind, str]], Mapping[str, str]]
+    """The query, the hidden items and the configured words that it was read with."""
+    query: ReadQuery
+    lexical: LexicalScores
 
 
 class Engine:
@@ -89,6 +104,7 @@ class Engine:
         self._building, self._reading = threading.Lock(), threading.Lock()
         self._changing = threading.Lock()
         self._indexes: tuple[Index, ...] = ()
+        self._latest: tuple[_Understood, ...] = ()
 
     def search(
         self,
@@ -115,7 +131,8 @@ class Engine:
         if snapshot.hidden:
             filters = replace(filters, without=filters.without | snapshot.hidden)
         index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
-        understood, vectors, note = self._read_query(query, index, snapshot), None, None
+        understood, lexical = self._read_query(query, index, snapshot)
+        vectors, note = None, None
         if options.method != "lexical":
             vectors, note = self._query_vectors(understood, index, history)
         supports, novel = dict[int, Support](), dict[int, float]()
@@ -125,7 +142,13 @@ class Engine:
         if self._novel is not None and vectors is not None and options.explore:
             novel = _by_item(index, self._novel)
         prepared = PreparedQuery(
-            understood, index, vectors=vectors, method=options.method, supports=supports, novel=novel
+            understood,
+            index,
+            lexical=lexical,
+            vectors=vectors,
+            method=options.method,
+            supports=supports,
+            novel=novel,
         )
         allowed = index.allowed(filters)
         found = _rank(prepared, allowed, self._calibration, options)
@@ -203,7 +226,7 @@ class Engine:
     def forget(self) -> None:
         """Index everything anew at the next search; embeddings that its sources keep are used again."""
         with self._changing:
-            self._indexes = ()
+            self._indexes = self._latest = ()
 
     def state(self, snapshot: Snapshot) -> object | None:
         """Return a value that is equal as long as a search gives the same; None while indexing goes on."""
@@ -223,7 +246,7 @@ class Engine:
         if self._learned is None:
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot), index, ())
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ())
         try:
             return None if vectors is None else self._learned.confidence(vectors[0])
         except ModelError:
@@ -234,7 +257,7 @@ class Engine:
         if not isinstance(self._calibration, Background):
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot), index, ())
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ())
         return None if vectors is None else nearest_elsewhere(vectors[0], self._calibration)
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
@@ -258,13 +281,24 @@ class Engine:
         whole = snapshot.part_of or snapshot
         return next((index for index in self._indexes if index.snapshot is whole), None)
 
-    def _read_query(self, query: str, index: Index, snapshot: Snapshot) -> ReadQuery:
+    def _read_query(self, query: str, index: Index, snapshot: Snapshot) -> tuple[ReadQuery, LexicalScores]:
+        """Return a query as it is understood, and the scores of all items for its words."""
+        question = query, snapshot.hidden, self.stands_for
+        for known in self._latest:
+            if known.index is index and known.question == question:
+                return known.query, known.lexical
         if not snapshot.hidden:
-            return read_query(query, index.lexical.has, index.words, self.stands_for)
-        # No word is corrected to one that only hidden items have, and none left for one.
-        seen = index.allowed(Filters(without=snapshot.hidden))
-        has = partial(index.lexical.has_among, items=seen)
-        return read_query(query, has, cache(partial(index.words_of, seen)), self.stands_for)
+            understood = read_query(query, index.lexical.has, index.words, self.stands_for)
+        else:
+            # No word is corrected to one that only hidden items have, and none left for one.
+            seen = index.allowed(Filters(without=snapshot.hidden))
+            has = partial(index.lexical.has_among, items=seen)
+            words = cache(partial(index.words_of, seen))
+            understood = read_query(query, has, words, self.stands_for)
+        read = _Understood(index, question, understood, index.lexical.score(understood.weights))
+        # Assigned at once: another thread may read meanwhile, and at worst one of two readings is lost.
+        self._latest = (read, *self._latest[: QUERIES_KEPT - 1])
+        return read.query, read.lexical
 
     def _query_vectors(
         self, query: ReadQuery, index: Index, history: Sequence[str]
@@ -365,7 +399,7 @@ def _rank(
     suspected = allowed & ~trusted
     if not suspected.any():
         selected, others = scores.ranked(options)
-        return _with_web_search(_Ranked(selected, others, fits, evidence, scores.whole), scores, options)
+        return _with_serving(_Ranked(selected, others, fits, evidence, scores.whole), scores, options)
     suspects = QueryScores(query, suspected)
     cosines = [one.whole for one in (scores, suspects) if one.whole is not None]
     results, others = scores.ranked(replace(options, at_least=max(options.at_least, PLACES_BEFORE_SUSPECTS)))
@@ -395,23 +429,23 @@ def _rank(
     others = [*(one for one in results if one not in selected), *others, *left, *more]
     others = others[: max(0, options.depth - len(selected))]
     ranked = _Ranked(selected, others, any_fits, evidence, max(cosines, default=None))
-    return _with_web_search(ranked, scores, options)
+    return _with_serving(ranked, scores, options)
 
 
-def _with_web_search(ranked: _Ranked, scores: QueryScores, options: SearchOptions) -> _Ranked:
-    """Return the tools that search the web for a question about the world that nothing fits.
+def _with_serving(ranked: _Ranked, scores: QueryScores, options: SearchOptions) -> _Ranked:
+    """Return the tools that serve the general purpose of a request that nothing fits, such as a web search.
 
     Where it is in doubt whether anything fits, the best of them is added, unless the number is set.
     """
-    if scores.is_certain(ranked.evidence) or not (searches := scores.searches_of_web()):
+    if scores.is_certain(ranked.evidence) or not (serving := scores.serving()):
         return ranked
     if not ranked.fits:
-        return replace(ranked, selected=searches[: options.most], others=(), fits=True)
+        return replace(ranked, selected=serving[: options.most], others=(), fits=True)
     known = {one.item for one in ranked.selected}
-    if options.share_of_best is None or searches[0].item in known:
+    if options.share_of_best is None or serving[0].item in known:
         return ranked
-    others = [one for one in ranked.others if one.item is not searches[0].item]
-    return replace(ranked, selected=[*ranked.selected, searches[0]], others=others)
+    others = [one for one in ranked.others if one.item is not serving[0].item]
+    return replace(ranked, selected=[*ranked.selected, serving[0]], others=others)
 
 
 def _first_by_number(

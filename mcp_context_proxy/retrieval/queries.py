@@ -17,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, wanted
+from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
 from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
@@ -117,9 +118,6 @@ _AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": 
 _MEETINGS: Final = frozenset({"meeting", "call", "appointment", "slot", "session", "interview", "lunch"})
 """What is booked in a calendar and not in a shop: "book a meeting" is to schedule one."""
 
-_FIRST_VERBS: Final[Mapping[str, str]] = {"remember": "save to memory", "memorize": "save to memory"}
-"""Verbs for which tools have other words; they count where they stand first: "do you remember" asks."""
-
 _AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"})
 """Words that follow such a verb: "file a bug", but not "file the report under finance"."""
 
@@ -157,12 +155,6 @@ _VALUES: Final = tuple(
 )
 """Kinds of values, each with the pattern of a whole token; the first that matches counts."""
 
-_WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "best", "recommend", "facts"}
-"""Words with which a question about the world opens."""
-
-_OWN: Final = frozenset({"i", "my", "mine", "we", "us", "our", "ours", "this", "these", "here", "it"})
-"""Words with which a caller speaks of what is theirs, or of what is at hand."""
-
 _TOKEN = re.compile(r"\S+")
 _MAY_BE_VALUE = re.compile(r"[\d./\\@:]")
 """Characters of which every value has one."""
@@ -183,14 +175,14 @@ _DIVIDER = re.compile(
 after "and" also where a question word does."""
 
 _CARRYING_VERBS = """
-file create report log post send write tell remind remember memorize note email message mail dm reply comment
+file create report log post send write jot scribble tell remind note email message mail dm reply comment
 announce draft inform ask
 """
 _CARRYING: Final = frozenset(_CARRYING_VERBS.split())
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
 
-_REMEMBERING: Final = frozenset({"remember", "memorize", "note"})
-"""Those of them that need no other object: "remember that tabs are preferred"."""
+_NOTING: Final = frozenset({"note", "jot", "scribble"})
+"""Those of them that need no other object: "note that tabs are preferred"."""
 
 _CARRIED = re.compile(
     r":\s++|\s(?:that|about|saying|says|titled|called|named)\s++(?!(?:it|this|them|these|those)\b)",
@@ -232,8 +224,8 @@ class ReadQuery:
 
     is_gibberish: bool
     """True if neither the catalog nor English has any of its words: its vector is that of nothing."""
-    asks_of_world: bool
-    """True for a question that anybody may ask, such as for news: a search of the web answers it."""
+    purpose: Purpose | None
+    """The general purpose of a single need; None for most."""
 
     @property
     def read_as(self) -> str | None:
@@ -265,14 +257,20 @@ def read_query(
                 among.setdefault(term, word)
                 weights[term] = max(weight, weights.get(term, 0.0))
 
-    needs = _needs(written)
-    carried, reported = _carried(written, needs)
+    needs, idiom = _needs(written), idiom_of(written)
+    carried, reported = _carried(written, needs, None if idiom is None else idiom.end)
     openings = set(_openings(written, needs))
     in_english = not _is_foreign(written)
     compared, foreign = dict[str, str | None](), set[str]()
     kinds, plain, unknown = list[tuple[str, float]](), 0, 0
     pieces, end = list[str](), 0
+    if idiom is not None:
+        # No tool is named by it, but by the words for the same.
+        count(idiom.meant, WRITTEN_OUT_SHARE, asked)
+        pieces, end = [written[: idiom.start], idiom.meant], idiom.end
     for start, token, is_first in _tokens(written):
+        if idiom is not None and idiom.start <= start < idiom.end:
+            continue
         weight = 1.0
         if carried and _within(start, carried):
             weight = REPORTED_SHARE if _within(start, reported) else CARRIED_SHARE
@@ -290,7 +288,7 @@ def read_query(
             count(token, weight, asked)
             count(meant, weight * WRITTEN_OUT_SHARE, added)
             replacement = meant
-        elif start in openings and (meant := _as_verb(lower, written[start:], is_first)) is not None:
+        elif start in openings and (meant := _as_verb(lower, written[start:])) is not None:
             # As a verb, "file" has nothing to do with files, and "book" nothing with address books.
             count(token, VALUE_SHARE, asked)
             count(meant, SYNONYM_SHARE, added)
@@ -318,7 +316,7 @@ def read_query(
     if pieces:
         whole = "".join([*pieces, written[end:]])
         needs = _needs(whole)
-        carried, reported = _carried(whole, needs)
+        carried, reported = _carried(whole, needs, None if idiom is None else idiom.start + len(idiom.meant))
     added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
     for term in added:
         weights.setdefault(term, SYNONYM_SHARE)
@@ -326,6 +324,7 @@ def read_query(
     for start, end in needs:
         added_for = wanted(_uncarried(whole, start, end, carried))
         parts |= {chunk: added_for for chunk in chunks(whole[start:end]) if len(parts) < QUERY_NEEDS}
+    purpose = MEMORY if idiom is not None else purpose_of(written) if len(needs) == 1 and not kinds else None
     by_need = np.array([*parts.values()] or [wanted("")])
     actions = {whole: by_need.max(axis=0), **parts} if whole else {}
     texts = tuple(actions)
@@ -343,7 +342,7 @@ def read_query(
         foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS)),
         is_gibberish=0 < plain == unknown and not kinds,
-        asks_of_world=len(needs) == 1 and not kinds and _asks_of_world(written),
+        purpose=purpose,
     )
 
 
@@ -386,20 +385,24 @@ def _needs(query: str) -> list[_Span]:
     return needs
 
 
-def _carried(query: str, needs: Sequence[_Span]) -> tuple[list[_Span], list[_Span]]:
+def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tuple[list[_Span], list[_Span]]:
     """Return where a query has text that its orders only carry, and what of it they report.
 
-    Both are disjoint spans, in order.
+    Both are disjoint spans, in order. All that follows an idiom of memory in its need is carried.
     """
     spans, reported = _quotations(query), list[_Span]()
     for start, end in needs:
+        if after_idiom is not None and start < after_idiom <= end:
+            spans.append((after_idiom, end))
+            reported.append(spans[-1])
+            continue
         need = query[start:end]
         telling, first = None, ""
         for match in _CARRIED.finditer(need):
             if telling is None:
                 telling, first = telling_places(need), _first_word(need)
             may_carry = match.group().startswith(":") or first in _CARRYING
-            least = 1 if first in _REMEMBERING else LEAST_TELLING
+            least = 1 if first in _NOTING else LEAST_TELLING
             if may_carry and bisect_left(telling, match.start()) >= least:
                 spans.append((start + match.end(), end))
                 if match.group().split()[0].lower() == "that":
@@ -474,13 +477,13 @@ def _openings(query: str, needs: Sequence[_Span]) -> Iterator[int]:
             yield start + match.start()
 
 
-def _as_verb(word: str, query: str, is_first: bool) -> str | None:
+def _as_verb(word: str, query: str) -> str | None:
     """Return what a word asks for as a verb, where the words after it say that it is one."""
     following = [one.strip(_EDGES + ".").lower() for one in query.split(maxsplit=5)[1:5]]
     as_verb = _AS_VERBS.get(word) if following and following[0] in _AFTER_VERBS else None
     if as_verb == "book" and not _MEETINGS.isdisjoint(following):
         as_verb = "schedule"
-    return as_verb or (_FIRST_VERBS.get(word) if is_first else None)
+    return as_verb
 
 
 def _is_foreign(query: str) -> bool:
@@ -496,13 +499,6 @@ def _is_foreign(query: str) -> bool:
             strange += 1
             foreign += not written.isascii()
     return foreign > 0 and foreign + strange >= FEWEST_FOREIGN
-
-
-def _asks_of_world(query: str) -> bool:
-    """Return whether a query asks for what anybody may know, and not for what the caller has."""
-    opening = opening_match(query)
-    word = "" if opening is None else opening.group().lower()
-    return word in _WORLDLY and _OWN.isdisjoint(match.group().lower() for match in _LETTERS.finditer(query))
 
 
 def _command(word: str, query: str) -> str | None:

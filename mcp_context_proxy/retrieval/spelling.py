@@ -35,8 +35,24 @@ CANDIDATES = 500
 """Words whose errors are counted for one that is misspelled, 0.05 ms each: of real lists, some 20 have nearly
 the same letters; a hostile one could have only such."""
 
+VOWELS = frozenset("aeiouy")
+
 SHORTEST_PART = 3
 """Letters of the shorter of two words that are written as one."""
+
+SHORT = 4
+"""Letters up to which a word is only corrected by a swap or a missing letter: others are rather short for
+something ("proj", "incl")."""
+
+_ENDINGS = """
+able ably ible er ers or ors al ally ive ively ness ment ments ful fully less ise ize ised ized ises izes
+ising izing isation ization ist ists ity ism ish ling ler led like wise ward
+"""
+ENDINGS = frozenset(_ENDINGS.split())
+"""Endings that make new words of known ones: "scalable", "footer"."""
+
+SHORTEST_BASE = 4
+"""Letters of the shortest word that another one is derived from."""
 
 WORDS = Path(__file__).with_name("words.txt")
 """Words that a misspelled word may have meant, the most likely first: words of tools, then frequent English
@@ -55,11 +71,11 @@ class WordList:
         self._lengths = np.array([len(word) for word in self._words], np.int16)
         self._letters = _letter_counts(self._words)
 
-    def nearest(self, word: str) -> tuple[str, int] | None:
+    def nearest(self, word: str, most: int = 2) -> tuple[str, int] | None:
         """Return the nearest word within one or two errors, with their number; of equals the first."""
         if not self._words:
             return None
-        allowed = 2 if len(word) >= TWO_ERRORS_FROM else 1
+        allowed = min(most, 2 if len(word) >= TWO_ERRORS_FROM else 1)
         # An error changes the counts of letters by two at most (a substitution), so one comparison of arrays
         # leaves out most words.
         away = np.abs(self._letters - _letter_counts([word])).sum(axis=1, dtype=np.int16)
@@ -69,6 +85,8 @@ class WordList:
             candidate = self._words[at]
             # People rarely miss the first letter; a word that differs in it is mostly another word.
             if candidate[0] != word[0] and word[:2] != candidate[1::-1] and word != candidate[1:]:
+                continue
+            if len(word) <= SHORT and len(candidate) <= len(word) and sorted(candidate) != sorted(word):
                 continue
             distance = errors(word, candidate)
             if distance <= allowed and (found is None or distance < found[1]):
@@ -80,7 +98,8 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     """Return the word that a misspelled word was probably meant to be; None for a right or a strange one.
 
     Words of the catalog go before others that are as near. Two words written as one ("backend", "rootkit")
-    are often a new word: only a word of the catalog is then taken to be meant.
+    are often a new word, and letters without a vowel ("smth") short for something: only a word of the catalog
+    is then taken to be meant, with one error. A word that is derived from a known one ("scalable") is right.
 
     Args:
         word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
@@ -88,7 +107,12 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     """
     if not SHORTEST <= len(word) <= LONGEST or not (word.isascii() and word.isalpha()):
         return None
-    found = [catalog().nearest(word), None if is_joined(word) else packaged().nearest(word)]
+    if is_derived(word):
+        return None
+    if is_joined(word) or VOWELS.isdisjoint(word):
+        found = [catalog().nearest(word, 1)]
+    else:
+        found = [catalog().nearest(word), packaged().nearest(word)]
     near = [one for one in found if one is not None]
     return min(near, key=lambda one: one[1])[0] if near else None
 
@@ -100,6 +124,21 @@ def is_joined(word: str) -> bool:
     known = packaged().known
     splits = range(SHORTEST_PART, len(word) - SHORTEST_PART + 1)
     return any(max(at, len(word) - at) >= SHORTEST and {word[:at], word[at:]} <= known for at in splits)
+
+
+def is_derived(word: str) -> bool:
+    """Return whether a word is a packaged one with an ending that makes a new word of it."""
+    known = packaged().known
+    for at in range(SHORTEST_BASE - 1, len(word) - 1):
+        base, ending = word[:at], word[at:]
+        if ending in ENDINGS and (
+            (len(base) >= SHORTEST_BASE and base in known)
+            or base + "e" in known
+            or (base[-1] == "i" and base[:-1] + "y" in known)
+        ):
+            return True
+    # Both spellings are right: "organise", "summarising".
+    return "is" in word and word.replace("is", "iz") in known
 
 
 def errors(first: str, second: str) -> int:

@@ -203,13 +203,30 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
     assert read("book a flight to Rome").read_as is None
 
 
-def test_remember_at_the_beginning_asks_to_save_to_memory_whatever_follows() -> None:
+@pytest.mark.parametrize(
+    ("query", "read_as"),
+    [
+        ("remember that I prefer tabs", "add to memory that I prefer tabs"),
+        ("please keep in mind I live in Oslo", "please add to memory I live in Oslo"),
+        ("don't forget that Tom is vegan", "add to memory that Tom is vegan"),
+        ("what do you know about Tom", "search memory for Tom"),
+        ("forget what I said about Tom", "delete from memory what I said about Tom"),
+        ("don't forget to buy bread", None),
+        ("remember to call home", None),
+        ("do you remember the name of the file", None),
+        ("who is the mayor of Rome", None),
+    ],
+)
+def test_what_is_to_be_remembered_or_recalled_is_read_in_the_words_of_tools(
+    query: str, read_as: str | None
+) -> None:
+    assert read(query).read_as == read_as
+
+
+def test_what_is_to_be_remembered_counts_little() -> None:
     query = read("remember that I prefer tabs")
 
-    assert query.read_as == "save to memory that I prefer tabs"
-    assert query.weights[stem("memory")] > 0
-    assert query.weights[stem("tabs")] == REPORTED_SHARE
-    assert read("do you remember the name of the file").read_as is None
+    assert query.weights[stem("memory")] > query.weights[stem("tabs")] == REPORTED_SHARE
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,44 @@ def test_a_question_about_the_world_is_for_a_tool_that_searches_the_web(engine, 
     assert not fits or ranking.results[0].item.name == "lookup"
 
 
+@pytest.fixture(scope="module")
+def containers(tool, snapshot):
+    """A memory and a database, which say nothing of what they hold, and a tool beside them."""
+    return snapshot(
+        tool("add_facts", "Add facts to entities in the knowledge graph.", server="memory"),
+        tool("find_entities", "Search entities in the knowledge graph.", server="memory"),
+        tool("read_query", "Execute a SELECT query on the database.", server="sqlite"),
+        tool("crop", "Crop a picture to a rectangle.", server="pictures"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("remember that I like tea", "add_facts"),
+        ("keep in mind that my sister lives in Oslo", "add_facts"),
+        ("what do you know about my boss", "find_entities"),
+        ("total of all invoices of 2025", "read_query"),
+        ("remember to feed the cat", None),
+        ("how many hours do cats sleep", None),
+        ("turn off the lights", None),
+    ],
+)
+def test_a_tool_that_may_hold_anything_fits_by_the_form_of_a_request(engine, containers, query, best):
+    ranking = engine.search(query, containers)
+
+    assert (ranking.results[0].item.name if ranking.fits else None) == best
+
+
+def test_what_is_to_be_remembered_fits_nothing_without_a_memory(engine, tool, snapshot):
+    tools = (
+        tool("crop", "Crop a picture to a rectangle.", server="pictures"),
+        tool("save_page", "Save a page as PDF.", server="browser"),
+    )
+
+    assert not engine.search("remember that I like tea", snapshot(*tools)).fits
+
+
 def test_relevance_is_judged_after_filtering(engine, tool, snapshot):
     both = snapshot(
         tool("get_weather", "Weather forecast for a city.", server="weather"),

@@ -130,6 +130,22 @@ def test_two_words_written_as_one_are_a_new_word(joined: str) -> None:
     assert read_as(f"show me the {joined}") is None
 
 
+@pytest.mark.parametrize(
+    "derived", ["scalable", "footer", "dialling", "relatable", "summarise", "foundational"]
+)
+def test_a_word_that_is_derived_from_a_known_one_is_right(derived: str) -> None:
+    assert read_as(f"show me the {derived} one") is None
+
+
+@pytest.mark.parametrize("short", ["proj", "incl", "coll", "smth", "ppid"])
+def test_a_word_that_is_short_for_something_is_left(short: str) -> None:
+    assert read_as(f"show me the {short} one") is None
+
+
+def test_a_short_word_with_a_swap_or_a_missing_letter_is_corrected() -> None:
+    assert read_as("lsit the bgus") == "list the bugs"
+
+
 def test_a_wrong_word_of_the_catalog_is_corrected_though_it_looks_like_two() -> None:
     assert read_as("show me the histroy", "history") == "show me the history"
 

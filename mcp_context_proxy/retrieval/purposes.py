@@ -1,0 +1,152 @@
+"""General purposes: needs that a tool serves whatever they are about, such as a search of the web.
+
+Such a tool holds or reaches what it has never heard of. "How many customers do we have" is far from a tool
+that runs SQL, and "keep in mind that my sister lives in Oslo" from one that adds observations to a knowledge
+graph, so no comparison of meanings can tell that they fit. The form of the request can.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from mcp_context_proxy.items import Tool
+from mcp_context_proxy.retrieval.actions import QUESTIONS, opening_match
+from mcp_context_proxy.retrieval.text import identifier_words, terms
+
+FIRST_CHARACTERS = 300
+"""Characters of a description in which a tool says what it does."""
+
+FIRST_OF_REQUEST = 400
+"""Characters of a request in which its form is looked for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Purpose:
+    """A need that tools of one kind serve whatever it is about."""
+
+    said: re.Pattern[str]
+    """What such a tool says of itself."""
+    words: dict[str, float]
+    """Index terms by which it is looked for, with their weights."""
+    shown: int
+    """Number of tools that are shown where nothing else fits."""
+
+    def is_served_by(self, tool: Tool) -> bool:
+        """Return whether a tool says that it serves this."""
+        text = f"{tool.server}. {identifier_words(tool.name)}. {tool.description[:FIRST_CHARACTERS]}"
+        return bool(self.said.search(text))
+
+
+def _purpose(said: str, words: str, shown: int) -> Purpose:
+    return Purpose(re.compile(said, re.IGNORECASE), dict.fromkeys(terms(words), 1.0), shown)
+
+
+WEB_SEARCH: Final = _purpose(
+    r"\b(?:web|internet|online) search|\bsearch(?:es|ing)? (?:\w+ ){0,3}(?:web|internet|online)\b",
+    "search web internet online",
+    2,
+)
+"""Questions that anybody may ask."""
+
+MEMORY: Final = _purpose(
+    r"\bknowledge graph\b|\bremember(?:s|ed|ing)?\b"
+    r"|\b(?:in|to|from|into|your|its|the|as|long-term|persistent|agent|user|store|save|search|recall)"
+    r" memor(?:y|ies)\b(?! (?:usage|use|dump|leak|limit|map|image|page|address|range|consumption|size))"
+    r"|\bmemory\.",
+    "memory memories knowledge graph remember",
+    3,
+)
+"""What a caller wants remembered, recalled or forgotten."""
+
+QUERIES_OF_DATA: Final = _purpose(
+    r"\b(?:run|execut|perform)\w* (?:[\w-]+ ){0,4}(?:SQL|SELECT|aggregation|(?:database|read-only) quer)"
+    r"|\bSQL quer(?:y|ies) (?:on|against|to)\b",
+    "run execute sql select query database",
+    2,
+)
+"""Questions for numbers and sums of what a database may hold."""
+
+_WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "best", "recommend", "facts"}
+"""Words with which a question about the world opens."""
+
+_OWN: Final = frozenset({"i", "my", "mine", "we", "us", "our", "ours", "this", "these", "here", "it"})
+"""Words with which a caller speaks of what is theirs, or of what is at hand."""
+
+_COUNTED: Final = re.compile(
+    r"^\W*(?:(?:show|tell|give) me )?(?:what(?:'s| is| was| are) )?(?:the )?"
+    r"(?:how many (?!people\b|times\b|days\b|hours\b|calories\b|steps\b|minutes\b)\w+"
+    r"|(?:total|sum|average|mean|median|number|count) (?:\w+ ){0,2}?of (?:all )?(?:the |our |my )?\w+"
+    r"|count (?:the|our|my|all|how)\b)",
+    re.IGNORECASE,
+)
+"""Questions for a number of things, or for a sum of them."""
+
+_COURTESIES = (
+    r"^\W*(?:(?:please|pls|hey|hi|hello|ok|okay|so|and|also|just|always|can you|could you|would you)\W+)*"
+)
+
+IDIOMS: Final = (
+    (
+        re.compile(
+            _COURTESIES + r"(?P<idiom>(?:remember|memori[sz]e|keep in (?:mind|memory)|bear in mind"
+            r"|(?:do not|don't|dont|never) forget"
+            r"|make a (?:mental )?note|take note|note(?= that\b)"
+            r"|commit (?:it |this )?to memory|for (?:future|later) reference))\b"
+            r"(?! (?:to|me|what|when|who|how)\b)",
+            re.IGNORECASE,
+        ),
+        "add to memory",
+    ),
+    (
+        re.compile(
+            _COURTESIES + r"(?P<idiom>(?:what do you (?:still )?(?:know|remember|recall) (?:about|of)"
+            r"|do you (?:still )?(?:remember|recall)(?= (?:me|my|our|what|when|who|where)\b)"
+            r"|(?:what|when|where) did I (?:say|tell you|mention)"
+            r"|remind me (?:what|who|when|where|which)|have I (?:ever )?(?:told you|mentioned)"
+            r"|who (?:is|was)(?= [A-Z]\w+ again\b)))\b",
+            re.IGNORECASE,
+        ),
+        "search memory for",
+    ),
+    (
+        re.compile(
+            _COURTESIES + r"(?P<idiom>forget(?= (?:that|what|about|everything|all|the fact)\b))",
+            re.IGNORECASE,
+        ),
+        "delete from memory",
+    ),
+)
+"""Ways to ask for something to be remembered, recalled or forgotten, by which no tool is named, with the
+words that tools have. They count where a request opens with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idiom:
+    """An idiom of memory with which a request opens."""
+
+    start: int
+    end: int
+    meant: str
+
+
+def idiom_of(request: str) -> Idiom | None:
+    """Return the idiom of memory with which a request opens."""
+    beginning = request[:FIRST_OF_REQUEST]
+    for pattern, meant in IDIOMS:
+        if (match := pattern.search(beginning)) is not None:
+            return Idiom(*match.span("idiom"), meant)
+    return None
+
+
+def purpose_of(request: str) -> Purpose | None:
+    """Return the general purpose that a request of one need has by its form."""
+    beginning = request[:FIRST_OF_REQUEST]
+    if _COUNTED.search(beginning):
+        return QUERIES_OF_DATA
+    opening = opening_match(beginning)
+    word = "" if opening is None else opening.group().lower()
+    if word in _WORLDLY and _OWN.isdisjoint(re.findall(r"[^\W\d_]+", request.lower())):
+        return WEB_SEARCH
+    return None
