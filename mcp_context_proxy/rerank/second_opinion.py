@@ -120,17 +120,17 @@ class SecondOpinionModel:
         best = max((one.score for one in candidates), default=0.0)
         near = [at for at, one in enumerate(candidates) if best - one.score <= 2 * facts.most]
         added = [0.0] * len(candidates)
-        for at, logit in zip(near, self.logits(query, [candidates[at] for at in near]), strict=True):
+        logits = self.logits(query, [text_of(candidates[at]) for at in near])
+        for at, logit in zip(near, logits, strict=True):
             added[at] = min(max(facts.weight * logit, -facts.most), facts.most)
         return added
 
-    def logits(self, query: str, candidates: Sequence[CandidateItem]) -> list[float]:
-        """Return one number a candidate, higher for a better one; several are read at the same time."""
+    def logits(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return one number a tool, higher for a better one; several are read at the same time."""
         assert self._facts is not None
         try:
             opened = self._open(self._facts)
             read = partial(_logit, opened, self._facts, _ids(opened, query))
-            texts = [text_of(one) for one in candidates]
             # Long ones first, so that neither thread ends with one while the other waits.
             order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
             waiting = iter(order)
