@@ -145,7 +145,8 @@ class SecondOpinionModel:
             except RuntimeError:  # the system gives no more threads
                 helper = None
             work()
-            if helper is not None:
+            # Cancelled where the other thread was busy with another question all the time.
+            if helper is not None and not helper.cancel():
                 helper.result()
         except RerankError:
             raise
