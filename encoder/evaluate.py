@@ -18,12 +18,18 @@ from pathlib import Path
 
 import numpy as np
 import pairs
-from mcp_context_proxy.evaluation.metrics import Estimate, estimate, macro_estimate
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
-from mcp_context_proxy.evaluation.run import evaluate, measured, tools_of
+from mcp_context_proxy.evaluation.run import (
+    Estimate,
+    estimate,
+    evaluate,
+    macro_estimate,
+    measured,
+    tools_of,
+)
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.scoring import Background

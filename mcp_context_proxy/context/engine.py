@@ -42,7 +42,7 @@ from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.rerank.reranker import CANDIDATES, Reranker
+from mcp_context_proxy.rerank.reranker import Reranker
 from mcp_context_proxy.rerank.reranker_model import RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 from mcp_context_proxy.statistics.trial import arm_of
@@ -248,7 +248,7 @@ class ContextEngine:
         selector, off_loop, reranker = self._selector, self._searcher.off_loop, self._reranker
         if reranker is None or (rerank or reranker.mode) == "never":
             return await off_loop(partial(selector.select, selection, snapshot))
-        found = await off_loop(partial(selector.search, selection, snapshot, CANDIDATES))
+        found = await off_loop(partial(selector.search, selection, snapshot, reranker.depth))
         if found is not None:
             tools, selection.rerank = await reranker.rerank(found.tools, client, rerank)
             found = replace(found, tools=tools)

@@ -28,7 +28,13 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
 from mcp_context_proxy.embedding.folder import TOKENIZER, graph_of, max_tokens_of
 from mcp_context_proxy.errors import ModelError, RerankError
-from mcp_context_proxy.rerank.reranker_model import ANSWER_TOKENS, SYSTEM, CandidateItem, Question
+from mcp_context_proxy.rerank.reranker_model import (
+    ANSWER_TOKENS,
+    FEW_CANDIDATES,
+    SYSTEM,
+    CandidateItem,
+    Question,
+)
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.later import np
 
@@ -63,6 +69,9 @@ class _ChatAnswer(msgspec.Struct):
 
 class ChatRerankerModel:
     """A chat model behind a URL. The HTTP client is opened at the first question."""
+
+    candidates: int = FEW_CANDIDATES
+    reach: float | None = None
 
     def __init__(self, settings: RerankConfig, limits: Limits) -> None:
         """Send nothing yet; ``settings`` has an endpoint and a model, ``limits`` bound the time."""
@@ -122,6 +131,9 @@ class ChatRerankerModel:
 
 class CrossEncoderModel:
     """A model on disk, opened at the first question."""
+
+    candidates: int = FEW_CANDIDATES
+    reach: float | None = None
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -24,14 +24,15 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line
-from mcp_context_proxy.rerank.reranker_model import CandidateItem, RerankerModel, complete_order
+from mcp_context_proxy.rerank.reranker_model import (
+    FEW_CANDIDATES,
+    CandidateItem,
+    RerankerModel,
+    complete_order,
+)
 from mcp_context_proxy.retrieval.results import Ranking, Result
 
 logger = logging.getLogger(__name__)
-
-CANDIDATES: Final = 5
-"""Tools a model is asked about: on public sets the right tool is among so many in 94 of 100 cases where it is
-among ten; more make a question longer and a small model worse."""
 
 CERTAIN: Final = 0.90
 """Score above which the first tool keeps its place: it matches in meaning and in words."""
@@ -85,28 +86,31 @@ class Reranker:
         """True if a search may ask the model of its client without being told to."""
         return self._model is None and self.mode != "never"
 
+    @property
+    def depth(self) -> int:
+        """Number of tools that a ranking needs to have."""
+        return FEW_CANDIDATES if self._model is None else self._model.candidates
+
     async def rerank(
         self, ranking: Ranking, client: RerankerModel | None = None, mode: RerankMode | None = None
     ) -> tuple[Ranking, Reranking | None]:
         """Return a ranking with its best tools in a better order, or unchanged, and the outcome.
 
-        It should have `CANDIDATES` tools or more. ``client`` is the client's own model, if it can be asked.
+        It should have `depth` tools or more. ``client`` is the client's own model, if it can be asked.
         ``mode`` overrides the configured mode; with "never" there is no outcome.
         """
         mode = mode or self.mode
         if mode == "never":
             return ranking, None
-        skipped = reason_to_skip(ranking, mode)
         model = self._model or client
+        asked = candidates(ranking, FEW_CANDIDATES if model is None else model.candidates)
+        skipped = reason_to_skip(ranking, asked, mode, None if model is None else model.reach)
         if skipped is not None or model is None:
             return ranking, Reranking(False, f"skipped: {skipped or NO_MODEL}")
-        texts = tuple(
-            CandidateItem(item.exposed_name if isinstance(item, Tool) else item.name, item.description)
-            for item in (result.item for result in candidates(ranking))
-        )
+        texts = tuple(_described(result, with_score=model.reach is not None) for result in asked)
         question = (model.key, ranking.query, texts)
         if (order := self._orders.get(question)) is not None:
-            return reordered(ranking, order), Reranking(True, f"ordered by {model.name}, as before")
+            return reordered(ranking, asked, order), Reranking(True, f"ordered by {model.name}, as before")
         began = self._clock()
         retry_at, failure = self._failures.get(model.key, (0.0, ""))
         if began < retry_at:
@@ -123,7 +127,8 @@ class Reranker:
         self._orders[question] = order
         if len(self._orders) > ORDERS_KEPT:
             self._orders.popitem(last=False)
-        return reordered(ranking, order), Reranking(True, f"ordered by {model.name}", self._clock() - began)
+        outcome = Reranking(True, f"ordered by {model.name}", self._clock() - began)
+        return reordered(ranking, asked, order), outcome
 
     async def try_model(self) -> Reranking | None:
         """Ask the configured model a plain question; None without one."""
@@ -168,47 +173,70 @@ def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel 
     if settings.endpoint is None and settings.model is None:
         return None
     # Imported here: the HTTP client and NumPy take long to import, and nothing else needs them this early.
+    from mcp_context_proxy.rerank import second_opinion  # noqa: PLC0415
     from mcp_context_proxy.rerank.models import ChatRerankerModel, CrossEncoderModel  # noqa: PLC0415
 
     if settings.endpoint is not None:
         return ChatRerankerModel(settings, limits)
     assert settings.model is not None
-    return CrossEncoderModel(Path(settings.model))
+    folder = Path(settings.model)
+    if (folder / second_opinion.MANIFEST).is_file():
+        return second_opinion.SecondOpinionModel(folder)
+    return CrossEncoderModel(folder)
 
 
-def candidates(ranking: Ranking) -> tuple[Result, ...]:
+def candidates(ranking: Ranking, most: int = FEW_CANDIDATES) -> tuple[Result, ...]:
     """Return the results that a model may be asked about: the best, selected or just not selected.
 
-    A tool whose exact name was given keeps its place. If the query has several parts, the results were
-    selected to serve each of them, and no other result takes their place.
+    A tool whose exact name was given keeps its place, and so does the first one if it was used for requests
+    like this. If the query has several parts, the results were selected to serve each of them, and no other
+    result takes their place.
     """
-    selected = [result for result in ranking.results if not result.exact]
+    selected = [
+        result
+        for at, result in enumerate(ranking.results)
+        if not (result.exact or (at == 0 and result.learned > 0))
+    ]
     several = any(result.serves is not None for result in selected)
-    return tuple([*selected, *(() if several else ranking.others)][:CANDIDATES])
+    return tuple([*selected, *(() if several else ranking.others)][:most])
 
 
-def reason_to_skip(ranking: Ranking, mode: RerankMode) -> str | None:
-    """Return why no model needs to be asked; None if one should be."""
+def reason_to_skip(
+    ranking: Ranking, asked: Sequence[Result], mode: RerankMode, reach: float | None = None
+) -> str | None:
+    """Return why no model needs to be asked about the candidates of a ranking; None if one should be.
+
+    ``reach`` is the lead that the model cannot overcome; None for a model that orders by itself.
+    """
     if not ranking.fits:
         return "nothing fits the query"
     if any(result.exact for result in ranking.results) and mode == "auto":
         return "the query is the name of a tool"
-    asked = candidates(ranking)
+    if ranking.results and ranking.results[0].learned > 0 and mode == "auto":
+        return "the best tool was used for requests like this"
     if len(asked) < 2:
         return "there is nothing to put in order"
     if mode == "always":
         return None
-    best, third = asked[0].score, asked[min(2, len(asked) - 1)].score
-    if best > CERTAIN:
+    best = asked[0].score
+    if reach is None and best > CERTAIN:
         return f"the best tool scores {best:.2f}"
-    if best - third > AHEAD:
-        return f"the best tool leads by {best - third:.2f}"
-    return None
+    other, enough = (min(2, len(asked) - 1), AHEAD) if reach is None else (1, reach)
+    lead = best - asked[other].score
+    return f"the best tool leads by {lead:.2f}" if lead > enough else None
 
 
-def reordered(ranking: Ranking, order: list[int]) -> Ranking:
-    """Return a ranking with its `candidates` in another order; as many are selected as before."""
-    asked = candidates(ranking)
+def _described(result: Result, *, with_score: bool) -> CandidateItem:
+    item, score = result.item, result.score if with_score else 0.0
+    name = item.exposed_name if isinstance(item, Tool) else item.name
+    return CandidateItem(name, item.description, score, item)
+
+
+def reordered(ranking: Ranking, asked: Sequence[Result], order: Sequence[int]) -> Ranking:
+    """Return a ranking with the candidates that a model was asked about in another order.
+
+    As many results are selected as before.
+    """
     sorted_ones = iter([asked[at] for at in order])
     moved = {id(result) for result in asked}
     everything = [

@@ -15,13 +15,14 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
 
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import RerankError
+from mcp_context_proxy.items import Item
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.mistakes import in_words
@@ -31,6 +32,10 @@ SYSTEM: Final = (
     "You put tools in the order of how well they serve a request. "
     "Answer with the numbers of the tools only, best first, separated by commas, such as: 2, 1, 3"
 )
+
+FEW_CANDIDATES: Final = 5
+"""Tools that a general model is asked about: on public sets the right tool is among so many in 94 of 100
+cases where it is among ten; more make a question longer and a small model worse."""
 
 MARK_BYTES: Final = 8
 """Random bytes of the mark around the data, new for each question."""
@@ -64,6 +69,10 @@ class CandidateItem:
 
     name: str
     description: str
+    score: float = 0.0
+    """Score of the search, for a model that adds to it; 0 for one that orders by itself."""
+    item: Item | None = field(default=None, compare=False)
+    """The tool; None in a question that tries a model."""
 
 
 class RerankerModel(Protocol):
@@ -73,6 +82,10 @@ class RerankerModel(Protocol):
     """The model and its place, for a person."""
     key: str
     """Identity of the model: after a failure it is left alone for a while."""
+    candidates: int
+    """Number of tools that it is asked about."""
+    reach: float | None
+    """Lead in the search's score that it cannot overcome; None for a model that orders by itself."""
 
     async def order(self, query: str, candidates: Sequence[CandidateItem]) -> Sequence[int]:
         """Return positions of candidates, best first; the caller sets the time limit.
@@ -154,6 +167,8 @@ class SamplingRerankerModel:
     """The model of a client that declared sampling, asked by ``sampling/createMessage``."""
 
     name = "the client's model"
+    candidates: int = FEW_CANDIDATES
+    reach: float | None = None
 
     def __init__(self, ask: Ask, client: str) -> None:
         """Ask through ``ask``, in the client's era; ``client`` tells it from other clients."""

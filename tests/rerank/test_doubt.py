@@ -6,13 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from mcp_context_proxy.rerank.reranker import CANDIDATES, candidates, reason_to_skip, reordered
+from mcp_context_proxy.rerank.reranker import candidates, reason_to_skip, reordered
+from mcp_context_proxy.rerank.reranker_model import FEW_CANDIDATES
 
 from .conftest import build_ranking, build_result, names
 
 
 def scored(*scores: float):
     return build_ranking(*(build_result(f"t{at}", score) for at, score in enumerate(scores)))
+
+
+def skipped(ranking, mode, reach=None):
+    return reason_to_skip(ranking, candidates(ranking), mode, reach)
 
 
 @pytest.mark.parametrize(
@@ -28,34 +33,34 @@ def scored(*scores: float):
     ],
 )
 def test_auto_asks_only_if_the_scores_are_close(scores, reason):
-    assert reason_to_skip(scored(*scores), "auto") == reason
+    assert skipped(scored(*scores), "auto") == reason
 
 
 def test_always_asks_if_there_are_two_tools():
-    assert reason_to_skip(scored(0.99, 0.2), "always") is None
-    assert reason_to_skip(scored(0.99), "always") is not None
+    assert skipped(scored(0.99, 0.2), "always") is None
+    assert skipped(scored(0.99), "always") is not None
 
 
 def test_no_model_is_asked_if_nothing_fits():
     ranking = replace(scored(0.6, 0.6, 0.6), fits=False)
 
-    assert reason_to_skip(ranking, "always") == "nothing fits the query"
+    assert skipped(ranking, "always") == "nothing fits the query"
 
 
 def test_a_tool_named_in_the_query_stays_first():
     exact = build_result("exact", 0.3, exact=True)
     ranking = build_ranking(exact, *(build_result(name, 0.6) for name in "ab"))
 
-    assert reason_to_skip(ranking, "auto") == "the query is the name of a tool"
+    assert skipped(ranking, "auto") == "the query is the name of a tool"
     assert names(candidates(ranking)) == ["a", "b"]
-    assert names(reordered(ranking, [1, 0]).results) == ["exact", "b", "a"]
+    assert names(reordered(ranking, candidates(ranking), [1, 0]).results) == ["exact", "b", "a"]
 
 
 def test_the_next_best_tools_are_candidates_and_the_number_of_results_stays(close):
     assert names(candidates(close)) == list("abcde")
-    assert len(candidates(close)) == CANDIDATES
+    assert len(candidates(close)) == FEW_CANDIDATES
 
-    after = reordered(close, [4, 0, 1, 2, 3])
+    after = reordered(close, candidates(close), [4, 0, 1, 2, 3])
     assert names(after.results) == ["e", "a", "b"]
     assert names(after.others) == ["c", "d", "f"]
 
@@ -65,3 +70,26 @@ def test_with_several_needs_only_selected_tools_are_reordered():
     ranking = build_ranking(first, second, build_result("c", 0.6), selected=2)
 
     assert names(candidates(ranking)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        pytest.param((0.95, 0.94, 0.60), None, id="close, and the first is good"),
+        pytest.param((0.50, 0.34, 0.33), None, id="within reach"),
+        pytest.param((0.50, 0.33, 0.32), "the best tool leads by 0.17", id="out of reach"),
+    ],
+)
+def test_a_model_that_adds_to_scores_is_asked_only_where_it_can_change_the_first(scores, reason):
+    assert skipped(scored(*scores), "auto", reach=0.16) == reason
+
+
+def test_a_first_tool_that_was_used_for_such_requests_keeps_its_place():
+    learned, others = build_result("learned", 0.61, learned=0.1), [build_result(n, 0.6) for n in "ab"]
+    ranking = build_ranking(learned, *others)
+
+    assert skipped(ranking, "auto") == "the best tool was used for requests like this"
+    assert skipped(ranking, "always") is None
+    assert names(candidates(ranking)) == ["a", "b"]
+    # Further down, use is one reason among others.
+    assert names(candidates(build_ranking(others[0], learned))) == ["a", "learned"]

@@ -57,7 +57,7 @@ def write_export(
         folder: To make.
         graph: Where the graph is.
         output: Of the graph; ``sentence_embedding`` makes it give one vector, the mean, by itself, and
-            ``logits`` one number, the mean of that, as a cross-encoder does.
+            ``logits`` or ``logit`` one number, the mean of that, as a cross-encoder does.
         inputs: Of the graph.
         files: Further JSON files, by name.
         alike: Words that mean the same as others, as a model of several languages has them.
@@ -95,7 +95,7 @@ def _model(output: str, inputs: tuple[str, ...], rows: np.ndarray) -> bytes:
     nodes = [_node("Gather", ["table", "input_ids"], "last_hidden_state")]
     if output == "sentence_embedding":
         nodes.append(_node("ReduceMean", ["last_hidden_state", "axes"], output, keepdims=0))
-    elif output == "logits":
+    elif output in {"logits", "logit"}:
         nodes.append(_node("ReduceMean", ["last_hidden_state", "axes"], "vector", keepdims=0))
         nodes.append(_node("ReduceMean", ["vector", "axes"], output, keepdims=0))
     elif output != "last_hidden_state":
