@@ -44,11 +44,12 @@ TURN = 5
 
 LARGE_TOKENS = 10_000
 DEFAULT_TOKENS = ResultsConfig().max_tokens
+OTHER_TOKENS = 20_000
 
 CLASSES = {
     f"up to {LARGE_TOKENS:,} tokens": (0, LARGE_TOKENS),
-    f"{LARGE_TOKENS:,} to {DEFAULT_TOKENS:,} tokens": (LARGE_TOKENS, DEFAULT_TOKENS),
-    f"over {DEFAULT_TOKENS:,} tokens": (DEFAULT_TOKENS, float("inf")),
+    f"{LARGE_TOKENS:,} to {OTHER_TOKENS:,} tokens": (LARGE_TOKENS, OTHER_TOKENS),
+    f"over {OTHER_TOKENS:,} tokens": (OTHER_TOKENS, float("inf")),
 }
 """Classes of results by size, each above the first and up to the second number of tokens."""
 
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     arguments = parser.parse_args()
     print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
-    for tokens in (ResultsConfig().max_tokens, LARGE_TOKENS):
+    for tokens in (DEFAULT_TOKENS, OTHER_TOKENS):
         print("\n" + sizes(tokens), flush=True)
     checks = [Figure(name, anyio.run(check, size), "ms", BAR_MS) for name, size in SIZES.items()]
     print("\n" + table("The check of a result that stays whole, added to the p50", checks), flush=True)
