@@ -175,19 +175,17 @@ class CatalogRefresh:
         The wait ends when each has listed or failed, and then the catalog has them. A server of which all
         tools are found by search alone is not waited for with `always_only`.
         """
-        if not self._catalog.snapshot.unlisted:
-            return
         now = anyio.current_time()
+        unlisted = filter(None, map(self._fleet.clients.get, self._catalog.snapshot.unlisted))
         until = {
-            client: self._listed_by.setdefault(client, now + client.limits.first_list_seconds)
-            for client in self._fleet.awaited()
-            if reaches(client.name) and (not always_only or _has_always(client.config))
+            client: end
+            for client in unlisted
+            if not client.failures and (not always_only or _has_always(client.config))
+            if (end := self._listed_by.setdefault(client, now + client.limits.first_list_seconds)) > now
         }
-        until = {client: end for client, end in until.items() if end > now and not client.failures}
         if until:
-            await self._wait_for(until, None)
-        else:
-            await self.catch_up()
+            with anyio.move_on_at(max(until.values())):
+                await self._wait_for(until, None)
 
     async def wait_for_server(self, name: str | None, on_wait: OnWait | None = None) -> None:
         """Wait for a server that is starting, and for the catalog, up to its ``connect_timeout``.
