@@ -1,12 +1,13 @@
 """Large results: the text that a model gets instead, and the cost of the check for a call; run by hand.
 
-    python benchmarks/results.py [--before FOLDER] [--rounds N] [--calls N]
+    python benchmarks/results.py [--before FOLDER | --off] [--rounds N] [--calls N]
 
 The results are made up after real ones, always the same. Sizes are those of the content that a host passes to
 its model, in tokens as the proxy estimates them elsewhere. Beside it, what the check of a result that stays
 whole adds: in this process, in turns with the same path without the check. With a checkout of another version
 in FOLDER, both proxies run beside each other, and calls whose results stay whole are measured in short turns;
-the figures are the differences, in a round, of the p50 and of the processor time of a call. POSIX only.
+the figures are the differences, in a round, of the p50 and of the processor time of a call. With --off, the
+other version is a copy of this one that passes every result on without a look. POSIX only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,11 +31,22 @@ from msgspec import Raw
 from raw_clients import StdioClient, call_params
 from subjects import Workbench, answers, proxy_command, tool_name
 
+import mcp_context_proxy
 from mcp_context_proxy.config import ResultsConfig, ServerConfig
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.results import SMALL_BYTES, KeptResults, LargeResults, with_note
 from mcp_context_proxy.results.shortening import BYTES_PER_TOKEN, Call, shorten
+
+WITHOUT_CHECK = """
+
+async def _passed_on(self, call, result, mark):
+    return result if mark is None else mark(result)
+
+
+LargeResults.fitted = _passed_on
+"""
+"""Lines that are added to the copy without the check."""
 
 BAR_MS = 0.02
 BAR_LEFT = 0.1
@@ -44,11 +57,12 @@ TURN = 5
 
 LARGE_TOKENS = 10_000
 DEFAULT_TOKENS = ResultsConfig().max_tokens
+OTHER_TOKENS = 20_000
 
 CLASSES = {
     f"up to {LARGE_TOKENS:,} tokens": (0, LARGE_TOKENS),
-    f"{LARGE_TOKENS:,} to {DEFAULT_TOKENS:,} tokens": (LARGE_TOKENS, DEFAULT_TOKENS),
-    f"over {DEFAULT_TOKENS:,} tokens": (DEFAULT_TOKENS, float("inf")),
+    f"{LARGE_TOKENS:,} to {OTHER_TOKENS:,} tokens": (LARGE_TOKENS, OTHER_TOKENS),
+    f"over {OTHER_TOKENS:,} tokens": (OTHER_TOKENS, float("inf")),
 }
 """Classes of results by size, each above the first and up to the second number of tokens."""
 
@@ -84,19 +98,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", type=Path, help="a checkout of the version to compare with")
+    parser.add_argument("--off", action="store_true", help="compare with this version without the check")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--calls", type=int, default=300)
     arguments = parser.parse_args()
     print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
-    for tokens in (ResultsConfig().max_tokens, LARGE_TOKENS):
+    for tokens in (DEFAULT_TOKENS, OTHER_TOKENS):
         print("\n" + sizes(tokens), flush=True)
     checks = [Figure(name, anyio.run(check, size), "ms", BAR_MS) for name, size in SIZES.items()]
     print("\n" + table("The check of a result that stays whole, added to the p50", checks), flush=True)
-    if arguments.before is not None:
+    if arguments.off or arguments.before is not None:
         with tempfile.TemporaryDirectory() as folder:
-            figures = beside(
-                Workbench(Path(folder)), arguments.before.resolve(), arguments.rounds, arguments.calls
-            )
+            place = Path(folder)
+            before = without_check(place / "off") if arguments.off else arguments.before.resolve()
+            figures = beside(Workbench(place), before, arguments.rounds, arguments.calls)
         print("\n" + table("Added to calls whose results stay whole", figures))
 
 
@@ -226,7 +241,7 @@ async def check(size: int) -> list[float]:
     """The milliseconds that the check of a result that stays whole adds to the p50, in several rounds."""
     definition = {"name": "tool", "description": "Does it. " * 70, "inputSchema": {"type": "object"}}
     tool = Tool("s", "tool", "s__tool", "", msgspec.json.encode(definition), "")
-    results = LargeResults(ResultsConfig(), KeptResults(None, 60.0))
+    results = LargeResults(ResultsConfig(max_tokens=OTHER_TOKENS), KeptResults(None, 60.0))
     server, params = ServerConfig(name="s", command="x"), {"_meta": Raw(b'{"progressToken":1}')}
     client, result = Raw(b'{"name":"claude-code","version":"2"}'), msgspec.json.encode(_text("x" * size))
 
@@ -257,9 +272,18 @@ def processor_seconds(client: StdioClient) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.glob("*")) / 1e9
 
 
+def without_check(folder: Path) -> Path:
+    """Make a copy of this version that passes every result on without a look."""
+    package = Path(mcp_context_proxy.__file__).parent
+    shutil.copytree(package, folder / package.name)
+    with (folder / package.name / "results" / "shortening.py").open("a", encoding="utf-8") as module:
+        module.write(WITHOUT_CHECK)
+    return folder
+
+
 def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figure]:
     """The p50 of calls with this version and with the one before, and the differences of pairs of turns."""
-    command = proxy_command(bench.config(servers=1))
+    command = proxy_command(bench.config(servers=1, results={"max_tokens": OTHER_TOKENS}))
     log = bench.folder / "proxy.log"
     # The same interpreter for both, and the folder before what is installed.
     old = [*("env", f"PYTHONPATH={before}", "PYTHONSAFEPATH=1"), *command]

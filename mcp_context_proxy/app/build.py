@@ -137,6 +137,7 @@ def build(config: Config, store: Store) -> Proxy:
         setup=setup,
         working_set=search.working_set,
         results=results.kept,
+        wait_for_first_lists=refresh.wait_for_first_lists,
     )
     statistics = StatisticsParts(
         config=config, store=store, catalog=catalog, costs=costs, listed_whole=tool_list.lists_all
@@ -230,6 +231,7 @@ def build(config: Config, store: Store) -> Proxy:
             catch_up=refresh.catch_up,
         ),
         profiles=profiles,
+        wait_for_first_lists=refresh.wait_for_first_lists,
         page_size=config.expose.page_size,
     )
     refresh.when_rewritten(changes.resource_updated)

@@ -17,7 +17,7 @@ from anyio.from_thread import check_cancelled
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
-from mcp_context_proxy.config import Config
+from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
@@ -32,7 +32,7 @@ from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import Snapshot
+from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.results import LargeResults
 from mcp_context_proxy.server import meta_definitions
@@ -92,6 +92,8 @@ class CatalogRefresh:
         """Set when the refresh that has begun has ended; None while there is none."""
         self._awaited = WeakKeyDictionary[DownstreamClient, float]()
         """Time until which searches wait for a server that is starting."""
+        self._listed_by = WeakKeyDictionary[DownstreamClient, float]()
+        """Time until which lists wait for one."""
         self._on_refreshed: list[Callable[[Snapshot], None]] = []
         self._rewritten: list[Callable[[str], None]] = []
 
@@ -166,6 +168,24 @@ class CatalogRefresh:
         with anyio.move_on_after(seconds):
             await self._documents_read.wait()
             await self._wait_for(until, on_wait)
+
+    async def wait_for_first_lists(self, always_only: bool = False) -> None:
+        """Wait for servers of which nothing is known, up to ``first_list_seconds`` for all lists together.
+
+        The wait ends when each has listed or failed, and then the catalog has them. A server of which all
+        tools are found by search alone is not waited for with `always_only`.
+        """
+        now = anyio.current_time()
+        unlisted = filter(None, map(self._fleet.clients.get, self._catalog.snapshot.unlisted))
+        until = {
+            client: end
+            for client in unlisted
+            if not client.failures and (not always_only or _has_always(client.config))
+            if (end := self._listed_by.setdefault(client, now + client.limits.first_list_seconds)) > now
+        }
+        if until:
+            with anyio.move_on_at(max(until.values())):
+                await self._wait_for(until, None)
 
     async def wait_for_server(self, name: str | None, on_wait: OnWait | None = None) -> None:
         """Wait for a server that is starting, and for the catalog, up to its ``connect_timeout``.
@@ -485,6 +505,11 @@ class Proxy:
     def _index(self, snapshot: Snapshot) -> None:
         if self._warm:
             self.searcher.indexing.prepare(snapshot)
+
+
+def _has_always(server: ServerConfig) -> bool:
+    """Return whether a tool of a server may be one that is always listed."""
+    return IncludeMode.ALWAYS in (server.include, *(tool.include for tool in server.tools.values()))
 
 
 def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:

@@ -97,6 +97,8 @@ class HostProfile:
     results: Fact[ResultLimit | None]
     tools: Fact[int | None]
     """Most tools of all its servers together."""
+    first_list_seconds: Fact[float | None]
+    """Time after which it does without the tools of a server that has not listed them yet."""
     list_changes: Fact[bool]
     """True if it lists the tools again when they change."""
     elicitation: Fact[bool | None]
@@ -121,6 +123,9 @@ _CLAUDE_CODE: Final = HostProfile(
         ResultLimit(25_000, "tokens", "in a file"), "code.claude.com/docs/en/mcp: MAX_MCP_OUTPUT_TOKENS"
     ),
     tools=Fact(None, "code.claude.com/docs/en/mcp: it searches its tools instead"),
+    first_list_seconds=Fact(
+        5.0, "code.claude.com/docs/en/mcp: at the start, for what is always loaded; else MCP_TIMEOUT, 30 s"
+    ),
     list_changes=Fact(True, "its changelog, 2.1.0; not over HTTP in 2.1.215: #79826"),
     elicitation=Fact(True, "its changelog, 2.1.76; some versions do not declare it: #65572"),
     sampling=Fact(False, "anthropics/claude-code#1785"),
@@ -151,6 +156,7 @@ _HOSTS: Final = (
         description_bytes=UNKNOWN,
         results=UNKNOWN,
         tools=UNKNOWN,
+        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "anthropics/claude-code#50339, anthropics/claude-ai-mcp#960"),
         elicitation=UNKNOWN,
         sampling=UNKNOWN,
@@ -166,6 +172,7 @@ _HOSTS: Final = (
             ResultLimit(10_000, "bytes", "lost"), "openai/codex#6544, #7906; 10,000 tokens with some models"
         ),
         tools=UNKNOWN,
+        first_list_seconds=Fact(10.0, "openai/codex#3182, #11851"),
         list_changes=Fact(False, "openai/codex#33266, #35583, #37417"),
         elicitation=Fact(True, "openai/codex: mcp_connection_manager.rs"),
         sampling=UNKNOWN,
@@ -186,6 +193,7 @@ _HOSTS: Final = (
             "microsoft/vscode#329276: chat.agent.largeToolResultsToDisk",
         ),
         tools=Fact(128, "microsoft/vscode-copilot-release#13065"),
+        first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "microsoft/vscode#243944"),
         elicitation=Fact(True, "apify/mcp-client-capabilities"),
         sampling=Fact(True, "apify/mcp-client-capabilities"),
@@ -201,6 +209,7 @@ _HOSTS: Final = (
         description_bytes=UNKNOWN,
         results=Fact(ResultLimit(20_480, "bytes", "in a file"), "microsoft/vscode#329276"),
         tools=Fact(None, "github/copilot-cli#4038: it defers many tools instead"),
+        first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "github/copilot-cli#132, #3125: from the next message of the user on"),
         elicitation=UNKNOWN,
         sampling=UNKNOWN,
@@ -216,13 +225,14 @@ _HOSTS: Final = (
         ),
         result=Fact("both", "microsoft/copilot-intellij-feedback#2058"),
         names=Fact(
-            NameRule("mcp_{server}_", 64, "refused"),
-            "not known: the longest of Copilot's prefixes in other editors, which are VS Code's and "
-            "SERVER_ (github/CopilotForXcode#378); the characters: microsoft/copilot-intellij-feedback#1583",
+            NameRule("mcp_{server}_", 59, "refused"),
+            "not known, last looked for on 2026-11-24: prefix as in VS Code, and the room of the strictest "
+            "host, are assumed; the characters: microsoft/copilot-intellij-feedback#1583",
         ),
         description_bytes=UNKNOWN,
         results=UNKNOWN,
         tools=Fact(128, "microsoft/copilot-intellij-feedback#1842"),
+        first_list_seconds=UNKNOWN,
         list_changes=Fact(
             False,
             "microsoft/copilot-intellij-feedback#1979: a conversation loses the tools of a server that "
@@ -241,6 +251,7 @@ _HOSTS: Final = (
         description_bytes=UNKNOWN,
         results=Fact(None, "long ones go to files; the length is not known"),
         tools=Fact(40, "mcptrove.com/blog/cursor-tool-limit-math; it may be higher by now"),
+        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "forum.cursor.com/t/161459"),
         elicitation=Fact(True, "apify/mcp-client-capabilities"),
         sampling=UNKNOWN,
@@ -256,6 +267,7 @@ _HOSTS: Final = (
         description_bytes=UNKNOWN,
         results=Fact(ResultLimit(51_200, "bytes", "in a file"), "anomalyco/opencode#22565, #35661"),
         tools=UNKNOWN,
+        first_list_seconds=Fact(5.0, "the schema of its settings, 1.x: the timeout of a request to a server"),
         list_changes=Fact(True, "anomalyco/opencode#5913"),
         elicitation=UNKNOWN,
         sampling=UNKNOWN,
@@ -273,6 +285,7 @@ _HOSTS: Final = (
             ResultLimit(40_000, "characters", "in a file"), "google-gemini/gemini-cli#18446, #19365"
         ),
         tools=UNKNOWN,
+        first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "google-gemini/gemini-cli#14375, #21050"),
         elicitation=UNKNOWN,
         sampling=UNKNOWN,
@@ -286,6 +299,7 @@ _HOSTS: Final = (
         description_bytes=UNKNOWN,
         results=UNKNOWN,
         tools=UNKNOWN,
+        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "assumed: the protocol does not demand it"),
         elicitation=UNKNOWN,
         sampling=UNKNOWN,

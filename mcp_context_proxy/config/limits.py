@@ -19,6 +19,7 @@ MOST_LEVELS = 500
 Count = Annotated[int, Field(strict=True, ge=1)]
 Levels = Annotated[int, Field(strict=True, ge=1, le=MOST_LEVELS)]
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+SecondsOrNone = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
 class Reload(Enum):
@@ -58,6 +59,9 @@ class Limits(BaseModel):
     """The same for a server that a package runner such as `npx` downloads, until a start has succeeded."""
     start_wait_seconds: Seconds = 5.0
     """Time that a search waits for servers that were never connected and are starting."""
+    first_list_seconds: SecondsOrNone = 4.0
+    """Time that a client's lists wait for the same servers, because many hosts list once; 0 for no wait. The
+    strictest hosts give a server 5 s for that (`HostProfile.first_list_seconds`)."""
     list_seconds: Seconds = 30.0
     """Timeout of a whole listing with all its pages; the last known tools stay meanwhile."""
     call_seconds: Seconds = 60.0

@@ -58,6 +58,9 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Members, Caller], Awaitable[bytes]]
 """Returns the encoded result of a method; raises `RequestError` if the request is refused or fails."""
 
+List = Callable[[Members, Caller], Awaitable[Members]]
+"""Returns the members of the result of a method that lists."""
+
 RELAYED_NOTIFICATIONS = frozenset({"notifications/roots/list_changed"})
 """Notifications of clients that are passed on to servers."""
 
@@ -91,9 +94,14 @@ class Gateway:
         skills: Skills,
         prompts: Prompts,
         profiles: Profiles,
+        wait_for_first_lists: Callable[[], Awaitable[None]],
         page_size: int = 0,
     ) -> None:
-        """Route requests to these parts; `page_size` is the number of entries on a page, 0 for no pages."""
+        """Route requests to these parts; `page_size` is the number of entries on a page, 0 for no pages.
+
+        `wait_for_first_lists` waits a short time for servers of which nothing is known.
+        """
+        self._wait_for_first_lists = wait_for_first_lists
         self._fleet, self._contexts, self._open_sessions = fleet, contexts, open_sessions
         self._tool_calls, self._meta_tools, self._page_size = tool_calls, meta_tools, page_size
         self.resources, self.profiles = resources, profiles
@@ -106,9 +114,9 @@ class Gateway:
         self._handlers: Mapping[str, Handler] = {
             "tools/list": self._paged("tools/list", "tools", tool_list.answer),
             "tools/call": self._call,
-            "resources/list": self._paged("resources/list", "resources", resources.list),
+            "resources/list": self._paged("resources/list", "resources", self._complete(resources.list)),
             "resources/templates/list": self._paged(
-                "resources/templates/list", "resourceTemplates", resources.templates
+                "resources/templates/list", "resourceTemplates", self._complete(resources.templates)
             ),
             "resources/read": resources.read,
             "resources/directory/read": self._paged(
@@ -116,9 +124,9 @@ class Gateway:
             ),
             "resources/subscribe": resources.subscribe,
             "resources/unsubscribe": resources.unsubscribe,
-            "skills/list": self._paged("skills/list", "skills", skills.list),
+            "skills/list": self._paged("skills/list", "skills", self._complete(skills.list)),
             "skills/get": skills.get,
-            "prompts/list": self._paged("prompts/list", "prompts", prompts.list),
+            "prompts/list": self._paged("prompts/list", "prompts", self._complete(prompts.list)),
             "prompts/get": prompts.get,
             "completion/complete": prompts.complete,
             "logging/setLevel": self._set_log_level,
@@ -219,9 +227,16 @@ class Gateway:
         """Have servers log at the most verbose level of all sessions; each session is sent its own."""
         self._fleet.set_log_level(most_verbose(session.log_level for session in self._open_sessions))
 
-    def _paged(
-        self, method: str, member: str, whole: Callable[[Members, Caller], Awaitable[Members]]
-    ) -> Handler:
+    def _complete(self, whole: List) -> List:
+        """Return a list that waits a short time for servers of which nothing is known."""
+
+        async def complete(params: Members, caller: Caller) -> Members:
+            await self._wait_for_first_lists()
+            return await whole(params, caller)
+
+        return complete
+
+    def _paged(self, method: str, member: str, whole: List) -> Handler:
         """Return a handler of a list, whose entries are in `member`: in pages if those are configured."""
 
         async def listed(params: Members, caller: Caller) -> bytes:

@@ -8,7 +8,7 @@ and calls through the proxy, which then bring nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -104,11 +104,14 @@ class ToolList:
         setup: meta_definitions.Setup,
         working_set: WorkingSet,
         results: KeptResults,
+        wait_for_first_lists: Callable[[bool], Awaitable[None]],
     ) -> None:
         """Prepare the list; the definitions of the proxy's own tools follow from `setup`.
 
-        The owners of `results` get the tool that reads them.
+        The owners of `results` get the tool that reads them. `wait_for_first_lists` waits a short time for
+        servers of which nothing is known, or only for those that may have ``always`` tools.
         """
+        self._wait_for_first_lists = wait_for_first_lists
         self._results = results
         self.working_set = working_set
         self._read_result = bytes(meta_definitions.read_result())
@@ -132,6 +135,9 @@ class ToolList:
     async def answer(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``tools/list``."""
         query = self._query_of(params, caller)
+        if query is None or not query.text:
+            # Many clients never list again. A search waits by itself.
+            await self._wait_for_first_lists(self._mode == "search")
         snapshot, names, request_id = await self._names(query, caller.principal)
         state = snapshot.generation, names, self.hides_nothing(snapshot, names)
         room = caller.name_room if snapshot.wider else 0

@@ -9,6 +9,7 @@ from support.host_models import description_seen, model_sees, tools_seen
 from support.servers import real_lists, tool
 
 from mcp_context_proxy.catalog.definitions import exposed_name
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.host_profiles import (
     HOSTS,
     NAME_CHARACTERS,
@@ -119,8 +120,8 @@ def test_every_real_tool_reaches_the_model_under_a_name_of_its_own(host: HostPro
         ("claude-ai", 50),
         ("codex-mcp-client", 44),
         ("Visual Studio Code", 46),
-        ("github-copilot-developer", 46),  # Copilot CLI, also where it runs in a JetBrains IDE
-        ("JetBrains-IU-copilot-intellij", 46),
+        ("github-copilot-developer", 41),  # Copilot CLI, also where it runs in a JetBrains IDE
+        ("JetBrains-IU-copilot-intellij", 41),
         ("cursor-vscode", 46),
         ("opencode", 50),
         ("gemini-cli-mcp-client", 45),
@@ -219,3 +220,15 @@ def test_a_tool_of_the_list_keeps_everything_but_its_name_and_a_long_description
 
     assert seen == {**long, "name": f"mcp__{SERVER}__a", "description": "y" * 2048}
     assert json.dumps(seen)
+
+
+def test_the_first_list_is_answered_in_the_time_that_every_host_waits_for_it() -> None:
+    known = [host.first_list_seconds.value for host in HOSTS.values() if host.first_list_seconds.value]
+
+    assert Limits().first_list_seconds < min(known)
+
+
+def test_a_host_whose_prefix_is_not_known_gets_the_shortest_names() -> None:
+    unknown = [host for host in HOSTS.values() if host.names.source.startswith("not known")]
+
+    assert {room_given(host) for host in unknown} == {NAME_CHARACTERS}

@@ -59,6 +59,7 @@ def test_the_tables_have_the_values_of_the_profile(rows, host):
         f"{host.description_bytes.value:,} bytes" if host.description_bytes.value else "whole",
         f"over {limit.most:,} {limit.unit} {over[limit.rest]}" if limit else "?",
         str(host.tools.value or "?"),
+        f"{host.first_list_seconds.value:g} s" if host.first_list_seconds.value else "?",
         KNOWN[host.list_changes.value],
     ]
     assert rows["Names"][host.title] == [
@@ -77,7 +78,15 @@ def test_the_tables_have_the_values_of_the_profile(rows, host):
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def test_the_sources_are_those_of_the_profile(rows, host):
-    facts = (host.result, host.names, host.description_bytes, host.results, host.tools, host.list_changes)
+    facts = (
+        host.result,
+        host.names,
+        host.description_bytes,
+        host.results,
+        host.tools,
+        host.first_list_seconds,
+        host.list_changes,
+    )
 
     assert rows["Sources"][host.title] == [fact.source for fact in facts]
 

@@ -50,7 +50,6 @@ async def test_after_a_restart_search_is_prepared_before_the_first_query(worksho
     with embedding_service() as service:
         tables = {"store": store, "embedding": {"model": "embedder", "endpoint": service.url}}
         async with stdio(command(workshop.config(**tables))) as client:
-            await client.until_listed(SEARCH)
             await client.call(SEARCH, {"query": "alpha"})
         workshop.server("second", tools=[tool("beta")])
         async with stdio(command(workshop.config(**tables))) as client:

@@ -31,7 +31,8 @@ async def test_a_host_is_answered_although_servers_hang_or_are_slow_or_dead(
     workshop.server("hung", on={"initialize": [{"silent": True}], "server/discover": [{"silent": True}]})
     workshop.server("dead", at_start=[{"exit": 1}])
     late_server(workshop)
-    async with stdio(command(workshop.config(limits={"stop_seconds": 0.3})), era, opened=False) as client:
+    limits = {"stop_seconds": 0.3, "first_list_seconds": 0.2}
+    async with stdio(command(workshop.config(limits=limits)), era, opened=False) as client:
         with anyio.fail_after(SOON):
             await client.open()
             names = await client.names()
@@ -42,7 +43,8 @@ async def test_a_host_is_answered_although_servers_hang_or_are_slow_or_dead(
 
 async def test_a_late_server_is_announced_once_listed_found_and_called(workshop: Workshop) -> None:
     late_server(workshop)
-    async with stdio(command(workshop.config(expose={"mode": "all"}))) as client:
+    config = workshop.config(expose={"mode": "all"}, limits={"first_list_seconds": 0})
+    async with stdio(command(config)) as client:
         assert "late__brew" not in await client.names()
 
         workshop.flag("ready").touch()

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 from support.ledger import until
-from support.proxies import Host, command, inside
+from support.proxies import Host, command, http_proxy, inside
 from support.raw_client import AS_DATA, RawClient, data_of
 from support.servers import Server, Workshop, tool
-from support.wires import stdio
+from support.wires import http, sse, stdio
 
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.lifecycle import ServerState
@@ -110,6 +110,98 @@ async def test_all_searches_together_wait_for_a_server_that_hangs_only_once(work
             assert "Not searched: late (still starting)." in note_of(found)
 
         assert waits == [True, False]
+
+
+# Lists
+
+
+LONG = {"first_list_seconds": 60.0}
+
+
+async def test_the_first_lists_of_every_front_wait_for_a_server_that_starts(workshop: Workshop) -> None:
+    """Clients over HTTP of both eras, over SSE and over stdio; those of a shared proxy in `test_shared`."""
+    server = late(workshop, prompts=[{"name": "greet"}], resources=[{"uri": "mem://one", "name": "one"}])
+    config = workshop.config(limits=LONG)
+    lists = {"prompts/list": "late__greet", "resources/list": "mem://one"}
+    with http_proxy(config) as proxy:
+        async with (
+            http(proxy.base, plain=True) as one,
+            http(proxy.base, "modern", plain=True) as two,
+            sse(proxy.base) as three,
+            stdio(command(config)) as four,
+        ):
+            answers = [(await client.start("tools/list"))[1] for client in (one, two, three, four)]
+            others = [(await two.start(method))[1] for method in lists]
+            await server.ledger.until(lambda ledger: len(ledger.messages("tools/list")) == 2)
+            assert not any(answer.done() for answer in (*answers, *others))
+            workshop.flag("ready").touch()
+
+            for answer in answers:
+                assert "late__brew" in [listed["name"] for listed in (await answer)["tools"]]
+            for answer, listed in zip(others, lists.values(), strict=True):
+                assert listed in str(await answer)
+
+
+async def test_all_lists_together_wait_for_a_server_that_hangs_only_once(
+    workshop: Workshop, era: str
+) -> None:
+    late(workshop)
+    workshop.server("good", tools=[tool("fine")])
+    workshop.server("dead", at_start=[{"exit": 1}])
+    limits = {"first_list_seconds": 0.3, "backoff_first_seconds": 60.0}
+    async with inside(workshop.config(limits=limits), settled=False) as proxy:
+        host = Host(proxy, era)
+        await proxy.fleet.clients["good"].wait_first_connect()
+        first = await host.request("tools/list")
+        hanging = proxy.fleet.clients["late"]
+        hanging.configure(hanging.config, hanging.limits.model_copy(update=LONG))
+
+        assert "good__fine" in str(first)
+        assert "late__brew" not in str(first)
+        assert "good__fine" in await host.names()
+
+
+async def test_a_server_that_fails_holds_no_list_up(workshop: Workshop) -> None:
+    workshop.server("dead", at_start=[{"exit": 1}])
+    workshop.server("good", tools=[tool("fine")])
+    async with inside(workshop.config(limits=LONG), settled=False) as proxy:
+        assert "good__fine" in await Host(proxy, "modern").names()
+
+
+async def test_remembered_lists_are_answered_without_a_wait(workshop: Workshop) -> None:
+    late(workshop)
+    workshop.flag("ready").touch()
+    config = await remembered(workshop, limits=LONG)
+    workshop.flag("ready").unlink()
+    async with inside(config, settled=False) as proxy:
+        assert "late__brew" in await Host(proxy, "modern").names()
+
+
+async def test_a_list_waits_for_no_server_whose_tools_it_never_has(workshop: Workshop) -> None:
+    late(workshop)
+    tables = {"limits": LONG, "expose": {"mode": "search"}}
+    async with inside(workshop.config(**tables), settled=False) as proxy:
+        assert "search_available_tools" in await Host(proxy, "modern").names()
+
+
+async def test_a_list_waits_for_a_server_that_has_tools_for_every_list(workshop: Workshop) -> None:
+    server = late(workshop, settings={"tools": {"brew": {"include": "always"}}})
+    tables = {"limits": LONG, "expose": {"mode": "search"}}
+    names: list[str] = []
+    async with inside(workshop.config(**tables), settled=False) as proxy, anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            names.extend(await Host(proxy, "modern").names())
+
+        group.start_soon(ask)
+        await server.ledger.until(lambda ledger: ledger.messages("tools/list"))
+        assert not names
+        workshop.flag("ready").touch()
+
+    assert "late__brew" in names
+
+
+# Calls
 
 
 @pytest.mark.parametrize("name", ["late__brew", "brew"])

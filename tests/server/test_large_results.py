@@ -223,7 +223,7 @@ async def test_no_result_or_page_is_longer_than_what_the_host_gives_to_its_model
         {"spotlight": spotlight},
         log={"content": [text(long)]},
         both={"content": [text(long)], "structuredContent": data},
-        fits={"content": [text(LOG[: min(60_000, limit.characters * 8 // 10)])]},
+        fits={"content": [text(LOG[: min(35_000, limit.characters * 8 // 10)])]},
     )
     async with inside(workshop.config()) as proxy:
         client = Host(proxy, "handshake")
