@@ -150,6 +150,10 @@ class DownstreamClient(ServerLifecycle):
         """Note a file of a skill that does not match its manifest: a finding, for a person."""
         self._lists.note_unverified(message)
 
+    def list_again(self) -> None:
+        """Fetch all lists again: they may have changed without a word to this process."""
+        self._lists.mark_stale()
+
     @property
     def stale(self) -> bool:
         """True while the listing has changed and cannot be fetched, so that the last known is offered."""
@@ -399,6 +403,7 @@ class DownstreamClient(ServerLifecycle):
     ) -> None:
         """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
         if self._lists.take_change_notice(method):
+            self._on_event(self.name, method, {}, frozenset())
             return
         if method not in (LOG_MESSAGE, RESOURCE_UPDATED, ELICITATION_COMPLETE):
             return
