@@ -145,9 +145,10 @@ class Homes:
             home = self._moved.get(session_id) or session_id.rpartition(".")[0]
             found: Response | str | None = None
             for _ in range(ATTEMPTS):
-                if not relayed and await self._answered_by(home, "session", scope, body, receive, send):
+                asked = "" if relayed or self._replicas.address_of(home) is None else home
+                if asked and await self._answered_by(home, "session", scope, body, receive, send):
                     return
-                found = await self._found(session_id, home, scope, relayed=relayed)
+                found = await self._found(session_id, asked, scope, relayed=relayed)
                 if not isinstance(found, str):
                     break
                 home = found
@@ -167,7 +168,7 @@ class Homes:
     async def _found(
         self, session_id: str, asked: str, scope: Scope, *, relayed: bool
     ) -> Response | str | None:
-        """Look a session up that is not here, after the replica `asked` was not its home, and adopt it.
+        """Look a session up, and adopt it unless it has a home, which `asked` is not any more.
 
         Returns None if it can be served here or does not exist, the name of its home, or the refusal.
         """
@@ -181,6 +182,7 @@ class Homes:
                     return _undecided()
                 if row is None or not _is_of(row, scope):
                     return None
+                await self._replicas.look_for(row.home)
                 if row.home not in (self._replicas.name, asked) and self._replicas.address_of(row.home):
                     # Never two hops: whoever has relayed it looks the session up as well.
                     return Response(None, NOT_HERE_STATUS, not_here()) if relayed else row.home

@@ -94,6 +94,11 @@ class Replicas:
         """Note that a replica could not be reached: it counts as gone until its next sign of life."""
         self._suspects.add(replica)
 
+    async def look_for(self, replica: str) -> None:
+        """Look whether a replica that is not known has joined since the last sign of life."""
+        if replica and replica not in self._alive and replica not in self._suspects:
+            await self._beat(at_start=not self._own.started)
+
     async def join(self) -> None:
         """Give the first sign of life, if the database can be reached."""
         await self._beat(at_start=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx2
 import pytest
 from support import wires
@@ -18,6 +18,8 @@ from support.balancer import Balancer, balancing
 from support.postgres import PostgresServer
 from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
+
+from mcp_context_proxy.cluster.relay import Signer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
 
@@ -95,7 +97,7 @@ def until_ready(base: str) -> dict[str, Any]:
             answer = http.get(f"{base}/readyz")
             if answer.status_code == 200:
                 return dict(answer.json())
-            anyio.run(anyio.sleep, 0.02)
+            time.sleep(0.02)
     raise AssertionError(answer.text)
 
 
@@ -165,3 +167,119 @@ async def test_the_reply_to_a_question_of_a_server_may_arrive_at_another_replica
     ):
         for _ in range(6):
             assert json.loads(text_of(await client.call("work__ask", {}))) == ACCEPTED
+
+
+async def session_at(base: str, http: httpx2.AsyncClient, *, token: str = "Bearer ada") -> dict[str, str]:
+    """Open a session, and return the headers of its further requests."""
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "content-type": "application/json",
+        "authorization": token,
+    }
+    hello = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "raw", "version": "1"},
+    }
+    asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
+    opened = await http.post(f"{base}/mcp", json=asked, headers=headers)
+    return headers | {"mcp-session-id": opened.headers["mcp-session-id"]}
+
+
+def ping(number: int = 1) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": "ping"}
+
+
+async def test_a_session_of_another_principal_does_not_exist_at_any_replica(cluster: Cluster) -> None:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ada = await session_at(cluster.bases[0], http)
+        for base in cluster.bases:
+            own = await http.post(f"{base}/mcp", json=ping(), headers=ada)
+            other = await http.post(f"{base}/mcp", json=ping(), headers=ada | {"authorization": "Bearer eve"})
+            assert (own.status_code, other.status_code) == (200, 404)
+
+
+async def test_a_session_that_its_client_has_ended_is_gone_at_every_replica(cluster: Cluster) -> None:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ada = await session_at(cluster.bases[0], http)
+        ended = await http.delete(f"{cluster.bases[1]}/mcp", headers=ada)
+        assert ended.status_code == 200
+        for base in cluster.bases:
+            assert (await http.post(f"{base}/mcp", json=ping(), headers=ada)).status_code == 404
+
+
+RELAYED = {"method": "POST", "path": "/mcp", "query_string": b"", "type": "http"}
+
+
+@pytest.mark.parametrize(
+    "fault", ["another key", "another receiver", "another body", "another session", "too old", "unsigned"]
+)
+async def test_a_relay_that_no_replica_has_signed_for_this_request_is_refused(
+    cluster: Cluster, fault: str
+) -> None:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ada = await session_at(cluster.bases[0], http)
+        signed = json.dumps(ping()).encode()
+        key = KEY[::-1] if fault == "another key" else KEY
+        receiver = "b" if fault == "another receiver" else "a"
+        session = "a.0" if fault == "another session" else ada["mcp-session-id"]
+        signer = Signer(key.encode(), "b", clock=lambda: time.time() - 40 * (fault == "too old"))
+        headers = ada | {"mcp-session-id": session}
+        scope = RELAYED | {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+        value = b"relay" if fault == "unsigned" else signer.sign(receiver, scope, signed)
+        body = signed + b" " if fault == "another body" else signed
+        answer = await http.post(
+            f"{cluster.bases[0]}/mcp", content=body, headers=ada | {"x-mcp-relay": value.decode()}
+        )
+        assert (answer.status_code, answer.headers["x-mcp-relay"], answer.content) == (403, "refused", b"")
+
+
+async def test_a_relay_is_taken_once_and_never_relayed_again(cluster: Cluster) -> None:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ada = await session_at(cluster.bases[0], http)
+        body, signer = json.dumps(ping()).encode(), Signer(KEY.encode(), "c")
+        scope = RELAYED | {"headers": [(name.encode(), value.encode()) for name, value in ada.items()]}
+
+        async def send(replica: int, value: bytes) -> httpx2.Response:
+            relay = ada | {"x-mcp-relay": value.decode()}
+            return await http.post(f"{cluster.bases[replica]}/mcp", content=body, headers=relay)
+
+        value = signer.sign("a", scope, body)
+        assert [(await send(0, value)).status_code for _ in range(2)] == [200, 403]
+        looped = await send(1, signer.sign("b", scope, body))
+        assert (looped.status_code, looped.headers["x-mcp-relay"]) == (421, "not-here")
+
+
+async def test_a_session_goes_on_at_another_replica_when_its_home_is_killed(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    config = configured(tmp_path / "d", postgres, "d", cluster.port)
+    with http_proxy(config, real=True) as lost:
+        until_ready(lost.base)
+        async with httpx2.AsyncClient(timeout=30) as http:
+            ada = await session_at(lost.base, http)
+            wanted = {"action": "add", "type": "tool", "name": "work__echo"}
+
+            async def manage(base: str, arguments: dict[str, Any]) -> str:
+                asked = {"name": "manage_context", "arguments": arguments}
+                message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": asked}
+                answer = await http.post(f"{base}/mcp", json=message, headers=ada)
+                return answer.text
+
+            assert "work__echo" in await manage(cluster.bases[0], wanted)
+            lost.process.kill()
+            lost.process.wait()
+            for base in cluster.bases * 2:
+                assert "work__echo" in await manage(base, {"action": "list"})
+
+
+async def test_a_replica_with_another_key_is_not_ready_and_says_why(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    config = configured(tmp_path / "e", postgres, "e", cluster.port, key=KEY[::-1])
+    with http_proxy(config) as wrong, httpx2.Client(timeout=30) as http:
+        answer = http.get(f"{wrong.base}/readyz")
+        assert answer.status_code == 503
+        assert "cluster.key is not that of the other replicas" in answer.json()["missing"]
+        for base in cluster.bases:
+            assert http.get(f"{base}/readyz").status_code == 200
