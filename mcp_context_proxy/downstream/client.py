@@ -421,9 +421,6 @@ class DownstreamClient(ServerLifecycle):
                 return
         if not self._admission.admits(method, params):
             return
-        if method == RESOURCE_UPDATED and not self.subscriptions.covers(envelope.text(params.get("uri"))):
-            # Nobody subscribed to it at this server.
-            return
         if method == ELICITATION_COMPLETE:
             asked = self._admission.completed(params)
             if asked is None:

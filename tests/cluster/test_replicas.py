@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ import pytest
 from support import wires
 from support.balancer import Balancer, balancing
 from support.postgres import PostgresServer
-from support.proxies import HttpProxy, http_proxy
+from support.proxies import HttpProxy, command, http_proxy
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.cluster.relay import Signer
@@ -30,6 +31,7 @@ VISIT = {
     "params": {"message": "Which?", "requestedSchema": {"type": "object", "properties": {}}},
 }
 PERSON = {"elicitation": {}}
+UPDATED = "notifications/resources/updated"
 ACCEPTED = {"action": "accept", "content": {}}
 
 
@@ -283,3 +285,29 @@ async def test_a_replica_with_another_key_is_not_ready_and_says_why(
         assert "cluster.key is not that of the other replicas" in answer.json()["missing"]
         for base in cluster.bases:
             assert http.get(f"{base}/readyz").status_code == 200
+
+
+async def test_a_resource_that_a_server_announces_at_one_replica_is_told_at_another_once(
+    cluster: Cluster,
+) -> None:
+    async with (
+        wires.http(cluster.bases[0]) as subscriber,
+        wires.http(cluster.bases[1], "modern") as caller,
+    ):
+        await subscriber.request("resources/subscribe", {"uri": NOTE["uri"]})
+        await subscriber.wire.listening.wait()
+        await caller.call("work__change", {})
+        await subscriber.until(lambda one: one.notified(UPDATED))
+        # A further one comes after any that would follow the first.
+        await subscriber.call("work__echo", {})
+        assert [told["uri"] for told in subscriber.notified(UPDATED)] == [NOTE["uri"]]
+
+
+def test_the_command_shows_the_replicas(cluster: Cluster) -> None:
+    config = cluster.replicas[0].folder / "config.toml"
+    shown = subprocess.run(
+        command(config, "cluster", "status", "--json"), capture_output=True, text=True, check=True
+    )
+    found = {each["replica"]: each for each in json.loads(shown.stdout)["replicas"]}
+    assert {"a", "b", "c"} <= found.keys()
+    assert found["a"]["address"] == cluster.bases[0]
