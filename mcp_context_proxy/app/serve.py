@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
+    from mcp_context_proxy.cluster.member import Member
     from mcp_context_proxy.front.http import LocalApi
     from mcp_context_proxy.front.issuer import IssuedTokens
     from mcp_context_proxy.web.api import Operation
@@ -263,7 +264,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ConfigError: without a token, the front would be open to other machines.
         OSError: the address is in use or not available.
     """
-    from mcp_context_proxy.app.readiness import ReadinessCheck  # noqa: PLC0415
+    from mcp_context_proxy.app.readiness import Needed, ReadinessCheck  # noqa: PLC0415
     from mcp_context_proxy.front import auth, http, probes  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.issuer import IssuedTokens  # noqa: PLC0415
     from mcp_context_proxy.front.resource_metadata import ResourceMetadata  # noqa: PLC0415
@@ -290,13 +291,43 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
             refused=proxy.audit.token_refused,
             drain=proxy.gateway.drain,
         )
-        ready = ReadinessCheck(proxy, [] if issued is None else [issued.keys])
+        member = _member(proxy, port) if proxy.config.cluster.enabled else None
+        if member is not None and policy.hosts is not None:
+            policy = replace(policy, hosts=policy.hosts | {member.host})
+        needed: list[Needed] = [
+            *([] if issued is None else [issued.keys]),
+            *([] if member is None else [member.replicas]),
+        ]
+        ready = ReadinessCheck(proxy, needed)
         routes = [*web_routes(proxy), *probes.routes(ready), *([] if resource is None else resource.routes())]
+<<<<<<< HEAD
         app = http.application(negotiation, limits, policy, proxy.health, routes)
         async with anyio.create_task_group() as group:
             group.start_soon(_answer_commands, proxy)
             await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
             group.cancel_scope.cancel()
+=======
+        homes = None if member is None else member.homes
+        app = http.application(negotiation, limits, policy, proxy.health, routes, homes)
+        async with nullcontext() if member is None else member.running():
+            await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
+
+
+def _member(proxy: Proxy, port: int) -> Member:
+    from mcp_context_proxy.cluster.member import Member  # noqa: PLC0415 - most proxies are alone
+
+    return Member(
+        config=proxy.config,
+        store=proxy.store,
+        port=port,
+        gateway=proxy.gateway,
+        handles=proxy.handles,
+        pending_input=proxy.pending_input,
+        changes=proxy.changes,
+        fleet=proxy.fleet,
+        records=proxy.records,
+    )
+>>>>>>> home
 
 
 @asynccontextmanager

@@ -62,6 +62,7 @@ COMMANDS: Final = {
     "approve": ("Maintain", "approval", "Approve changed definitions of a server."),
     "reject": ("Maintain", "approval", "Withhold definitions of a server until they are approved."),
     "store": ("Maintain", "kept", "Check, migrate, copy or prune the store."),
+    "cluster": ("Maintain", "kept", "Show the replicas that share a database, or drain one."),
     "index": ("Maintain", "servers", "Index everything ahead of the first search."),
     "login": ("Maintain", "credentials", "Log in to a server that requires it (OAuth)."),
     "logout": ("Maintain", "credentials", "Forget the login to a server."),

@@ -1,5 +1,6 @@
 """Configuration: loaded from one file, validated as a whole, frozen afterwards."""
 
+from mcp_context_proxy.config.cluster import ClusterConfig
 from mcp_context_proxy.config.identity import AuthConfig
 from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.load import find, load
@@ -33,6 +34,7 @@ __all__ = [
     "AuditConfig",
     "AuthConfig",
     "ClassesConfig",
+    "ClusterConfig",
     "Config",
     "ContextConfig",
     "DocumentsConfig",

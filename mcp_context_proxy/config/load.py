@@ -61,10 +61,13 @@ _EXPANDED_SERVER_KEYS: Final = ("command", "args", "env", "cwd", "url", "headers
 _MAY_BE_SECRET: Final = frozenset({"args", "env", "url", "headers", "oauth"})
 _MODEL_TABLES: Final = ("embedding", "rerank")
 """Tables that name a model, in a folder or behind an endpoint."""
-_EXPANDED_MODEL_KEYS: Final = ("endpoint", "api_key")
-_EXPANDED_STORE_KEYS: Final = ("url", "listen_url", "replica")
-_PATHS: Final = (("store", "path"), ("http", "token_file"))
-_NEEDED: Final = frozenset({"http", "auth", "clients"})
+_EXPANDED_KEYS: Final[Mapping[str, Sequence[str]]] = {
+    **dict.fromkeys(_MODEL_TABLES, ("endpoint", "api_key")),
+    "store": ("url", "listen_url", "replica"),
+    "cluster": ("replica", "advertise", "key"),
+}
+_PATHS: Final = (("store", "path"), ("http", "token_file"), ("cluster", "key_file"))
+_NEEDED: Final = frozenset({"http", "auth", "clients", "cluster"})
 """Tables without which nothing starts: who may connect, and to what, is not decided by a default."""
 _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "context": {"keep_requests": False},
@@ -240,9 +243,8 @@ class _Draft:
             # A server that is disabled needs no variables.
             if server.get("enabled") is not False:
                 self._expand_keys(("servers", name), server, _EXPANDED_SERVER_KEYS)
-        for name in _MODEL_TABLES:
-            self._expand_keys((name,), self.tables.get(name), _EXPANDED_MODEL_KEYS)
-        self._expand_keys(("store",), self.tables.get("store"), _EXPANDED_STORE_KEYS)
+        for name, keys in _EXPANDED_KEYS.items():
+            self._expand_keys((name,), self.tables.get(name), keys)
         self._expand_keys((), self.tables, ("env",))
 
     def _expand_keys(self, path: KeyPath, table: Any, keys: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.clients import Clients
+from mcp_context_proxy.config.cluster import ClusterConfig
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.config.identity import AuthConfig
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
@@ -576,6 +577,7 @@ class Config(Table):
     interactions: InteractionsConfig = InteractionsConfig()
     audit: AuditConfig = AuditConfig()
     store: StoreConfig = StoreConfig()
+    cluster: ClusterConfig = ClusterConfig()
     http: HttpConfig = HttpConfig()
     auth: AuthConfig = AuthConfig()
     shared: SharedConfig = SharedConfig()

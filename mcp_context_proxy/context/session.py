@@ -302,20 +302,29 @@ class Handles:
         self._limit, self._idle_seconds, self._sessions, self._clock = limit, idle_seconds, sessions, clock
         self._of: OrderedDict[str | None, OrderedDict[str, tuple[float, Handle]]] = OrderedDict()
         """Time of the last use and handle by secret, by principal; those idle for longest first."""
+        self.created: list[Handle] | None = None
+        """Handles that were created and that whoever keeps them elsewhere has not taken yet; None if nobody
+        does."""
 
     def create(self, principal: str | None = None) -> Handle:
         """Create a handle; if its principal has too many, the one idle for longest is forgotten."""
+        handle = Handle(principal=principal)
+        self.take(handle)
+        if self.created is not None:
+            self.created.append(handle)
+        return handle
+
+    def take(self, handle: Handle) -> None:
+        """Add a handle, which may be one that another replica has created."""
         self._forget_idle()
-        handles = self._of.setdefault(principal, OrderedDict())
+        handles = self._of.setdefault(handle.principal, OrderedDict())
         if len(handles) >= self._limit:
             handles.popitem(last=False)
-        handle = Handle(principal=principal)
         handles[handle.secret] = (self._clock(), handle)
-        self._of.move_to_end(principal)
+        self._of.move_to_end(handle.principal)
         if len(self._of) > PRINCIPALS:
             self._of.popitem(last=False)
         self._sessions.register(handle)
-        return handle
 
     def get(self, context_id: str, principal: str | None = None) -> Handle | None:
         """Return the handle with an id; None if it is unknown, forgotten, or another principal's."""

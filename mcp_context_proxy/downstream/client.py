@@ -152,6 +152,10 @@ class DownstreamClient(ServerLifecycle):
         """Note a file of a skill that does not match its manifest: a finding, for a person."""
         self._lists.note_unverified(message)
 
+    def list_again(self) -> None:
+        """Fetch all lists again: they may have changed without a word to this process."""
+        self._lists.mark_stale()
+
     @property
     def stale(self) -> bool:
         """True while the listing has changed and cannot be fetched, so that the last known is offered."""
@@ -404,6 +408,7 @@ class DownstreamClient(ServerLifecycle):
     ) -> None:
         """Route a notification from a connection with these pending requests; `owner` if it is not shared."""
         if self._lists.take_change_notice(method):
+            self._on_event(self.name, method, {}, frozenset())
             return
         if method not in (LOG_MESSAGE, RESOURCE_UPDATED, ELICITATION_COMPLETE):
             return
@@ -420,9 +425,6 @@ class DownstreamClient(ServerLifecycle):
                 takers[-1](method, params)
                 return
         if not self._admission.admits(method, params):
-            return
-        if method == RESOURCE_UPDATED and not self.subscriptions.covers(envelope.text(params.get("uri"))):
-            # Nobody subscribed to it at this server.
             return
         if method == ELICITATION_COMPLETE:
             asked = self._admission.completed(params)

@@ -76,8 +76,12 @@ def application(
     policy: Policy,
     health: Health,
     more: Sequence[BaseRoute] = (),
+    homes: Callable[[StreamableHttp], ASGIApp] | None = None,
 ) -> Starlette:
-    """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs."""
+    """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs.
+
+    Where there are several replicas, `homes` puts that before the endpoint which leads a request to its home.
+    """
     guesses = UnknownSessions()
     admission = AdmissionRules(negotiation.gateway.drain, Quota(limits.calls_per_second))
     streamable = StreamableHttp(negotiation, limits, guesses, admission)
@@ -90,7 +94,7 @@ def application(
             yield
 
     profiles = negotiation.gateway.profiles
-    hosts = InProfile(streamable, profiles)
+    hosts = InProfile(streamable if homes is None else homes(streamable), profiles)
     routes = [
         Route("/mcp", hosts),
         Route(f"/mcp/p/{{{PARAMETER}}}", hosts),

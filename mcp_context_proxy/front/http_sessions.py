@@ -111,6 +111,8 @@ class HttpSessions:
     def __init__(self, gateway: Gateway, limits: Limits) -> None:
         self._gateway, self._limits = gateway, limits
         self._open: dict[str, StreamableSession] = {}
+        self.prefix = ""
+        """Beginning of each id: the name of the replica that opens the session, where there are several."""
 
     async def run(self) -> None:
         """End sessions that have been idle for too long, until cancelled."""
@@ -134,10 +136,24 @@ class HttpSessions:
 
     def open(self, state: Session, owner: str | None) -> StreamableSession:
         """Open a session, for which `make_room` has found a place."""
-        session = StreamableSession(secrets.token_hex(16), owner, state, anyio.current_time())
-        self._open[session.id] = session
+        return self.open_as(self.prefix + secrets.token_hex(16), state, owner)
+
+    def open_as(self, session_id: str, state: Session, owner: str | None) -> StreamableSession:
+        """Open a session under an id that its client knows already."""
+        session = StreamableSession(session_id, owner, state, anyio.current_time())
+        self._open[session_id] = session
         self._gateway.open_session(state, session.notify)
         return session
+
+    def find(self, session_id: str) -> StreamableSession | None:
+        """Return a session, whoever asks; None if it is not open here."""
+        return self._open.get(session_id)
+
+    def end_state(self, state: Session) -> None:
+        """End the session with this state, if it is open here."""
+        for session in list(self._open.values()):
+            if session.state is state:
+                self.end(session)
 
     def get(self, session_id: str, owner: str | None) -> StreamableSession | None:
         """Return a session; None if it does not exist for this principal."""

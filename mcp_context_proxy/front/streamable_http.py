@@ -55,6 +55,7 @@ from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, Fields
 from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller, principal_of, rights_of
+from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
     INITIALIZE,
     LISTEN,
@@ -96,6 +97,16 @@ class StreamableHttp:
         self._admission = admission
         self._sessions = HttpSessions(self._gateway, limits)
         self._group: TaskGroup
+
+    @property
+    def gateway(self) -> Gateway:
+        """Return the gateway that answers its requests."""
+        return self._gateway
+
+    @property
+    def sessions(self) -> HttpSessions:
+        """Return the open sessions of the handshake era."""
+        return self._sessions
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

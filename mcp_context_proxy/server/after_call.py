@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -95,7 +95,20 @@ class _Ended(msgspec.Struct, frozen=True, eq=False):
     rule: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unattributed:
+    """A call that belongs to no request that this process has answered lately."""
+
+    session: str | None
+    """Public id of its session."""
+    principal: str | None
+    window: float
+    """Age of a request, in seconds, up to which the call may belong to it."""
+    attribute: Callable[[Sequence[RequestContext]], None]
+    """Attributes it to one of some requests, newest first, if it belongs to any."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class EndedCalls:
     """Passes ended calls on to statistics, to the memory of interactions, and to learning.
 
@@ -114,6 +127,8 @@ class EndedCalls:
     """Takes a tool that was used, and the id of the session, if any."""
     working_set: WorkingSet = field(default_factory=WorkingSet)
     """Always listed, so a use of one of its tools says nothing about a request."""
+    elsewhere: Callable[[Unattributed], None] | None = None
+    """Takes calls that may belong to a request of another replica; None where there is none."""
     _waiting: list[_Ended] = field(default_factory=list)
     """Answered calls until the end of this step of the event loop: callers do not wait for what follows."""
 
@@ -243,6 +258,33 @@ class EndedCalls:
         if self.in_session is not None and not owner:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._request_of(tool, session, principal)
+        if context is None and not goal and self.elsewhere is not None:
+            session_id = None if session is None else session.id
+
+            def attribute(found: Sequence[RequestContext]) -> None:
+                belongs = [one for one in found if (one.session, one.owner) == (session_id, principal)]
+                context = self._best_of(belongs, tool, session)
+                if context is not None:
+                    self._teach(tool, context, session, principal, owner, goal)
+
+            self.elsewhere(
+                Unattributed(
+                    session=session_id, principal=principal, window=WINDOW_SECONDS, attribute=attribute
+                )
+            )
+            return
+        self._teach(tool, context, session, principal, owner, goal)
+
+    def _teach(
+        self,
+        tool: Tool,
+        context: RequestContext | None,
+        session: SessionContext | None,
+        principal: str | None,
+        owner: str,
+        goal: str | None,
+    ) -> None:
+        """Pass a use on to statistics and to learning; `context` is the request that it belongs to."""
         shows = context is not None and _shows(context, tool)
         if self.used is not None and context is not None and shows:
             self.used(context, tool)
@@ -271,6 +313,12 @@ class EndedCalls:
             return None
         belongs = (None if session is None else session.id), principal
         recent = [one for one in self.records.recent(WINDOW_SECONDS) if (one.session, one.owner) == belongs]
+        return self._best_of(recent, tool, session)
+
+    def _best_of(
+        self, recent: Sequence[RequestContext], tool: Tool, session: SessionContext | None
+    ) -> RequestContext | None:
+        """Return that of some requests, newest first, for which a tool was used."""
         showing = next((one for one in recent if _shows(one, tool)), None)
         if showing is not None or session is None or not recent:
             return showing

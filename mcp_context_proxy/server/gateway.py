@@ -17,7 +17,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import msgspec
@@ -37,6 +37,7 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.validation import LOG_LEVELS, most_verbose
 from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions, Send
@@ -78,6 +79,16 @@ DIGEST_BYTES = 12
 _entries = msgspec.json.Decoder(list[Raw]).decode
 
 
+class ContextSharing(Protocol):
+    """Keeps sessions and handles for other replicas, too."""
+
+    async def fetch(self, params: Members, caller: Caller) -> None:
+        """Have the handle that a request names as other replicas have left it."""
+
+    async def keep(self, params: Members, caller: Caller, result: bytes) -> bytes:
+        """Keep the changes that a request has made; return its result."""
+
+
 class Gateway:
     """Answers requests."""
 
@@ -111,6 +122,8 @@ class Gateway:
         """Ends the requests that are under way when the proxy stops."""
         self.tracing: Tracing | None = None
         """Makes spans of requests; None while nobody collects them."""
+        self.sharing: ContextSharing | None = None
+        """Shares contexts with other replicas; None where there are none."""
         self._handlers: Mapping[str, Handler] = {
             "tools/list": self._paged("tools/list", "tools", tool_list.answer),
             "tools/call": self._call,
@@ -156,7 +169,11 @@ class Gateway:
                 if self.profiles.active or caller.rights.profile is not None:
                     await in_task()
                     caller = await self.profiles.admit(caller)
-                return await self._handle(handler, method, params, caller)
+                if self.sharing is None:
+                    return await self._handle(handler, method, params, caller)
+                await self.sharing.fetch(params, caller)
+                result = await self._handle(handler, method, params, caller)
+                return await self.sharing.keep(params, caller, result)
         except RequestError:
             raise
         except Exception:
@@ -174,6 +191,11 @@ class Gateway:
                 result = await handler(params, caller)
                 traced.answered(result)
                 return result
+
+    @property
+    def ended_calls(self) -> EndedCalls:
+        """Return the follow-up of calls."""
+        return self._tool_calls.ended
 
     def open_session(self, session: Session, send: Send) -> None:
         """Open a handshake-era session; `send` notifies its client beside its requests."""

@@ -325,6 +325,8 @@ class ChangeNotifier:
         """Publishes events to subscriptions of modern clients; None before the first of them."""
         self.subscribers: Callable[[], Iterable[Principal]] = tuple
         """Returns the principals that have such subscriptions."""
+        self.elsewhere: Callable[[str, str, str | None], None] | None = None
+        """Tells other replicas what a server has announced: server, method, and URI if there is one."""
         self._announced: dict[Principal, dict[str, bytes]] = {}
         """Digest of each list as announced last, by principal; those without limits see the same."""
         self._whole = catalog.whole.snapshot
@@ -349,12 +351,18 @@ class ChangeNotifier:
 
     def downstream_event(self, server: str, method: str, params: Members) -> None:
         """Take a notification of a downstream server about something other than its lists."""
-        if method != RESOURCE_UPDATED:
-            return
-        uri = envelope.text(params.get("uri"))
+        uri = envelope.text(params.get("uri")) if method == RESOURCE_UPDATED else None
+        if self.elsewhere is not None:
+            self.elsewhere(server, method, uri)
         if uri is not None and self._watches.accepts(server, uri):
             waiting = self._updated.setdefault(server, _Updates())
             waiting.put(uri, eras.without_subscription(params))
+            self._other_changed.set()
+
+    def updated_elsewhere(self, server: str, uri: str) -> None:
+        """Take the word of another replica that a server has announced an updated resource."""
+        if self._watches.accepts(server, uri):
+            self._updated.setdefault(server, _Updates()).put(uri, {"uri": envelope.raw(uri)})
             self._other_changed.set()
 
     @contextmanager

@@ -90,6 +90,8 @@ class PendingInput:
         self._limit, self._seconds = limit, seconds
         self.waiting: dict[str, _ParkedCall] = {}
         """Calls that wait for their client to come back, by handle."""
+        self.prefix = ""
+        """Beginning of each handle: the replica at which the call waits, where there are several."""
         self._group: TaskGroup | None = None
 
     async def run(self) -> None:
@@ -191,7 +193,7 @@ class PendingInput:
             raise call.failure
         if call.result is not None:
             return call.result
-        state = secrets.token_urlsafe(HANDLE_BYTES)
+        state = self.prefix + secrets.token_urlsafe(HANDLE_BYTES)
         self.waiting[state] = call
         call.expiry = asyncio.get_running_loop().call_later(self._seconds, self._expire, state)
         requests = {key: question.request for key, question in call.questions.items()}

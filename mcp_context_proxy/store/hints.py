@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 import psycopg
 from psycopg import sql
@@ -25,6 +26,12 @@ LISTEN_SECONDS: Final = 0.5
 
 AGAIN_SECONDS: Final = 2.0
 """Time after which a connection that was lost is opened again."""
+
+MESSAGE: Final = "@"
+"""Beginning of a hint that holds messages, and not the names of areas."""
+
+MESSAGES_WAITING, MESSAGES_AT_ONCE, MESSAGE_CHARACTERS = 256, 4, 1800
+"""Messages of one sending, messages of one hint, and the length of a message: a hint has 8,000 bytes."""
 
 
 class ChangeHints:
@@ -41,6 +48,10 @@ class ChangeHints:
         self._told: set[str] = set()
         self._to_tell: set[str] = set()
         self._looked: dict[str, float] = {}
+        self._messages: dict[str, None] = {}
+        self.heard: Callable[[str], None] | None = None
+        """Takes each message of another process, in the thread of the hints; and an empty one whenever
+        messages may have been lost."""
 
     def start(self) -> None:
         """Listen from now on."""
@@ -54,6 +65,12 @@ class ChangeHints:
         """Tell the other replicas soon that an area has changed."""
         with self._lock:
             self._to_tell.add(area)
+
+    def tell(self, message: str) -> None:
+        """Send a message to the other processes soon; one that waits is not sent twice. It may be lost."""
+        with self._lock:
+            if len(self._messages) < MESSAGES_WAITING:
+                self._messages[quote(message, safe="")[:MESSAGE_CHARACTERS]] = None
 
     def may_have_changed(self, area: str) -> bool:
         """Return whether an area may have changed since this was asked before."""
@@ -93,14 +110,26 @@ class ChangeHints:
         with self._lock:
             self._listening, self._connected = True, connection.fileno()
             self._looked.clear()
+        if self.heard is not None:
+            self.heard("")
         while not self._closing.is_set():
             for notice in connection.notifies(timeout=LISTEN_SECONDS):
+                if notice.payload.startswith(MESSAGE):
+                    # Sent by this process as well, which knows.
+                    if notice.pid != connection.info.backend_pid and self.heard is not None:
+                        for each in notice.payload[1:].split(","):
+                            self.heard(unquote(each))
+                    continue
                 with self._lock:
                     self._told.update(notice.payload.split(","))
             with self._lock:
                 telling, self._to_tell = self._to_tell, set()
+                messages, self._messages = list(self._messages), {}
             if telling:
                 connection.execute("SELECT pg_notify(%s, %s)", (self._channel, ",".join(sorted(telling))))
+            for start in range(0, len(messages), MESSAGES_AT_ONCE):
+                payload = MESSAGE + ",".join(messages[start : start + MESSAGES_AT_ONCE])
+                connection.execute("SELECT pg_notify(%s, %s)", (self._channel, payload))
 
 
 def shut(number: int) -> None:

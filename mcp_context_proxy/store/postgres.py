@@ -30,7 +30,7 @@ from mcp_context_proxy.store.database import (
     Transaction,
 )
 from mcp_context_proxy.store.hints import ChangeHints, shut
-from mcp_context_proxy.store.postgres_schema import MIGRATIONS, TABLES
+from mcp_context_proxy.store.postgres_schema import MIGRATIONS, OF_THE_CLUSTER, TABLES
 
 BREAK_SECONDS: Final = 1.0
 """Time after a failure in which nothing is tried. Then one operation is, and the others wait for it."""
@@ -53,7 +53,7 @@ LEAST_CONNECT_SECONDS: Final = 2
 MIGRATION_LOCK: Final = 0x6D637063
 """Number of the advisory lock under which replicas migrate one after the other."""
 
-_TABLE: Final = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join(TABLES)})\b")
+_TABLE: Final = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join((*TABLES, *OF_THE_CLUSTER))})\b")
 
 _AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -102,7 +102,9 @@ class PostgresDatabase(Database):
         self._breaker = Breaker(clock)
         self._watchdog = Watchdog(clock)
         self._failures = FailureLog()
-        self._hints = ChangeHints(listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to)
+        self.hints = self._hints = ChangeHints(
+            listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to
+        )
 
     @property
     def problem(self) -> str | None:

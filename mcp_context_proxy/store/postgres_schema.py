@@ -35,6 +35,9 @@ TABLES: Final = (
 )
 """All tables but that of the migrations, those first that others refer to."""
 
+OF_THE_CLUSTER: Final = ("replicas", "contexts")
+"""Tables of what replicas do now: no other database has them, and no copy of a store."""
+
 _AREAS: Final = ", ".join(f"('{area}', 1)" for area in AREAS)
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
@@ -186,6 +189,23 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             version TEXT COLLATE "C" NOT NULL, time FLOAT8 NOT NULL, digest BYTEA NOT NULL,
             PRIMARY KEY (server, kind, connection, version)
         )
+        """,
+    ),
+    (
+        """
+        CREATE TABLE replicas (
+            replica TEXT COLLATE "C" PRIMARY KEY, instance TEXT NOT NULL, address TEXT NOT NULL,
+            key_mark TEXT NOT NULL, version TEXT NOT NULL, started FLOAT8 NOT NULL, seen FLOAT8 NOT NULL,
+            draining BIGINT NOT NULL
+        )
+        """,
+        # A row changes with most requests: room on its page, and no index on what changes, keep that cheap.
+        """
+        CREATE TABLE contexts (
+            id_hash BYTEA PRIMARY KEY, tenant TEXT NOT NULL, kind TEXT NOT NULL, principal TEXT NOT NULL,
+            home TEXT NOT NULL, epoch BIGINT NOT NULL, hello BYTEA NOT NULL, state BYTEA NOT NULL,
+            revision BIGINT NOT NULL, seen FLOAT8 NOT NULL
+        ) WITH (fillfactor = 70)
         """,
     ),
 )

@@ -36,7 +36,9 @@ def test_json_snippets_are_json(any_page):
 
 def environ(home):
     """An environment in which every variable that the pages mention is set."""
-    return {"HOME": str(home)} | dict.fromkeys(("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY"), "t")
+    secrets = ("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD", "CLUSTER_KEY")
+    replica = {"HOSTNAME": "proxy-0", "POD_IP": "10.0.0.3"}
+    return {"HOME": str(home)} | replica | dict.fromkeys(secrets, "t" * 32)
 
 
 def test_toml_snippets_load_as_a_configuration(any_page, tmp_path):

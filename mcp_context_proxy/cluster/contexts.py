@@ -1,0 +1,334 @@
+"""Sessions and handles as rows that all replicas read, written through where somebody has set something.
+
+A request with a ``context_id`` reads the row first, and writes it before its answer leaves if it has changed
+it. A session is in the memory of its home alone; its row is for the replica that adopts it. A call of a
+server's tool waits for no row that is known here: the rest is written a moment later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import anyio
+import msgspec
+
+from mcp_context_proxy.cluster.state import (
+    WRITTEN_THROUGH,
+    ContextState,
+    decoded,
+    encoded,
+    merged,
+    restore,
+    state_of,
+    terms_of,
+)
+from mcp_context_proxy.cluster.tables import ALL, NOBODY, ContextRow, ContextTable, hash_of
+from mcp_context_proxy.context.session import Handle, Handles, Session, SessionContext
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
+from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS: Final = 0.25
+"""Time after which a change that nobody waits for is written."""
+
+ATTEMPTS: Final = 5
+"""Attempts to write a handle that other replicas change at the same moment."""
+
+SESSION, HANDLE = "session", "handle"
+
+LOOK_UP_FAILED: Final = "this context cannot be looked up now, because the store is away; try again"
+
+KEPT_HERE: Final = (
+    "The store is away, so this context is kept by one replica only: it may be unknown to the next request."
+)
+
+
+class _Arguments(msgspec.Struct):
+    context_id: Any = None
+
+
+_arguments = msgspec.json.Decoder(_Arguments).decode
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Content of the row of a context, as far as this replica knows."""
+
+    id_hash: bytes
+    epoch: int = 1
+    revision: int = 0
+    """0 until there is a row."""
+    state: ContextState | None = None
+    writing: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+def context_id_of(params: Members) -> str | None:
+    """Return the context handle that a request names, in its ``_meta`` or its arguments."""
+    named = envelope.text(eras.meta_of(params).get(eras.CONTEXT_KEY)) if "_meta" in params else None
+    if named is None and "arguments" in params and b"context_id" in bytes(params["arguments"]):
+        try:
+            found = _arguments(params["arguments"]).context_id
+        except msgspec.DecodeError:
+            return None
+        named = found if isinstance(found, str) else None
+    return named
+
+
+def is_call(params: Members) -> bool:
+    """Return whether a request is the call of a server's tool."""
+    name = envelope.text(params.get("name")) if "arguments" in params or "name" in params else None
+    return name is not None and name not in meta_definitions.RESERVED
+
+
+class SharedContexts:
+    """The contexts that this replica has in memory, each with what its row holds. See `ContextSharing`."""
+
+    def __init__(self, table: ContextTable, handles: Handles, replica: str) -> None:
+        self.table, self._handles, self._replica = table, handles, replica
+        self._kept: WeakKeyDictionary[SessionContext, _Kept] = WeakKeyDictionary()
+        self._dirty: set[SessionContext] = set()
+        self._used: set[bytes] = set()
+        self._changed = anyio.Event()
+        self._fresh: list[Handle] = []
+        handles.created = self._fresh
+        self.on_lost: Callable[[Session], None] = lambda session: None
+        """Called with a session that has another home by now."""
+
+    async def run(self) -> None:
+        """Write what nobody waits for, until cancelled."""
+        while True:
+            await self._changed.wait()
+            await anyio.sleep(FLUSH_SECONDS)
+            self._changed = anyio.Event()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write all that is not written yet, as far as the store can be reached."""
+        dirty, self._dirty = self._dirty, set()
+        for context in dirty:
+            try:
+                await self._save(context)
+            except StoreError:
+                self._dirty.add(context)
+                return
+
+    async def keep_up(self, idle_seconds: float) -> None:
+        """Note in the store which contexts were used, and forget those that nobody has used for a while."""
+        used, self._used = self._used, set()
+        try:
+            if used:
+                await in_thread(self.table.seen, used)
+            await in_thread(self.table.forget_idle, idle_seconds)
+        except StoreError:
+            self._used |= used
+
+    # Requests
+
+    async def fetch(self, params: Members, caller: Caller) -> None:
+        """Have the handle that a request names in memory, as other replicas have left it.
+
+        Raises:
+            RequestError: it is not known here, and the store is away.
+        """
+        context_id = context_id_of(params)
+        if context_id is None:
+            return
+        handle, id_hash = self._handles.get(context_id, caller.principal), hash_of(context_id)
+        self._used.add(id_hash)
+        if handle is not None and is_call(params):
+            return
+        try:
+            row = await in_thread(self.table.get, id_hash)
+        except StoreError:
+            if handle is None:
+                raise RequestError(INTERNAL_ERROR, LOOK_UP_FAILED) from None
+            return
+        if row is None or row.kind != HANDLE or row.principal != (caller.principal or NOBODY):
+            return
+        if handle is None:
+            # Another request may have brought it while this one was waiting.
+            handle = self._handles.get(context_id, caller.principal)
+        if handle is None:
+            handle = Handle(principal=caller.principal, secret=context_id)
+            handle.rights = caller.rights
+            self._take(handle, _Kept(id_hash), row)
+            self._handles.take(handle)
+            return
+        kept = self._kept.get(handle)
+        if kept is not None and kept.revision < row.revision:
+            async with kept.writing:
+                if kept.revision < row.revision:
+                    self._merge(handle, kept, row)
+
+    async def keep(self, params: Members, caller: Caller, result: bytes) -> bytes:
+        """Keep the changes of a request; return its result, which says if a new handle is kept here only."""
+        unsaved = False
+        for handle in list(self._fresh):
+            self._kept.setdefault(handle, _Kept(hash_of(handle.secret)))
+            try:
+                await self._save(handle)
+            except StoreError:
+                self._note(handle)
+                unsaved = unsaved or handle.secret.encode() in result
+            if handle in self._fresh:
+                self._fresh.remove(handle)
+        if unsaved:
+            result = _with_note(result)
+        context: SessionContext | None = None
+        if (context_id := context_id_of(params)) is not None:
+            context = self._handles.get(context_id, caller.principal)
+        context = context or caller.session
+        kept = None if context is None else self._kept.get(context)
+        if context is None or kept is None:
+            return result
+        if isinstance(context, Session):
+            self._used.add(kept.id_hash)
+        if is_call(params) or (isinstance(context, Session) and not _must_wait(context, kept)):
+            self._note(context)
+            return result
+        try:
+            await self._save(context)
+        except StoreError as error:
+            logger.debug("a context is kept by this replica only for now: %s", error)
+            self._note(context)
+        return result
+
+    def _note(self, context: SessionContext) -> None:
+        self._dirty.add(context)
+        self._changed.set()
+
+    # Sessions
+
+    async def opened(self, session_id: str, session: Session) -> None:
+        """Write the row of a session that has just begun here, before its client learns its id."""
+        kept = self._kept[session] = _Kept(hash_of(session_id))
+        try:
+            await self._save(session)
+        except StoreError as error:
+            logger.warning("a session is known to this replica only, because the store is away: %s", error)
+            self._note(session)
+        self._used.add(kept.id_hash)
+
+    def adopted(self, session: Session, row: ContextRow) -> None:
+        """Note the row of a session that this replica has adopted, and give the session its state."""
+        self._take(session, _Kept(row.id_hash, row.epoch + 1), row)
+
+    async def ended(self, session_id: str) -> None:
+        """Delete the row of a session that its client has ended."""
+        try:
+            await in_thread(self.table.delete, hash_of(session_id))
+        except StoreError as error:
+            logger.debug("the row of an ended session stays for a while: %s", error)
+
+    async def lose_adopted(self) -> None:
+        """Give up the sessions that another replica has adopted."""
+        sessions = {kept.id_hash: one for one, kept in self._kept.items() if isinstance(one, Session)}
+        if not sessions:
+            return
+        try:
+            gone = await in_thread(self.table.elsewhere, self._replica, list(sessions))
+        except StoreError:
+            return
+        for id_hash in gone:
+            self._lose(sessions[id_hash])
+
+    def _lose(self, session: SessionContext) -> None:
+        self._kept.pop(session, None)
+        self._dirty.discard(session)
+        if isinstance(session, Session):
+            self.on_lost(session)
+
+    # Rows
+
+    def _take(self, context: SessionContext, kept: _Kept, row: ContextRow) -> None:
+        state = decoded(row.state)
+        restore(state, context)
+        kept.revision, kept.state = row.revision, state
+        self._kept[context] = kept
+
+    def _merge(self, context: SessionContext, kept: _Kept, row: ContextRow) -> None:
+        """Take over the changes of another replica, and keep those of this one that are not written yet."""
+        theirs, mine = decoded(row.state), state_of(context)
+        if kept.state is not None and encoded(mine) != encoded(kept.state):
+            restore(merged(kept.state, mine, theirs), context)
+            self._note(context)
+        else:
+            restore(theirs, context)
+        kept.revision, kept.epoch, kept.state = row.revision, row.epoch, theirs
+
+    async def _save(self, context: SessionContext) -> None:
+        """Write the state of a context, if it has changed.
+
+        Raises:
+            StoreError: the store cannot be written now.
+        """
+        kept = self._kept.get(context)
+        if kept is None:
+            return
+        async with kept.writing:
+            for _ in range(ATTEMPTS):
+                state = state_of(context)
+                data = encoded(state)
+                if kept.revision and kept.state is not None and data == encoded(kept.state):
+                    return
+                if not kept.revision:
+                    await in_thread(self.table.add, self._row(context, kept, data))
+                    kept.revision, kept.state = 1, state
+                    return
+                update = partial(self.table.update, kept.id_hash, kept.revision, kept.epoch, data)
+                if await in_thread(update):
+                    kept.revision, kept.state = kept.revision + 1, state
+                    return
+                row = await in_thread(self.table.get, kept.id_hash)
+                if row is None:
+                    kept.revision = 0
+                elif isinstance(context, Session) and row.epoch != kept.epoch:
+                    self._lose(context)
+                    return
+                else:
+                    self._merge(context, kept, row)
+            self._note(context)
+
+    def _row(self, context: SessionContext, kept: _Kept, state: bytes) -> ContextRow:
+        of_session = isinstance(context, Session)
+        return ContextRow(
+            id_hash=kept.id_hash,
+            tenant=ALL,
+            kind=SESSION if of_session else HANDLE,
+            principal=context.principal or NOBODY,
+            home=self._replica if of_session else NOBODY,
+            epoch=kept.epoch,
+            hello=terms_of(context.hello) if isinstance(context, Session) else b"",
+            state=state,
+            revision=1,
+            seen=0.0,
+        )
+
+
+def _must_wait(session: Session, kept: _Kept) -> bool:
+    """Return whether a session has changed in a part that somebody has set."""
+    if kept.state is None:
+        return True
+    state = state_of(session)
+    return any(getattr(state, name) != getattr(kept.state, name) for name in WRITTEN_THROUGH)
+
+
+def _with_note(result: bytes) -> bytes:
+    """Return the result of a tool with a sentence about the store in it."""
+    try:
+        members = envelope.members(result)
+        content = msgspec.json.decode(members["content"], type=list[msgspec.Raw])
+    except (KeyError, msgspec.DecodeError):
+        return result
+    note = envelope.raw({"type": "text", "text": KEPT_HERE})
+    return envelope.encode({**members, "content": envelope.raw([*content, note])})

@@ -1,0 +1,267 @@
+"""Homes: each request that belongs to a session, or to a parked call, reaches the replica that holds it.
+
+The id of a session and of a parked call begins with the name of the replica that made it. A request for
+another replica is relayed there, once. If its home is gone, this replica adopts the session: it becomes the
+home in the database, compared and set, and goes on from the state that is kept there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import anyio
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts
+from mcp_context_proxy.cluster.relay import (
+    NOT_HERE_STATUS,
+    REFUSED_STATUS,
+    RELAY_HEADER,
+    Relay,
+    RelayEnd,
+    Signer,
+    not_here,
+    refused,
+)
+from mcp_context_proxy.cluster.replicas import Replicas
+from mcp_context_proxy.cluster.state import decoded, hello_of
+from mcp_context_proxy.cluster.tables import NOBODY, ContextRow, hash_of
+from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.front.http_requests import error_response, replay
+from mcp_context_proxy.front.http_sessions import SESSION_HEADER
+from mcp_context_proxy.front.streamable_http import StreamableHttp
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId
+from mcp_context_proxy.server.caller import principal_of, rights_of
+from mcp_context_proxy.server.gateway import Drain
+from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+MOVED_KEPT: Final = 10_000
+"""Sessions of which it is remembered that they have another home than their id says, half a megabyte."""
+
+ATTEMPTS: Final = 3
+"""Looks at a row that other replicas change meanwhile."""
+
+LONGEST_ID: Final = 128
+"""Longest id of a session that is looked up: a name, a dot, and 32 digits."""
+
+UNDECIDED: Final = "this session cannot be looked up now, because the store is away; it did not run"
+
+MAY_HAVE_RUN: Final = "the replica that holds this {} was lost; the request may or may not have run"
+
+
+class _State(msgspec.Struct):
+    requestState: Any = None  # noqa: N815 - the protocol's word
+
+
+class _Parked(msgspec.Struct):
+    params: _State | None = None
+    id: RequestId | None = None
+
+
+_parked = msgspec.json.Decoder(_Parked).decode
+
+
+class Homes:
+    """ASGI application before the endpoint of a replica."""
+
+    def __init__(
+        self,
+        app: StreamableHttp,
+        *,
+        replicas: Replicas,
+        contexts: SharedContexts,
+        signer: Signer,
+        relay: Relay,
+        drain: Drain,
+        resources: Resources,
+    ) -> None:
+        """Lead requests to their homes, and to `app` if that is here."""
+        self._app, self._replicas, self._contexts = app, replicas, contexts
+        self._signer, self._relay, self._drain, self._resources = signer, relay, drain, resources
+        self._moved: OrderedDict[str, str] = OrderedDict()
+        self._adopting: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self.relays: Counter[RelayEnd] = Counter()
+        self.adoptions = 0
+        app.sessions.prefix = f"{replicas.name}."
+        contexts.on_lost = app.sessions.end_state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request here, or have its home serve it."""
+        sent = dict(scope["headers"])
+        body = b""
+        if scope["method"] == "POST":
+            body = (await receive()).get("body", b"")
+        else:
+            # The empty body of the request.
+            await receive()
+        relayed = RELAY_HEADER in sent
+        if relayed:
+            sole = sum(name == RELAY_HEADER for name, _ in scope["headers"]) == 1
+            if not sole or not self._signer.is_valid(sent[RELAY_HEADER], scope, body):
+                logger.warning("refused a relay that was not signed with the key of this cluster")
+                await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
+                return
+        session_id = sent.get(SESSION_HEADER.encode(), b"").decode("latin-1")
+        if session_id and len(session_id) <= LONGEST_ID:
+            await self._lead(session_id, scope, body, receive, send, relayed=relayed)
+            return
+        if not session_id and b'"requestState"' in body and not relayed:
+            try:
+                parked = _parked(body)
+            except msgspec.DecodeError:
+                parked = _Parked()
+            state = None if parked.params is None else parked.params.requestState
+            home = state.rpartition(".")[0] if isinstance(state, str) else ""
+            if await self._answered_by(home, "call", scope, body, receive, send):
+                return
+        opening = send if session_id or scope["method"] != "POST" else partial(self._opened, send)
+        await self._app(scope, replay(body, receive), opening)
+
+    async def _opened(self, send: Send, message: Message) -> None:
+        """Write the row of a session that was opened before its id leaves."""
+        if message["type"] == "http.response.start":
+            opened = dict(message.get("headers", ())).get(SESSION_HEADER.encode())
+            session = None if opened is None else self._app.sessions.find(opened.decode())
+            if session is not None:
+                await self._contexts.opened(session.id, session.state)
+        await send(message)
+
+    async def _lead(
+        self, session_id: str, scope: Scope, body: bytes, receive: Receive, send: Send, *, relayed: bool
+    ) -> None:
+        """Serve a request of a session."""
+        if self._app.sessions.find(session_id) is None:
+            home = self._moved.get(session_id) or session_id.rpartition(".")[0]
+            found: Response | str | None = None
+            for _ in range(ATTEMPTS):
+                asked = "" if relayed or self._replicas.address_of(home) is None else home
+                if asked and await self._answered_by(home, "session", scope, body, receive, send):
+                    return
+                found = await self._found(session_id, asked, scope, relayed=relayed)
+                if not isinstance(found, str):
+                    break
+                home = found
+                self._remember(session_id, home)
+            if found is not None:
+                refusal = _undecided() if isinstance(found, str) else found
+                await refusal(scope, receive, send)
+                return
+        elif relayed and self._drain.stopping and b'"method"' in body:
+            # Nothing of it has run, so the sender can adopt the session; replies are still taken.
+            await Response(None, NOT_HERE_STATUS, not_here())(scope, receive, send)
+            return
+        await self._app(scope, replay(body, receive), send)
+        if scope["method"] == "DELETE" and self._app.sessions.find(session_id) is None:
+            await self._contexts.ended(session_id)
+
+    async def _found(
+        self, session_id: str, asked: str, scope: Scope, *, relayed: bool
+    ) -> Response | str | None:
+        """Look a session up, and adopt it unless it has a home, which `asked` is not any more.
+
+        Returns None if it can be served here or does not exist, the name of its home, or the refusal.
+        """
+        async with self._adopting.setdefault(session_id, anyio.Lock()):
+            for _ in range(ATTEMPTS):
+                if self._app.sessions.find(session_id) is not None:
+                    return None
+                try:
+                    row = await in_thread(self._contexts.table.get, hash_of(session_id))
+                except StoreError:
+                    return _undecided()
+                if row is None or not _is_of(row, scope):
+                    return None
+                await self._replicas.look_for(row.home)
+                if row.home not in (self._replicas.name, asked) and self._replicas.address_of(row.home):
+                    # Never two hops: whoever has relayed it looks the session up as well.
+                    return Response(None, NOT_HERE_STATUS, not_here()) if relayed else row.home
+                if await self._adopt(session_id, row, scope):
+                    return None
+            return _undecided()
+
+    async def _answered_by(
+        self, home: str, thing: str, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> bool:
+        """Relay a request, and return whether it has an answer; otherwise it has not run."""
+        address = self._replicas.address_of(home)
+        if address is None:
+            return False
+        outcome = await self._relay.send(home, address, scope, body, receive, send)
+        self.relays[outcome] += 1
+        if outcome is RelayEnd.UNREACHABLE:
+            self._replicas.suspect(home)
+        elif outcome is RelayEnd.REFUSED:
+            self._replicas.refused = home
+        elif outcome is RelayEnd.BROKEN:
+            await _lost(thing, body)(scope, receive, send)
+        return outcome in (RelayEnd.ANSWERED, RelayEnd.CUT, RelayEnd.BROKEN)
+
+    async def _adopt(self, session_id: str, row: ContextRow, scope: Scope) -> bool:
+        """Become the home of a session; return False if that cannot be, or another replica was faster."""
+        if self._replicas.lack is not None or self._drain.stopping or not self._app.sessions.make_room():
+            return False
+        table, name = self._contexts.table, self._replicas.name
+        try:
+            if not await in_thread(table.adopt, row.id_hash, row.epoch, name):
+                return False
+        except StoreError:
+            return False
+        try:
+            state = decoded(row.state)
+            hello = hello_of(row.hello)
+        except msgspec.DecodeError:
+            logger.warning("a session cannot be adopted, because its row is damaged")
+            return False
+        rights = self._app.gateway.profiles.of_client(
+            rights_of(scope), None if hello is None else hello.client_info
+        )
+        session = Session(id=state.id, principal=principal_of(scope), rights=rights, hello=hello)
+        self._app.sessions.open_as(session_id, session, principal_of(scope))
+        self._contexts.adopted(session, row)
+        for uri in state.subscriptions:
+            session.subscriptions.add(uri)
+            self._resources.watches.add(session, uri)
+        self._moved.pop(session_id, None)
+        self.adoptions += 1
+        logger.info("adopted a session of replica %s", row.home or session_id.rpartition(".")[0])
+        return True
+
+    def _remember(self, session_id: str, home: str) -> None:
+        self._moved[session_id] = home
+        if len(self._moved) > MOVED_KEPT:
+            self._moved.popitem(last=False)
+
+
+def _is_of(row: ContextRow, scope: Scope) -> bool:
+    """Return whether a row is a session of the principal of a request; for all others there is none."""
+    return row.kind == SESSION and row.principal == (principal_of(scope) or NOBODY)
+
+
+def _request_id(body: bytes) -> RequestId | None:
+    try:
+        return _parked(body).id
+    except msgspec.DecodeError:
+        return None
+
+
+def _undecided() -> Response:
+    response = error_response(HTTPStatus.SERVICE_UNAVAILABLE, None, UNDECIDED, INTERNAL_ERROR)
+    response.headers["Retry-After"] = "1"
+    return response
+
+
+def _lost(thing: str, body: bytes) -> Response:
+    """Return the answer to a request whose relay has broken off: an error that a client does not repeat."""
+    text = MAY_HAVE_RUN.format(thing)
+    return error_response(HTTPStatus.OK, _request_id(body), text, INTERNAL_ERROR)

@@ -1,0 +1,152 @@
+"""This process as a member of the cluster: its parts, from joining to leaving."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import anyio
+
+from mcp_context_proxy.cluster.attribution import StoredRequests
+from mcp_context_proxy.cluster.bus import Bus
+from mcp_context_proxy.cluster.contexts import SharedContexts
+from mcp_context_proxy.cluster.homes import Homes
+from mcp_context_proxy.cluster.relay import Relay, Signer
+from mcp_context_proxy.cluster.replicas import Replicas, key_of
+from mcp_context_proxy.cluster.tables import tables_of
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.session import Handles
+from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.front.streamable_http import StreamableHttp
+from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.store import Store
+
+UPKEEP_SECONDS = 30.0
+"""Time between two notes of the contexts that are in use, with which idle ones are forgotten."""
+
+_UNSUITED = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class Member:
+    """The parts of a cluster in this process."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        store: Store,
+        port: int,
+        gateway: Gateway,
+        handles: Handles,
+        pending_input: PendingInput,
+        changes: ChangeNotifier,
+        fleet: Fleet,
+        records: RequestRecords,
+    ) -> None:
+        """Prepare to join; the front of this replica is at `port`.
+
+        Raises:
+            ConfigError: there is no database that replicas could share, or no key.
+        """
+        from mcp_context_proxy.store.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
+
+        settings = config.cluster
+        if not isinstance(store.database, PostgresDatabase):
+            message = "needs store.url, the database that all replicas share"
+            raise ConfigError([ConfigProblem(config.path, None, "cluster.enabled", message)])
+        key = key_of(settings)
+        fallback = _UNSUITED.sub("-", config.store.replica or "") or secrets.token_hex(6)
+        self.name = settings.replica or fallback
+        self.address = settings.advertise or f"http://{_own_host(config.http.host)}:{port}"
+        self._gateway, self._idle_seconds = gateway, config.limits.session_idle_seconds
+        replicas_table, self._table = tables_of(store.database)
+        self.replicas = Replicas(
+            replicas_table,
+            name=self.name,
+            instance=store.database.writer,
+            address=self.address,
+            key=key,
+            heartbeat_seconds=settings.heartbeat_seconds,
+        )
+        self.contexts = SharedContexts(self._table, handles, self.name)
+        self._signer = Signer(key, self.name)
+        self._relay = Relay(self._signer)
+        self._hints, self._changes, self._fleet = store.database.hints, changes, fleet
+        self._stored = StoredRequests(records)
+        self._ended = gateway.ended_calls
+        self._beat = anyio.Event()
+        pending_input.prefix = f"{self.name}."
+        gateway.sharing = self.contexts
+        self.replicas.on_drain = self._drain
+        self.replicas.on_beat.append(self._note_beat)
+
+    @property
+    def host(self) -> str:
+        """The Host under which other replicas send relays here."""
+        return urlsplit(self.address).netloc.lower()
+
+    def homes(self, app: StreamableHttp) -> Homes:
+        """Return the application before the endpoint."""
+        return Homes(
+            app,
+            replicas=self.replicas,
+            contexts=self.contexts,
+            signer=self._signer,
+            relay=self._relay,
+            drain=self._gateway.drain,
+            resources=self._gateway.resources,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Be a member meanwhile; afterwards the sessions of this replica have no home."""
+        bus = Bus(self._hints, self._changes, self._fleet)
+        self._ended.elsewhere = self._stored.ask
+        try:
+            await self.replicas.join()
+            async with anyio.create_task_group() as group:
+                for part in (self.replicas.run, self.contexts.run, self._relay.run, self._stored.run):
+                    group.start_soon(part)
+                group.start_soon(self._follow)
+                group.start_soon(self._keep_up)
+                yield
+                group.cancel_scope.cancel()
+        finally:
+            bus.close()
+            self._ended.elsewhere = None
+            with anyio.CancelScope(shield=True):
+                await self.contexts.flush()
+                await self.replicas.leave()
+
+    def _drain(self) -> None:
+        self._gateway.drain.leaving = True
+
+    def _note_beat(self) -> None:
+        self._beat.set()
+
+    async def _follow(self) -> None:
+        """Give up sessions that have another home by now, after each sign of life."""
+        while True:
+            await self._beat.wait()
+            self._beat = anyio.Event()
+            await self.contexts.lose_adopted()
+
+    async def _keep_up(self) -> None:
+        while True:
+            await anyio.sleep(min(UPKEEP_SECONDS, self._idle_seconds / 4))
+            await self.contexts.keep_up(self._idle_seconds)
+
+
+def _own_host(host: str) -> str:
+    """Return a name of this machine for the other replicas, if the front listens on all of its addresses."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostbyname(socket.gethostname())
+    return f"[{host}]" if ":" in host else host

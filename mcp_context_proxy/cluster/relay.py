@@ -1,0 +1,214 @@
+"""Relays: one HTTP request passed on to the replica that a session or a parked call is at home at.
+
+A relay is signed with the key of the cluster, for one receiver, one moment and one request. The receiver
+takes each once, and checks the client's own token again. It is never passed on a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Final
+
+import anyio
+import httpx2
+from starlette.types import Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+RELAY_HEADER: Final = b"x-mcp-relay"
+"""Header of a relay: version, sender, receiver, time, number and signature. In an answer it says that the
+receiver is not the home, and that nothing has run."""
+
+NOT_HERE: Final = b"not-here"
+
+VERSION: Final = "1"
+
+CLOCK_SECONDS: Final = 30.0
+"""Difference of the clocks of two replicas, and the time for which a relay is valid."""
+
+CONNECT_SECONDS: Final = 1.0
+"""Time to connect to a replica, which is near; one that takes longer counts as gone."""
+
+RELAYS_OPEN: Final = 1024
+"""Connections to all replicas together: as many as one front has."""
+
+SEEN_MOST: Final = 200_000
+"""Numbers of relays that are remembered until they are not valid any more; beyond it, relays are refused."""
+
+_OF_ONE_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"proxy-authorization",
+        b"host",
+        b"origin",
+        RELAY_HEADER,
+    }
+)
+"""Headers of one connection; the Host and Origin were checked by the replica that the client has reached."""
+
+
+class RelayEnd(Enum):
+    """Ends of a relay."""
+
+    ANSWERED = auto()
+    """The client has the home's answer."""
+    UNREACHABLE = auto()
+    """There was no connection; nothing has run."""
+    NOT_HERE = auto()
+    """The receiver is not the home, or not any more; nothing has run."""
+    REFUSED = auto()
+    """The receiver does not accept the signature; nothing has run."""
+    BROKEN = auto()
+    """The connection was lost before there was any answer; it may have run."""
+    CUT = auto()
+    """The connection was lost in the middle of the answer."""
+
+
+class Signer:
+    """Signs relays of this replica, and checks those of others."""
+
+    def __init__(self, key: bytes, name: str, clock: Callable[[], float] = time.time) -> None:
+        self._key, self._name, self._clock = key, name, clock
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def sign(self, receiver: str, scope: Scope, body: bytes) -> bytes:
+        """Return the value of the header of a relay."""
+        said = f"{VERSION} {self._name} {receiver} {self._clock():.3f} {secrets.token_hex(12)}"
+        return f"{said} {self._signature(said, scope, body)}".encode()
+
+    def is_valid(self, value: bytes, scope: Scope, body: bytes) -> bool:
+        """Return whether a header was made by a replica for this request, and comes for the first time."""
+        parts = value.decode("latin-1").split(" ")
+        if len(parts) != 6 or parts[0] != VERSION or parts[2] != self._name:
+            return False
+        said, number = " ".join(parts[:5]), parts[4]
+        if not hmac.compare_digest(self._signature(said, scope, body).encode(), parts[5].encode("latin-1")):
+            return False
+        now = self._clock()
+        # Signed by a replica, so it is a number.
+        if abs(now - float(parts[3])) > CLOCK_SECONDS or number in self._seen:
+            return False
+        while self._seen and next(iter(self._seen.values())) < now - 2 * CLOCK_SECONDS:
+            self._seen.popitem(last=False)
+        if len(self._seen) >= SEEN_MOST:
+            return False
+        self._seen[number] = now
+        return True
+
+    def _signature(self, said: str, scope: Scope, body: bytes) -> str:
+        sent = dict(scope["headers"])
+        parts = (
+            said.encode(),
+            scope["method"].encode(),
+            scope["path"].encode(),
+            scope["query_string"],
+            sent.get(b"mcp-session-id", b""),
+            hashlib.sha256(sent.get(b"authorization", b"")).digest(),
+            hashlib.sha256(body).digest(),
+        )
+        signed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._key, signed, hashlib.sha256).hex()
+
+
+class Relay:
+    """Passes requests on to other replicas, and their answers back."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+        self._client: httpx2.AsyncClient | None = None
+
+    async def run(self) -> None:
+        """Keep connections open until cancelled."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            client, self._client = self._client, None
+            if client is not None:
+                with anyio.CancelScope(shield=True):
+                    await client.aclose()
+
+    async def send(
+        self, receiver: str, address: str, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> RelayEnd:
+        """Pass a request on, and its answer back, unless there is none."""
+        outcome = RelayEnd.BROKEN
+        async with anyio.create_task_group() as group:
+
+            async def leave_with_client() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+            group.start_soon(leave_with_client)
+            outcome = await self._exchange(receiver, address, scope, body, send)
+            group.cancel_scope.cancel()
+        return outcome
+
+    async def _exchange(self, receiver: str, address: str, scope: Scope, body: bytes, send: Send) -> RelayEnd:
+        if self._client is None:
+            limits = httpx2.Limits(max_connections=RELAYS_OPEN, max_keepalive_connections=64)
+            timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
+            # The environment's proxies lead out of the cluster.
+            self._client = httpx2.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        headers = [pair for pair in scope["headers"] if _passes(pair[0])]
+        headers.append((RELAY_HEADER, self._signer.sign(receiver, scope, body)))
+        query = scope["query_string"]
+        url = address + scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
+        request = httpx2.Request(scope["method"], url, headers=headers, content=body or None)
+        started = False
+        try:
+            response = await self._client.send(request, stream=True)
+            try:
+                if (said := response.headers.get(RELAY_HEADER.decode())) is not None:
+                    return RelayEnd.NOT_HERE if said == NOT_HERE.decode() else RelayEnd.REFUSED
+                answered = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_ONE_HOP]
+                length = response.headers.get("content-length")
+                if length is not None:
+                    answered.append((b"content-length", length.encode()))
+                start = {"type": "http.response.start", "status": response.status_code, "headers": answered}
+                await send(start)
+                started = True
+                async for piece in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return RelayEnd.ANSWERED
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
+            return RelayEnd.UNREACHABLE
+        except httpx2.HTTPError as error:
+            logger.debug("a relay to replica %s has broken off: %s", receiver, error)
+            return RelayEnd.CUT if started else RelayEnd.BROKEN
+
+
+def _passes(name: bytes) -> bool:
+    return name not in _OF_ONE_HOP and not name.startswith(b"sec-fetch-")
+
+
+def not_here() -> dict[str, str]:
+    """Return the headers of an answer that says that this replica is not the home."""
+    return {RELAY_HEADER.decode(): NOT_HERE.decode()}
+
+
+def refused() -> dict[str, str]:
+    """Return the headers of an answer to a relay that is not accepted."""
+    return {RELAY_HEADER.decode(): "refused"}
+
+
+NOT_HERE_STATUS: Final = HTTPStatus.MISDIRECTED_REQUEST
+REFUSED_STATUS: Final = HTTPStatus.FORBIDDEN

@@ -1,0 +1,150 @@
+"""The replicas that are there, as this one knows them: each gives signs of life through the database.
+
+While the database is away, those that were known last stay known: whether one of them is still there, its
+address tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.cluster.tables import ReplicaRow, ReplicaTable
+from mcp_context_proxy.config import ClusterConfig
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+BEATS_MISSED: Final = 3
+"""Signs of life after which a replica counts as gone, if all of them are missing."""
+
+KEY_BYTES: Final = 32
+"""Shortest key in a file."""
+
+
+def key_of(config: ClusterConfig) -> bytes:
+    """Return the key of a cluster.
+
+    Raises:
+        ConfigError: its file cannot be read, or holds no key.
+    """
+    if config.key is not None:
+        return config.key.encode()
+    assert config.key_file is not None
+    try:
+        key = config.key_file.read_bytes().strip()
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)]) from error
+    if len(key) < KEY_BYTES:
+        reason = f"has {len(key)} bytes; a key has {KEY_BYTES} or more (openssl rand -hex 32)"
+        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)])
+    return key
+
+
+class Replicas:
+    """This replica among the others."""
+
+    def __init__(
+        self,
+        table: ReplicaTable,
+        *,
+        name: str,
+        instance: str,
+        address: str,
+        key: bytes,
+        heartbeat_seconds: float,
+    ) -> None:
+        """Know nobody yet; `address` is where the others reach this one."""
+        self._table, self.name, self._seconds = table, name, heartbeat_seconds
+        mark = hmac.digest(key, b"mcp-context-proxy cluster key", hashlib.sha256).hex()
+        self._own = ReplicaRow(name, instance, address, mark, __version__, 0.0, 0.0, 0)
+        self._alive: dict[str, ReplicaRow] = {}
+        self._suspects: set[str] = set()
+        self._problem: str | None = None
+        self.refused: str | None = None
+        """The replica that has refused a relay of this one, if any did lately."""
+        self.on_drain: Callable[[], None] = lambda: None
+        """Called when a person wants this replica to be drained."""
+        self.on_beat: list[Callable[[], None]] = []
+
+    @property
+    def lack(self) -> str | None:
+        """The reason why this replica should not serve; None if there is none."""
+        if self._problem is not None:
+            return self._problem
+        if self.refused is not None:
+            return "another replica has refused a relay of this one: cluster.key or the clock differs"
+        return None
+
+    def address_of(self, replica: str) -> str | None:
+        """Return the address of another replica that is alive, as far as that is known; None otherwise."""
+        row = self._alive.get(replica)
+        return None if row is None or replica in self._suspects or replica == self.name else row.address
+
+    def suspect(self, replica: str) -> None:
+        """Note that a replica could not be reached: it counts as gone until its next sign of life."""
+        self._suspects.add(replica)
+
+    async def look_for(self, replica: str) -> None:
+        """Look whether a replica that is not known has joined since the last sign of life."""
+        if replica and replica not in self._alive and replica not in self._suspects:
+            await self._beat(at_start=not self._own.started)
+
+    async def join(self) -> None:
+        """Give the first sign of life, if the database can be reached."""
+        await self._beat(at_start=True)
+
+    async def run(self) -> None:
+        """Give signs of life and follow those of the others, until cancelled."""
+        while True:
+            await anyio.sleep(self._seconds)
+            await self._beat(at_start=not self._own.started)
+
+    async def leave(self) -> None:
+        """Tell that this replica is gone; its sessions have no home from now on."""
+        try:
+            await in_thread(self._table.leave, self.name, self._own.instance)
+        except StoreError as error:
+            logger.warning("the other replicas cannot be told that this one leaves: %s", error)
+
+    async def _beat(self, *, at_start: bool) -> None:
+        try:
+            beat = self._table.beat
+            now, rows = await in_thread(lambda: beat(self._own, at_start=at_start))
+        except StoreError as error:
+            logger.debug("no sign of life: %s", error)
+            return
+        before, self._alive = self._alive, {}
+        for row in rows:
+            if now - row.seen < BEATS_MISSED * self._seconds:
+                self._alive[row.replica] = row
+                last = before.get(row.replica)
+                if last is None or last.seen != row.seen:
+                    self._suspects.discard(row.replica)
+        own = self._alive.get(self.name)
+        self._problem = self._problem_in(own)
+        if own is not None and own.instance == self._own.instance:
+            self._own = own
+            if own.draining:
+                self.on_drain()
+        for each in self.on_beat:
+            each()
+
+    def _problem_in(self, own: ReplicaRow | None) -> str | None:
+        if own is not None and own.instance != self._own.instance:
+            return "another process has the name of this replica (cluster.replica)"
+        marks = Counter(row.key_mark for row in self._alive.values())
+        # Of equally many, the key of those that started first is the right one.
+        if marks and max(marks, key=marks.__getitem__) != self._own.key_mark:
+            return "cluster.key is not that of the other replicas"
+        self.refused = None
+        return None
