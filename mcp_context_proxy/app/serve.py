@@ -300,17 +300,12 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ]
         ready = ReadinessCheck(proxy, needed)
         routes = [*web_routes(proxy), *probes.routes(ready), *([] if resource is None else resource.routes())]
-<<<<<<< HEAD
-        app = http.application(negotiation, limits, policy, proxy.health, routes)
-        async with anyio.create_task_group() as group:
+        homes = None if member is None else member.homes
+        app = http.application(negotiation, limits, policy, proxy.health, routes, homes)
+        async with nullcontext() if member is None else member.running(), anyio.create_task_group() as group:
             group.start_soon(_answer_commands, proxy)
             await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
             group.cancel_scope.cancel()
-=======
-        homes = None if member is None else member.homes
-        app = http.application(negotiation, limits, policy, proxy.health, routes, homes)
-        async with nullcontext() if member is None else member.running():
-            await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)
 
 
 def _member(proxy: Proxy, port: int) -> Member:
@@ -327,7 +322,6 @@ def _member(proxy: Proxy, port: int) -> Member:
         fleet=proxy.fleet,
         records=proxy.records,
     )
->>>>>>> home
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 @cache
 def programs() -> Path | None:
-    """The folder of the server's programs: the one in POSTGRES_BIN, or of the newest version that is installed."""
+    """The folder of the server's programs: POSTGRES_BIN, or that of the newest installed version."""
     if chosen := os.environ.get("POSTGRES_BIN"):
         return Path(chosen)
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: -float(each.parent.name))
