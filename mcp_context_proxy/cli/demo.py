@@ -146,7 +146,7 @@ async def _connected(command: Sequence[str], folder: Path, log: TextIO) -> Async
 
     program, *args = command
     env = {**os.environ, examples.DATA_VARIABLE: str(folder / DATA), "XDG_RUNTIME_DIR": str(folder)}
-    # In the temporary folder, as its socket: in the user's, a file named like a Python module would be imported instead.
+    # In the temporary folder, as its socket: a file of the user's folder could be imported as a module.
     server = StdioServerParameters(command=program, args=args, env=env, cwd=folder)
     async with Client(stdio_client(server, errlog=log)) as client:
         yield client
