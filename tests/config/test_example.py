@@ -32,10 +32,11 @@ def test_the_example_loads_with_every_comment_sign_removed(load_text, uncommente
     (tmp_path / "rules").mkdir()
     (tmp_path / "notes").mkdir()
     secrets = ("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD")
-    environ = {"HOME": str(tmp_path)} | dict.fromkeys(secrets, "t")
+    environ = {"HOME": str(tmp_path)} | dict.fromkeys(secrets, "t") | {"CLUSTER_KEY": 32 * "k"}
 
-    # A store has one place.
-    config = load_text(uncommented.replace('path = "~/somewhere/store.db"', ""), environ=environ)
+    # A store has one place, and a cluster's key too.
+    text = uncommented.replace('path = "~/somewhere/store.db"', "").replace('key_file = "cluster.key"', "")
+    config = load_text(text, environ=environ)
 
     assert list(config.servers) == ["github", "docs", "tickets", "inbox", "files"]
     assert [document.kind for document in config.documents] == ["rule", "reference"]
@@ -46,7 +47,7 @@ def test_the_example_has_every_key(uncommented):
 
     assert tables.keys() == set(Config.keys())
     for name in (
-        "expose", "search", "learning", "statistics", "interactions", "store", "http", "embedding", "limits",
+        "expose", "search", "learning", "statistics", "interactions", "store", "cluster", "http", "embedding", "limits",
     ):  # fmt: skip
         model = Config.model_fields[name].annotation
         keys = model.model_fields.keys()
