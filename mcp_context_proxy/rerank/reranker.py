@@ -13,6 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -180,8 +181,9 @@ def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel 
         return ChatRerankerModel(settings, limits)
     assert settings.model is not None
     folder = Path(settings.model)
-    if (folder / second_opinion.MANIFEST).is_file():
-        return second_opinion.SecondOpinionModel(folder)
+    with suppress(OSError):  # one that nobody may look into is reported when it is opened
+        if (folder / second_opinion.MANIFEST).is_file():
+            return second_opinion.SecondOpinionModel(folder)
     return CrossEncoderModel(folder)
 
 

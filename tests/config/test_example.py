@@ -47,7 +47,8 @@ def test_the_example_has_every_key(uncommented):
 
     assert tables.keys() == set(Config.keys())
     for name in (
-        "expose", "search", "learning", "statistics", "interactions", "store", "cluster", "http", "embedding", "limits",
+        "expose", "search", "learning", "statistics", "interactions", "store", "cluster", "http", "embedding",
+        "limits",
     ):  # fmt: skip
         model = Config.model_fields[name].annotation
         keys = model.model_fields.keys()

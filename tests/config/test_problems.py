@@ -114,8 +114,8 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
         pytest.param(
             "mistakes = 'x'",
             "1 mistakes: unknown key; allowed here: inherit, env, expose, search, context, results, "
-            "approval, learning, statistics, interactions, audit, store, http, auth, shared, embedding, "
-            "rerank, guards, secrets, limits, servers, documents, clients",
+            "approval, learning, statistics, interactions, audit, store, cluster, http, auth, shared, "
+            "embedding, rerank, guards, secrets, limits, servers, documents, clients",
             id="derived",
         ),
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),

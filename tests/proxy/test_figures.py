@@ -31,7 +31,7 @@ async def found(host: Host, **filters: Any) -> set[str]:
 async def called(proxy: Proxy, host: Host, times: int) -> None:
     for _ in range(times):
         for name in ("good", "fails"):
-            await host.request("tools/call", {"name": f"post__{name}", "arguments": {"text": "x"}})
+            await host.call(f"post__{name}", {"text": "x"})
     assert proxy.statistics.usage is not None
     await proxy.statistics.usage.flush()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from msgspec import Raw
 
 from mcp_context_proxy.app import Proxy, open_proxy
@@ -165,7 +166,10 @@ class Host:
 
     async def call(self, name: str, arguments: Any = None, **meta: Any) -> Any:
         """Call a tool, and return its result."""
-        return await self.request("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+        result = await self.request("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+        # Calls are counted and learned from after their answers are written; a client's next request comes later.
+        await anyio.lowlevel.checkpoint()
+        return result
 
     async def data(self, name: str, arguments: Any = None, **meta: Any) -> dict[str, Any]:
         """Call a tool of the proxy itself as a program does, and return the data."""
