@@ -167,7 +167,7 @@ class Host:
     async def call(self, name: str, arguments: Any = None, **meta: Any) -> Any:
         """Call a tool, and return its result."""
         result = await self.request("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
-        # Calls are counted and learned from after their answers are written; a client's next request comes later.
+        # Calls are counted and learned from after their answers are written, before a client's next request.
         await anyio.lowlevel.checkpoint()
         return result
 
