@@ -3,7 +3,8 @@
     python benchmarks/ablations.py FOLDER [--sets NAME ...] [--every N] [--store FILE] [--output FILE]
 
 FOLDER is the one that benchmarks/retrieval.py reads; the requests for servers that the model was not trained
-on are one more set. A part is taken out by replacing what it rests on; the rest is the product as it is.
+on and those for the recorded lists are two more sets. A part is taken out by replacing what it rests on; the
+rest is the product as it is.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ PARTS: Mapping[str, Callable[[], Replaced]] = {
         patch.object(scoring, "LEXICAL_FACTOR", np.float32(0)),
         patch.object(query_scores, "LEXICAL_FACTOR", np.float32(0)),
     ),
+    "instructions of servers": lambda: (patch.object(query_scores, "INSTRUCTIONS", np.float32(0)),),
     "synonyms": lambda: (patch.object(queries, "SYNONYM_SHARE", 0.0),),
     "needs": lambda: (patch.object(scoring, "NEED_COSINE", np.float32(9)),),
     "actions": lambda: (patch.object(queries, "wanted", lambda _order: NO_ACTIONS),),
@@ -45,7 +47,10 @@ PARTS: Mapping[str, Callable[[], Replaced]] = {
         patch.object(queries, "_written_out", lambda _token: None),
         patch.object(queries, "_command", lambda _word, _query: None),
     ),
-    "kinds of values": lambda: (patch.object(queries, "value_kind", lambda _token: None),),
+    "kinds of values": lambda: (
+        patch.object(queries, "value_kind", lambda _token: None),
+        patch.object(queries, "long_values", lambda _query, _needs: []),
+    ),
     "carried text": lambda: (patch.object(queries, "_carried", lambda _query, _needs, _after: ([], [])),),
     "a vector of the telling words": lambda: (),
 }
@@ -63,7 +68,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     arguments = parser.parse_args()
     sets = [read_set(path) for path in folders(arguments.folder, arguments.sets)]
-    sets += [one for one in own_sets()[:1] if not arguments.sets or one.name in arguments.sets]
+    sets += [one for one in own_sets() if not arguments.sets or one.name in arguments.sets]
     with open_store(arguments.store or "memory") as store:
         catalog = CachedEmbedder(LazyModel(), store.vectors)
         found = {one.name: by_part(one, catalog, arguments.every) for one in sets}

@@ -1,7 +1,7 @@
-"""Measures the store of several replicas: ``python benchmarks/cluster.py [--seconds 60] [--kills 20]``.
+"""Measures several replicas and their store: ``python benchmarks/cluster.py [PART ...] [--kills 20]``.
 
 Starts a PostgreSQL server of its own, and compares the cost of the store with that of a file, in turn. Then
-the server is killed again and again while counts are written, and paused.
+the server is killed again and again while counts are written, and paused. The other parts run replicas.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import outages
+import replicas
 from support.postgres import PostgresServer, missing, postgres_server
 
 from mcp_context_proxy.config import StoreConfig
@@ -28,6 +32,25 @@ from mcp_context_proxy.store import SearchUsage, Store, ToolUsage, UsageSlot, op
 NOW = 1.7e9
 SLOT = UsageSlot.of(NOW)
 ROUNDS = 200
+STORE_PARTS = ("costs", "kills", "pause")
+REPLICA_PARTS = {
+    part.__name__: part
+    for part in (
+        replicas.attribution,
+        replicas.relay,
+        replicas.parked,
+        replicas.hints,
+        replicas.lists,
+        replicas.crashes,
+        replicas.rolling,
+        replicas.scale,
+        outages.calls,
+        outages.away,
+        outages.cuts,
+        outages.teaching,
+        outages.failover,
+    )
+}
 
 
 def main() -> None:
@@ -35,14 +58,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="time for which the server is paused")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("parts", nargs="*", choices=[*STORE_PARTS, *REPLICA_PARTS, []], help="all by default")
     given = parser.parse_args()
+    parts = given.parts or [*STORE_PARTS, *REPLICA_PARTS]
     if reason := missing():
         raise SystemExit(reason)
     say(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    with postgres_server() as server:
-        costs(server)
-        kills(server, given.kills)
-        pause(server, given.seconds)
+    with postgres_server() as server, tempfile.TemporaryDirectory() as folder:
+        if "costs" in parts:
+            costs(server)
+        if "kills" in parts:
+            kills(server, given.kills)
+        if "pause" in parts:
+            pause(server, given.seconds)
+        for part in parts:
+            if part in REPLICA_PARTS:
+                anyio.run(REPLICA_PARTS[part], say, server, Path(folder))
 
 
 def say(line: str) -> None:

@@ -54,6 +54,8 @@ BYTES_A_TOKEN = 4
 MEASURES = ("recall@1", "recall@5", "ndcg@10")
 OURS = "this proxy"
 REQUESTS = Path(__file__).with_name("requests.jsonl")
+INSTRUCTIONS = Path(__file__).with_name("instructions.json")
+"""Instructions as the servers of the recorded lists might give them, written before any measurement."""
 HELD_OUT, RECORDED = "held-out servers", "33 lists"
 
 Search = Callable[[str], tuple[Ranked, int]]
@@ -179,6 +181,9 @@ def own_sets() -> list[PublicSet]:
     ]
     lists = lists_in(LISTS)
     recorded = snapshot(sum(map(len, lists.values())), lists)
+    said = json.loads(INSTRUCTIONS.read_text("utf-8"))
+    sources = tuple(replace(one, about=said[one.key.removesuffix("-c0")]) for one in recorded.sources)
+    recorded = replace(recorded, sources=sources)
     recorded = replace(recorded, tools={tool.exposed_name: tool for tool in tools_in(recorded)})
     of_server = {source.key: frozenset(tool.key for tool in source.items) for source in recorded.sources}
     lines = [json.loads(line) for line in REQUESTS.read_text("utf-8").splitlines()]

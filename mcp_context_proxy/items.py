@@ -288,6 +288,8 @@ class Source:
     items: tuple[Item, ...]
     embeddings: dict[str, list[IndexedChunk]]
     """Chunks by item name (own name of a tool, name of a document); shared with the owner, not a copy."""
+    about: str = ""
+    """The instructions that the server gives about itself, as it gave them."""
 
 
 def _no_owner(uri: str) -> Resource | None:

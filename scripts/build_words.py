@@ -1,9 +1,10 @@
 """Write the packaged words by which queries are corrected: `words.txt` and `known_words.npy`.
 
-    python scripts/build_words.py TOOLS WORDS
+    python scripts/build_words.py TOOLS WORDS [RARE ...]
 
 TOOLS has a tool on each line, gzipped JSON with its server, name and description; WORDS is a list of English
-words, one on each line. `WORDS-PROVENANCE.md` beside the results says which files were used.
+words, one on each line, and each RARE is a larger one. Words written for this project are in `own_words.txt`.
+`WORDS-PROVENANCE.md` beside the results says which files were used.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, TOKENIZER
-from mcp_context_proxy.retrieval.spelling import LONGEST, WORDS
+from mcp_context_proxy.protocol.strangers import normalized
+from mcp_context_proxy.retrieval.spelling import LONGEST, WORDS, WordList
 from mcp_context_proxy.retrieval.text import KNOWN_WORDS, stem, words
 
 SHORTEST = 3
@@ -40,6 +43,13 @@ MEANT_SERVERS = 2
 COMMON_SERVERS = 4
 """The same for a word that is neither in the vocabulary nor in the list of English words."""
 
+LIKELY = 3_000
+"""Words, the most likely first, that a rare word must differ from by more than one error to be known:
+"wether" is a word, and nearly always meant to be "weather"."""
+
+OWN_WORDS = Path(__file__).with_name("own_words.txt")
+"""Words of money, computing, food, medicine and leisure that the lists lack: loan words, and new ones."""
+
 
 def main() -> None:
     """Write both files."""
@@ -48,19 +58,38 @@ def main() -> None:
     )
     parser.add_argument("tools", type=Path)
     parser.add_argument("words", type=Path)
+    parser.add_argument("rare", type=Path, nargs="*")
     arguments = parser.parse_args()
     with gzip.open(arguments.tools, "rt", encoding="utf-8") as lines:
         servers = servers_with(map(json.loads, lines))
     pieces = vocabulary()
-    written = [word for word in arguments.words.read_text(encoding="utf-8").split() if is_plain(word.lower())]
+    written = [word for word in listed(arguments.words) if is_plain(word.lower())]
     # A capital letter begins a name: it is known, and no word that anybody means.
     english = {word for word in written if word.islower()}
     meant = meant_words(servers, pieces, english)
     WORDS.write_text("\n".join(meant) + "\n", encoding="ascii")
-    known = {stem(word.lower()) for word in (*written, *pieces, *used_by(servers, KNOWN_SERVERS))}
+    own = [word for word in listed(OWN_WORDS) if is_plain(word)]
+    unaccented = [word for word in map(without_accents, listed(arguments.words)) if is_plain(word)]
+    usual = (*written, *unaccented, *own, *pieces, *used_by(servers, KNOWN_SERVERS))
+    known = {stem(word.lower()) for word in usual}
+    likely = WordList(meant[:LIKELY])
+    for word in sorted({without_accents(word) for path in arguments.rare for word in listed(path)}):
+        if is_plain(word) and not any(likely.nearest(form, 1) for form in {word, stem(word)} - known):
+            known.add(stem(word))
     numbers = [zlib.crc32(word.encode()) for word in known]
     np.save(KNOWN_WORDS, np.unique(np.array(numbers, np.uint32)), allow_pickle=False)
     print(f"{len(meant):,} words that may be meant, {len(known):,} stems of known ones")
+
+
+def listed(path: Path) -> list[str]:
+    """Return the words of a list."""
+    return path.read_text(encoding="utf-8").split()
+
+
+def without_accents(word: str) -> str:
+    """Return a word in lower case as people type it: "matinee"."""
+    decomposed = normalized("NFKD", word.lower())
+    return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
 
 
 def servers_with(tools: Iterable[dict[str, str]]) -> Counter[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ sys.dont_write_bytecode = False
 
 # Until all tests are collected, hardly anything is garbage, and each look at what there is takes longer.
 gc.disable()
+
+SLOW_WEIGHT, SERVERS_WEIGHT = 50, 5
+"""Quick tests that take about as long as a slow one, and as one that may start servers."""
 
 pytest_plugins = ["support.coverings"]
 pytest.register_assert_rewrite("support")
@@ -45,16 +49,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Use more workers than cores, because many tests wait for processes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores + (cores + 1) // 2
+    """Use two workers for each core, because a worker waits for processes half of its time."""
+    return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that have slow tests, so that no worker waits for another at the end."""
+    """Begin with the files that take longest, so that no worker waits for another at the end."""
     if hasattr(config, "workerinput"):
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in slow)
+        weights = Counter[Path]()
+        for item in items:
+            slow, servers = item.get_closest_marker("slow"), "workshop" in getattr(item, "fixturenames", ())
+            weights[item.path] += SLOW_WEIGHT if slow else SERVERS_WEIGHT if servers else 1
+        items.sort(key=lambda item: -weights[item.path])
 
 
 @pytest.hookimpl(trylast=True)

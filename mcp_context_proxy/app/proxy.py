@@ -164,28 +164,35 @@ class CatalogRefresh:
         until = {client: self._awaited.setdefault(client, now + seconds) for client in starting}
         until = {client: end for client, end in until.items() if end > now}
         if not until and self._documents_read.is_set():
+            # A server that has just become ready is not awaited, but its list may not be in the catalog yet.
+            await self.catch_up()
             return
         with anyio.move_on_after(seconds):
             await self._documents_read.wait()
             await self._wait_for(until, on_wait)
 
-    async def wait_for_first_lists(self, always_only: bool = False) -> None:
+    async def wait_for_first_lists(self, hides_tools: Callable[[], bool] | None = None) -> None:
         """Wait for servers of which nothing is known, up to ``first_list_seconds`` for all lists together.
 
-        The wait ends when each has listed or failed, and then the catalog has them. A server of which all
-        tools are found by search alone is not waited for with `always_only`.
+        The wait ends when each has listed or failed, and then the catalog has them. As soon as `hides_tools`
+        returns True, which may follow from servers that have listed meanwhile, only servers that may have
+        ``always`` tools are waited for: the tools of the others are found by search alone.
         """
+
+        def needless(client: DownstreamClient) -> bool:
+            return hides_tools is not None and hides_tools() and not _has_always(client.config)
+
         now = anyio.current_time()
         unlisted = filter(None, map(self._fleet.clients.get, self._catalog.snapshot.unlisted))
         until = {
             client: end
             for client in unlisted
-            if not client.failures and (not always_only or _has_always(client.config))
+            if not client.failures and not needless(client)
             if (end := self._listed_by.setdefault(client, now + client.limits.first_list_seconds)) > now
         }
         if until:
             with anyio.move_on_at(max(until.values())):
-                await self._wait_for(until, None)
+                await self._wait_for(until, None, needless if hides_tools is not None else None)
 
     async def wait_for_server(self, name: str | None, on_wait: OnWait | None = None) -> None:
         """Wait for a server that is starting, and for the catalog, up to its ``connect_timeout``.
@@ -208,15 +215,25 @@ class CatalogRefresh:
             with anyio.move_on_after(CAUGHT_UP_SECONDS):
                 await due.wait()
 
-    async def _wait_for(self, until: Mapping[DownstreamClient, float], on_wait: OnWait | None) -> None:
-        """Wait for first attempts to connect, for each server until its time, then for the catalog."""
+    async def _wait_for(
+        self,
+        until: Mapping[DownstreamClient, float],
+        on_wait: OnWait | None,
+        needless: Callable[[DownstreamClient], bool] | None = None,
+    ) -> None:
+        """Wait for first attempts to connect, for each server until its time, then for the catalog.
+
+        With `needless`, the catalog is waited for after each server, since it decides about the others.
+        """
         began, waiting = anyio.current_time(), dict.fromkeys(until)
 
         async def wait(client: DownstreamClient, end: float) -> None:
             with anyio.move_on_at(end):
                 await client.wait_first_connect()
+                if needless is not None:
+                    await self._refreshed()
             del waiting[client]
-            if not waiting:
+            if not waiting or (needless is not None and all(map(needless, waiting))):
                 group.cancel_scope.cancel()
 
         async def tell(on_wait: OnWait) -> None:

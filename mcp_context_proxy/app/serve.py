@@ -299,7 +299,11 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
             *([] if member is None else [member.replicas]),
         ]
         ready = ReadinessCheck(proxy, needed)
-        routes = [*web_routes(proxy), *probes.routes(ready), *([] if resource is None else resource.routes())]
+        routes = [
+            *web_routes(proxy, member),
+            *probes.routes(ready),
+            *([] if resource is None else resource.routes()),
+        ]
         homes = None if member is None else member.homes
         app = http.application(negotiation, limits, policy, proxy.health, routes, homes)
         async with nullcontext() if member is None else member.running(), anyio.create_task_group() as group:
@@ -348,14 +352,16 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-def web_routes(proxy: Proxy) -> list[BaseRoute]:
-    """Return the routes of the REST API, the pages and the metrics."""
+def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
+    """Return the routes of the REST API, the pages and the metrics, with those of a member of a cluster."""
     from mcp_context_proxy.front.profiles import InProfile  # noqa: PLC0415 - the same
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
     from mcp_context_proxy.web.page import routes  # noqa: PLC0415
 
     counters = None if proxy.usage is None else proxy.usage.counters
-    metrics = [] if counters is None else [prometheus.route(counters)]
+    metrics = (
+        [] if counters is None else [prometheus.route(counters, None if member is None else member.counts)]
+    )
     shown, within = (
         partial(shown_json, redact=proxy.redact.json),
         partial(InProfile, profiles=proxy.gateway.profiles),

@@ -238,10 +238,12 @@ class Catalog:
         # Reversed, because documents follow the servers and a server, too, may be called ``rules``.
         known = {source.key: source for source in reversed(self.whole.snapshot.sources)}
         for client in self._clients:
-            items = tuple(by_server[client.name])
-            source = known.get(client.name)
-            if source is None or source.items != items or source.embeddings is not client.tool_embeddings:
-                source = Source(client.name, items, client.tool_embeddings)
+            items, source = tuple(by_server[client.name]), known.get(client.name)
+            about = "" if client.introduction is None else client.introduction.instructions
+            embeddings = client.tool_embeddings
+            known_as = None if source is None else (source.items, source.about)
+            if source is None or known_as != (items, about) or source.embeddings is not embeddings:
+                source = Source(client.name, items, embeddings, about)
             if items:
                 yield source
 

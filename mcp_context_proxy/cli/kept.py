@@ -270,9 +270,9 @@ def prune(config: Config) -> None:
             results().say("Another process prunes the store at the moment.")
             return
         forget_old_counts(store.statistics, config.limits, now)
-        store.requests.put((), config.limits.requests_kept, now - config.limits.requests_age_seconds)
+        store.requests.forget_old(config.limits.requests_kept, now - config.limits.requests_age_seconds)
         kept = config.interactions
-        store.interactions.put((), now, kept.keep, now - kept.keep_days * 86_400)
+        store.interactions.forget_old(kept.keep, now - kept.keep_days * 86_400)
         store.learned.forget_uses()
         store.leases.give_back(lease)
         after = sum(_counted(store).values())
@@ -345,6 +345,8 @@ def cluster_status(config: Config, as_json: bool) -> None:
 @click.argument("replica")
 def drain(config: Config, replica: str) -> None:
     """Have balancers send new clients elsewhere: the REPLICA says that it is not ready, and serves on.
+
+    Sessions move to the other replicas once nothing of them is under way.
 
     It takes new clients again when it is started again.
     """

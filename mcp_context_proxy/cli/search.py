@@ -213,9 +213,11 @@ def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
     need = f", bonus for a part of the query {one['need']:.3f}" if one["need"] > 0 else ""
     learned = f", learned {one['learned']:.3f}" if one["learned"] > 0 else ""
     action = f", action {one['action']:+.3f}" if one["action"] else ""
+    server = f", instructions {one['instructions']:.3f}" if one["instructions"] > 0 else ""
     new = f", new {one['novelty']:.3f}" if one["novelty"] > 0 else ""
     console.say(
-        f"similarity {similarity}, words {one['lexical']:.2f}{action}{need}{learned}{new}", indent=INDENT
+        f"similarity {similarity}, words {one['lexical']:.2f}{action}{server}{need}{learned}{new}",
+        indent=INDENT,
     )
     if one.get("calls"):
         mean, slow = duration(one["avg_latency_ms"]), duration(one["p95_latency_ms"])

@@ -17,9 +17,11 @@ from weakref import WeakKeyDictionary
 import anyio
 import msgspec
 
+from mcp_context_proxy.cluster.counts import ClusterCounts
 from mcp_context_proxy.cluster.state import (
     WRITTEN_THROUGH,
     ContextState,
+    Unknown,
     decoded,
     encoded,
     merged,
@@ -40,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 0.25
 """Time after which a change that nobody waits for is written."""
+
+AGAIN_SECONDS: Final = 1.0
+"""Time after which a change that the store has refused is written again."""
 
 ATTEMPTS: Final = 5
 """Attempts to write a handle that other replicas change at the same moment."""
@@ -69,6 +74,8 @@ class _Kept:
     revision: int = 0
     """0 until there is a row."""
     state: ContextState | None = None
+    unknown: Unknown = field(default_factory=dict)
+    """The part of the row that a newer version has written, and this one cannot read."""
     writing: anyio.Lock = field(default_factory=anyio.Lock)
 
 
@@ -93,8 +100,8 @@ def is_call(params: Members) -> bool:
 class SharedContexts:
     """The contexts that this replica has in memory, each with what its row holds. See `ContextSharing`."""
 
-    def __init__(self, table: ContextTable, handles: Handles, replica: str) -> None:
-        self.table, self._handles, self._replica = table, handles, replica
+    def __init__(self, table: ContextTable, handles: Handles, replica: str, counts: ClusterCounts) -> None:
+        self.table, self._handles, self._replica, self._counts = table, handles, replica, counts
         self._kept: WeakKeyDictionary[SessionContext, _Kept] = WeakKeyDictionary()
         self._dirty: set[SessionContext] = set()
         self._used: set[bytes] = set()
@@ -111,11 +118,14 @@ class SharedContexts:
             await anyio.sleep(FLUSH_SECONDS)
             self._changed = anyio.Event()
             await self.flush()
+            if self._dirty:
+                await anyio.sleep(AGAIN_SECONDS)
+                self._changed.set()
 
     async def flush(self) -> None:
         """Write all that is not written yet, as far as the store can be reached."""
-        dirty, self._dirty = self._dirty, set()
-        for context in dirty:
+        for context in list(self._dirty):
+            self._dirty.discard(context)
             try:
                 await self._save(context)
             except StoreError:
@@ -161,7 +171,11 @@ class SharedContexts:
         if handle is None:
             handle = Handle(principal=caller.principal, secret=context_id)
             handle.rights = caller.rights
-            self._take(handle, _Kept(id_hash), row)
+            try:
+                self._take(handle, _Kept(id_hash), row)
+            except msgspec.DecodeError:
+                logger.warning("a context is unknown, because its row is damaged")
+                return
             self._handles.take(handle)
             return
         kept = self._kept.get(handle)
@@ -223,6 +237,20 @@ class SharedContexts:
         """Note the row of a session that this replica has adopted, and give the session its state."""
         self._take(session, _Kept(row.id_hash, row.epoch + 1), row)
 
+    async def written(self, session: Session) -> bool:
+        """Write the state of a session; return whether its row has all of it."""
+        self._dirty.discard(session)
+        try:
+            await self._save(session)
+        except StoreError:
+            self._note(session)
+        return session in self._kept and session not in self._dirty
+
+    def forget(self, session: Session) -> None:
+        """Leave a session to the replica that adopts it."""
+        self._kept.pop(session, None)
+        self._dirty.discard(session)
+
     async def ended(self, session_id: str) -> None:
         """Delete the row of a session that its client has ended."""
         try:
@@ -243,22 +271,23 @@ class SharedContexts:
             self._lose(sessions[id_hash])
 
     def _lose(self, session: SessionContext) -> None:
-        self._kept.pop(session, None)
-        self._dirty.discard(session)
         if isinstance(session, Session):
+            self._counts.sessions_lost += session in self._kept
+            self.forget(session)
             self.on_lost(session)
 
     # Rows
 
     def _take(self, context: SessionContext, kept: _Kept, row: ContextRow) -> None:
-        state = decoded(row.state)
+        state, kept.unknown = decoded(row.state)
         restore(state, context)
         kept.revision, kept.state = row.revision, state
         self._kept[context] = kept
 
     def _merge(self, context: SessionContext, kept: _Kept, row: ContextRow) -> None:
         """Take over the changes of another replica, and keep those of this one that are not written yet."""
-        theirs, mine = decoded(row.state), state_of(context)
+        self._counts.stale += 1
+        (theirs, kept.unknown), mine = decoded(row.state), state_of(context)
         if kept.state is not None and encoded(mine) != encoded(kept.state):
             restore(merged(kept.state, mine, theirs), context)
             self._note(context)
@@ -278,9 +307,9 @@ class SharedContexts:
         async with kept.writing:
             for _ in range(ATTEMPTS):
                 state = state_of(context)
-                data = encoded(state)
-                if kept.revision and kept.state is not None and data == encoded(kept.state):
+                if kept.revision and kept.state is not None and encoded(state) == encoded(kept.state):
                     return
+                data = encoded(state, kept.unknown)
                 if not kept.revision:
                     await in_thread(self.table.add, self._row(context, kept, data))
                     kept.revision, kept.state = 1, state

@@ -8,7 +8,7 @@ home in the database, compared and set, and goes on from the state that is kept 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts
+from mcp_context_proxy.cluster.counts import ClusterCounts, Reason
 from mcp_context_proxy.cluster.relay import (
     NOT_HERE_STATUS,
     REFUSED_STATUS,
@@ -37,8 +38,9 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.http_requests import error_response, replay
 from mcp_context_proxy.front.http_sessions import SESSION_HEADER
-from mcp_context_proxy.front.streamable_http import StreamableHttp
+from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId
+from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.resources import Resources
@@ -51,6 +53,9 @@ MOVED_KEPT: Final = 10_000
 
 ATTEMPTS: Final = 3
 """Looks at a row that other replicas change meanwhile."""
+
+LOOKED_UP_AT_ONCE: Final = 8
+"""Sessions of one principal that are looked up in the database at a time."""
 
 LONGEST_ID: Final = 128
 """Longest id of a session that is looked up: a name, a dot, and 32 digits."""
@@ -85,14 +90,17 @@ class Homes:
         relay: Relay,
         drain: Drain,
         resources: Resources,
+        counts: ClusterCounts,
     ) -> None:
         """Lead requests to their homes, and to `app` if that is here."""
         self._app, self._replicas, self._contexts = app, replicas, contexts
         self._signer, self._relay, self._drain, self._resources = signer, relay, drain, resources
         self._moved: OrderedDict[str, str] = OrderedDict()
         self._adopting: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
-        self.relays: Counter[RelayEnd] = Counter()
-        self.adoptions = 0
+        self._looking: WeakValueDictionary[str | None, anyio.Semaphore] = WeakValueDictionary()
+        self._counts = counts
+        counts.sessions = lambda: len(app.sessions)
+        app.admission.quota.replicas = counts.replicas
         app.sessions.prefix = f"{replicas.name}."
         contexts.on_lost = app.sessions.end_state
 
@@ -109,10 +117,13 @@ class Homes:
         if relayed:
             sole = sum(name == RELAY_HEADER for name, _ in scope["headers"]) == 1
             if not sole or not self._signer.is_valid(sent[RELAY_HEADER], scope, body):
+                self._counts.relays_refused += 1
                 logger.warning("refused a relay that was not signed with the key of this cluster")
                 await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
                 return
-        session_id = sent.get(SESSION_HEADER.encode(), b"").decode("latin-1")
+        version = sent.get(VERSION_HEADER.encode())
+        alone = is_modern(None if version is None else version.decode("latin-1"))
+        session_id = "" if alone else sent.get(SESSION_HEADER.encode(), b"").decode("latin-1")
         if session_id and len(session_id) <= LONGEST_ID:
             await self._lead(session_id, scope, body, receive, send, relayed=relayed)
             return
@@ -123,7 +134,9 @@ class Homes:
                 parked = _Parked()
             state = None if parked.params is None else parked.params.requestState
             home = state.rpartition(".")[0] if isinstance(state, str) else ""
-            if await self._answered_by(home, "call", scope, body, receive, send):
+            if home != self._replicas.name and len(home) <= LONGEST_ID:
+                await self._replicas.look_for(home)
+            if await self._answered_by(home, Reason.CALL, scope, body, receive, send):
                 return
         opening = send if session_id or scope["method"] != "POST" else partial(self._opened, send)
         await self._app(scope, replay(body, receive), opening)
@@ -137,16 +150,38 @@ class Homes:
                 await self._contexts.opened(session.id, session.state)
         await send(message)
 
+    async def _let_go(self, session_id: str) -> bool:
+        """Return whether a session may be adopted: this replica stops, or leaves and it is quiet."""
+        if self._drain.stopping or not self._drain.leaving:
+            return self._drain.stopping
+        session = self._app.sessions.find(session_id)
+        if session is None or not session.is_quiet or not await self._contexts.written(session.state):
+            return False
+        if self._app.sessions.find(session_id) is session:
+            if not session.is_quiet:
+                return False
+            self._contexts.forget(session.state)
+            self._app.sessions.end(session)
+        return True
+
+    async def _ended(self, session_id: str, send: Send, message: Message) -> None:
+        """Delete the row of a session that was ended before its client hears so: nobody adopts it then."""
+        if message["type"] == "http.response.start" and self._app.sessions.find(session_id) is None:
+            await self._contexts.ended(session_id)
+        await send(message)
+
     async def _lead(
         self, session_id: str, scope: Scope, body: bytes, receive: Receive, send: Send, *, relayed: bool
     ) -> None:
         """Serve a request of a session."""
         if self._app.sessions.find(session_id) is None:
+            is_reply = scope["method"] == "POST" and b'"method"' not in body
+            reason = Reason.REPLY if is_reply else Reason.SESSION
             home = self._moved.get(session_id) or session_id.rpartition(".")[0]
             found: Response | str | None = None
             for _ in range(ATTEMPTS):
                 asked = "" if relayed or self._replicas.address_of(home) is None else home
-                if asked and await self._answered_by(home, "session", scope, body, receive, send):
+                if asked and await self._answered_by(home, reason, scope, body, receive, send):
                     return
                 found = await self._found(session_id, asked, scope, relayed=relayed)
                 if not isinstance(found, str):
@@ -157,31 +192,30 @@ class Homes:
                 refusal = _undecided() if isinstance(found, str) else found
                 await refusal(scope, receive, send)
                 return
-        elif relayed and self._drain.stopping and b'"method"' in body:
+        elif relayed and (b'"method"' in body or scope["method"] == "GET") and await self._let_go(session_id):
             # Nothing of it has run, so the sender can adopt the session; replies are still taken.
             await Response(None, NOT_HERE_STATUS, not_here())(scope, receive, send)
             return
+        if scope["method"] == "DELETE":
+            send = partial(self._ended, session_id, send)
         await self._app(scope, replay(body, receive), send)
-        if scope["method"] == "DELETE" and self._app.sessions.find(session_id) is None:
-            await self._contexts.ended(session_id)
 
     async def _found(
         self, session_id: str, asked: str, scope: Scope, *, relayed: bool
     ) -> Response | str | None:
         """Look a session up, and adopt it unless it has a home, which `asked` is not any more.
 
-        Returns None if it can be served here or does not exist, the name of its home, or the refusal.
+        Returns None if it can be served here, the name of its home, or the refusal.
         """
         async with self._adopting.setdefault(session_id, anyio.Lock()):
             for _ in range(ATTEMPTS):
                 if self._app.sessions.find(session_id) is not None:
                     return None
-                try:
-                    row = await in_thread(self._contexts.table.get, hash_of(session_id))
-                except StoreError:
-                    return _undecided()
-                if row is None or not _is_of(row, scope):
-                    return None
+                if relayed and self._drain.leaving:
+                    return Response(None, NOT_HERE_STATUS, not_here())
+                row = await self._row_of(session_id, scope)
+                if isinstance(row, Response):
+                    return row
                 await self._replicas.look_for(row.home)
                 if row.home not in (self._replicas.name, asked) and self._replicas.address_of(row.home):
                     # Never two hops: whoever has relayed it looks the session up as well.
@@ -190,21 +224,38 @@ class Homes:
                     return None
             return _undecided()
 
+    async def _row_of(self, session_id: str, scope: Scope) -> ContextRow | Response:
+        """Return the row of a session, or the refusal.
+
+        The database is not asked for a principal that has tried too many sessions that do not exist.
+        """
+        principal, guesses = principal_of(scope), self._app.guesses
+        async with self._looking.setdefault(principal, anyio.Semaphore(LOOKED_UP_AT_ONCE)):
+            if (refusal := guesses.refusal_unseen(principal)) is not None:
+                return refusal
+            try:
+                row = await in_thread(self._contexts.table.get, hash_of(session_id))
+            except StoreError:
+                return _undecided()
+            if row is None or not _is_of(row, scope):
+                return guesses.refusal(principal, session_not_found())
+        return row
+
     async def _answered_by(
-        self, home: str, thing: str, scope: Scope, body: bytes, receive: Receive, send: Send
+        self, home: str, reason: Reason, scope: Scope, body: bytes, receive: Receive, send: Send
     ) -> bool:
         """Relay a request, and return whether it has an answer; otherwise it has not run."""
         address = self._replicas.address_of(home)
         if address is None:
             return False
         outcome = await self._relay.send(home, address, scope, body, receive, send)
-        self.relays[outcome] += 1
+        self._counts.relays[reason, outcome] += 1
         if outcome is RelayEnd.UNREACHABLE:
             self._replicas.suspect(home)
         elif outcome is RelayEnd.REFUSED:
             self._replicas.refused = home
         elif outcome is RelayEnd.BROKEN:
-            await _lost(thing, body)(scope, receive, send)
+            await _lost(reason, body)(scope, receive, send)
         return outcome in (RelayEnd.ANSWERED, RelayEnd.CUT, RelayEnd.BROKEN)
 
     async def _adopt(self, session_id: str, row: ContextRow, scope: Scope) -> bool:
@@ -218,7 +269,7 @@ class Homes:
         except StoreError:
             return False
         try:
-            state = decoded(row.state)
+            state, _ = decoded(row.state)
             hello = hello_of(row.hello)
         except msgspec.DecodeError:
             logger.warning("a session cannot be adopted, because its row is damaged")
@@ -233,7 +284,7 @@ class Homes:
             session.subscriptions.add(uri)
             self._resources.watches.add(session, uri)
         self._moved.pop(session_id, None)
-        self.adoptions += 1
+        self._counts.adoptions += 1
         logger.info("adopted a session of replica %s", row.home or session_id.rpartition(".")[0])
         return True
 
@@ -261,7 +312,7 @@ def _undecided() -> Response:
     return response
 
 
-def _lost(thing: str, body: bytes) -> Response:
+def _lost(reason: Reason, body: bytes) -> Response:
     """Return the answer to a request whose relay has broken off: an error that a client does not repeat."""
-    text = MAY_HAVE_RUN.format(thing)
+    text = MAY_HAVE_RUN.format("call" if reason is Reason.CALL else "session")
     return error_response(HTTPStatus.OK, _request_id(body), text, INTERNAL_ERROR)

@@ -14,6 +14,7 @@ import anyio
 from mcp_context_proxy.cluster.attribution import StoredRequests
 from mcp_context_proxy.cluster.bus import Bus
 from mcp_context_proxy.cluster.contexts import SharedContexts
+from mcp_context_proxy.cluster.counts import ClusterCounts
 from mcp_context_proxy.cluster.homes import Homes
 from mcp_context_proxy.cluster.relay import Relay, Signer
 from mcp_context_proxy.cluster.replicas import Replicas, key_of
@@ -67,6 +68,9 @@ class Member:
         self.name = settings.replica or fallback
         self.address = settings.advertise or f"http://{_own_host(config.http.host)}:{port}"
         self._gateway, self._idle_seconds = gateway, config.limits.session_idle_seconds
+        self.counts = ClusterCounts(
+            store_up=lambda: store.warning is None, does_upkeep=store.database.does_upkeep
+        )
         replicas_table, self._table = tables_of(store.database)
         self.replicas = Replicas(
             replicas_table,
@@ -75,8 +79,9 @@ class Member:
             address=self.address,
             key=key,
             heartbeat_seconds=settings.heartbeat_seconds,
+            counts=self.counts,
         )
-        self.contexts = SharedContexts(self._table, handles, self.name)
+        self.contexts = SharedContexts(self._table, handles, self.name, self.counts)
         self._signer = Signer(key, self.name)
         self._relay = Relay(self._signer)
         self._hints, self._changes, self._fleet = store.database.hints, changes, fleet
@@ -103,6 +108,7 @@ class Member:
             relay=self._relay,
             drain=self._gateway.drain,
             resources=self._gateway.resources,
+            counts=self.counts,
         )
 
     @asynccontextmanager

@@ -37,6 +37,12 @@ CLOCK_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 1.0
 """Time to connect to a replica, which is near; one that takes longer counts as gone."""
 
+_TIMEOUTS: Final = {"timeout": {"connect": CONNECT_SECONDS, "read": None, "write": None, "pool": None}}
+
+KEPT_ALIVE, KEPT_ALIVE_SECONDS = 256, 5.0
+"""Idle connections that are kept for the next relay, and the time for which one is kept: much shorter than
+that of the other side, since nobody knows whether a request was read on a connection that is being closed."""
+
 RELAYS_OPEN: Final = 1024
 """Connections to all replicas together: as many as one front has."""
 
@@ -129,17 +135,17 @@ class Relay:
 
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
-        self._client: httpx2.AsyncClient | None = None
+        self._transport: httpx2.AsyncHTTPTransport | None = None
 
     async def run(self) -> None:
         """Keep connections open until cancelled."""
         try:
             await anyio.sleep_forever()
         finally:
-            client, self._client = self._client, None
-            if client is not None:
+            transport, self._transport = self._transport, None
+            if transport is not None:
                 with anyio.CancelScope(shield=True):
-                    await client.aclose()
+                    await transport.aclose()
 
     async def send(
         self, receiver: str, address: str, scope: Scope, body: bytes, receive: Receive, send: Send
@@ -159,19 +165,25 @@ class Relay:
         return outcome
 
     async def _exchange(self, receiver: str, address: str, scope: Scope, body: bytes, send: Send) -> RelayEnd:
-        if self._client is None:
-            limits = httpx2.Limits(max_connections=RELAYS_OPEN, max_keepalive_connections=64)
-            timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
+        if self._transport is None:
+            limits = httpx2.Limits(
+                max_connections=RELAYS_OPEN,
+                max_keepalive_connections=KEPT_ALIVE,
+                keepalive_expiry=KEPT_ALIVE_SECONDS,
+            )
+            # Without a client: its redirects, cookies and hooks cost more than the rest, and none is wanted.
             # The environment's proxies lead out of the cluster.
-            self._client = httpx2.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+            self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
         headers = [pair for pair in scope["headers"] if _passes(pair[0])]
         headers.append((RELAY_HEADER, self._signer.sign(receiver, scope, body)))
         query = scope["query_string"]
         url = address + scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
-        request = httpx2.Request(scope["method"], url, headers=headers, content=body or None)
+        request = httpx2.Request(
+            scope["method"], url, headers=headers, content=body or None, extensions=_TIMEOUTS
+        )
         started = False
         try:
-            response = await self._client.send(request, stream=True)
+            response = await self._transport.handle_async_request(request)
             try:
                 if (said := response.headers.get(RELAY_HEADER.decode())) is not None:
                     return RelayEnd.NOT_HERE if said == NOT_HERE.decode() else RelayEnd.REFUSED
@@ -182,7 +194,9 @@ class Relay:
                 start = {"type": "http.response.start", "status": response.status_code, "headers": answered}
                 await send(start)
                 started = True
-                async for piece in response.aiter_raw():
+                stream = response.stream
+                assert isinstance(stream, httpx2.AsyncByteStream)
+                async for piece in stream:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return RelayEnd.ANSWERED

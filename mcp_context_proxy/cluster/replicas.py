@@ -16,6 +16,7 @@ from typing import Final
 import anyio
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.cluster.counts import ClusterCounts
 from mcp_context_proxy.cluster.tables import ReplicaRow, ReplicaTable
 from mcp_context_proxy.config import ClusterConfig
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 BEATS_MISSED: Final = 3
 """Signs of life after which a replica counts as gone, if all of them are missing."""
+
+LOOK_SECONDS: Final = 0.1
+"""Time between two looks for a replica that is not known."""
 
 KEY_BYTES: Final = 32
 """Shortest key in a file."""
@@ -62,13 +66,19 @@ class Replicas:
         address: str,
         key: bytes,
         heartbeat_seconds: float,
+        counts: ClusterCounts,
     ) -> None:
         """Know nobody yet; `address` is where the others reach this one."""
         self._table, self.name, self._seconds = table, name, heartbeat_seconds
         mark = hmac.digest(key, b"mcp-context-proxy cluster key", hashlib.sha256).hex()
         self._own = ReplicaRow(name, instance, address, mark, __version__, 0.0, 0.0, 0)
         self._alive: dict[str, ReplicaRow] = {}
+        self._counts = counts
+        counts.replicas = lambda: len(self._alive.keys() - self._suspects)
         self._suspects: set[str] = set()
+        self._known: set[str] = set()
+        """Names of all that are in the database, also of those that are gone."""
+        self._looking, self._looked = anyio.Lock(), -LOOK_SECONDS
         self._problem: str | None = None
         self.refused: str | None = None
         """The replica that has refused a relay of this one, if any did lately."""
@@ -92,12 +102,23 @@ class Replicas:
 
     def suspect(self, replica: str) -> None:
         """Note that a replica could not be reached: it counts as gone until its next sign of life."""
-        self._suspects.add(replica)
+        if replica not in self._suspects:
+            self._suspects.add(replica)
+            self._counts.replicas_lost += 1
 
     async def look_for(self, replica: str) -> None:
-        """Look whether a replica that is not known has joined since the last sign of life."""
-        if replica and replica not in self._alive and replica not in self._suspects:
-            await self._beat(at_start=not self._own.started)
+        """Look whether a replica that is not known has joined since the last sign of life.
+
+        Those who ask at the same moment look together, so that made-up names cost few looks.
+        """
+        if not replica or replica in self._known:
+            return
+        asked = anyio.current_time()
+        async with self._looking:
+            if self._looked < asked:
+                await anyio.sleep_until(self._looked + LOOK_SECONDS)
+                self._looked = anyio.current_time()
+                await self._beat(at_start=not self._own.started)
 
     async def join(self) -> None:
         """Give the first sign of life, if the database can be reached."""
@@ -124,12 +145,15 @@ class Replicas:
             logger.debug("no sign of life: %s", error)
             return
         before, self._alive = self._alive, {}
+        self._known = {row.replica for row in rows}
         for row in rows:
             if now - row.seen < BEATS_MISSED * self._seconds:
                 self._alive[row.replica] = row
                 last = before.get(row.replica)
                 if last is None or last.seen != row.seen:
                     self._suspects.discard(row.replica)
+            elif row.replica in before and row.replica not in self._suspects:
+                self._counts.replicas_lost += 1
         own = self._alive.get(self.name)
         self._problem = self._problem_in(own)
         if own is not None and own.instance == self._own.instance:

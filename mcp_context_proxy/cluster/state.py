@@ -1,8 +1,14 @@
-"""The state of a session or handle as it is kept for other replicas, and the merge of two changes of it."""
+"""The state of a session or handle as it is kept for other replicas, and the merge of two changes of it.
+
+A replica of a newer version may have written members, elements of lists and values that are not known here.
+They stay in the row as they are, however often this replica writes it: `Unknown` holds them meanwhile.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, get_args, get_origin
 
 import msgspec
 from msgspec import Raw, Struct
@@ -51,21 +57,96 @@ WRITTEN_THROUGH: Final = ("added", "removed", "by_person", "overrides", "log_lev
 """Parts that somebody has set: whoever was told that they are set finds them so at every replica."""
 
 _decode = msgspec.json.Decoder(ContextState).decode
+_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_elements = msgspec.json.Decoder(list[Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def encoded(state: ContextState) -> bytes:
-    """Return a state as it is kept."""
-    return _encode(state)
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A member of a row that holds more than is known here."""
+
+    written: Raw
+    """The member as it is in the row."""
+    known: bytes | None
+    """The member as this version would write it; None if it would leave it out."""
+    elements: tuple[Raw, ...] = ()
+    """Elements of a list that cannot be read here."""
 
 
-def decoded(data: bytes) -> ContextState:
-    """Return the state in a row.
+Unknown: TypeAlias = Mapping[str, _Unknown]
+"""Members of a row that hold more than is known here, by name."""
+
+
+def encoded(state: ContextState, unknown: Unknown | None = None) -> bytes:
+    """Return a state as it is kept, with all that a newer version has written and this one does not know."""
+    data = _encode(state)
+    if not unknown:
+        return data
+    members: dict[str, Raw] = _members(data)
+    for name, found in unknown.items():
+        mine = members.get(name)
+        if (None if mine is None else bytes(mine)) == found.known:
+            members[name] = found.written
+        elif found.elements:
+            members[name] = Raw(_encode([*(_elements(mine) if mine is not None else ()), *found.elements]))
+        elif mine is not None:
+            members[name] = _overlaid(found.written, mine)
+    return _encode(members)
+
+
+def decoded(data: bytes) -> tuple[ContextState, Unknown]:
+    """Return the state in a row, and the members in which there is more than is known here.
 
     Raises:
         msgspec.DecodeError: the row is damaged.
     """
-    return _decode(data)
+    try:
+        state, elements = _decode(data), dict[str, tuple[Raw, ...]]()
+    except msgspec.ValidationError:
+        state, elements = _readable(_members(data))
+    known = _encode(state)
+    if known == data:
+        return state, {}
+    written, mine = _members(data), _members(known)
+    own = {name: bytes(value) for name, value in mine.items()}
+    return state, {
+        name: _Unknown(value, own.get(name), elements.get(name, ()))
+        for name, value in written.items()
+        if own.get(name) != bytes(value)
+    }
+
+
+def _readable(members: Mapping[str, Raw]) -> tuple[ContextState, dict[str, tuple[Raw, ...]]]:
+    """Return the part of a state that can be read here, and the elements of lists that cannot."""
+    values, unreadable = dict[str, Any](), dict[str, tuple[Raw, ...]]()
+    for field in msgspec.structs.fields(ContextState):
+        if field.name not in members:
+            continue
+        written = members[field.name]
+        try:
+            values[field.name] = msgspec.json.decode(written, type=field.type)
+        except msgspec.ValidationError:
+            if get_origin(field.type) is not list:
+                continue
+            (kind,), readable, others = get_args(field.type), list[Any](), list[Raw]()
+            for element in _elements(written):
+                try:
+                    readable.append(msgspec.json.decode(element, type=kind))
+                except msgspec.ValidationError:
+                    others.append(element)
+            values[field.name], unreadable[field.name] = readable, tuple(others)
+    return msgspec.convert(values, ContextState), unreadable
+
+
+def _overlaid(written: Raw, mine: Raw) -> Raw:
+    """Return a value of ours, with the members that only the value in the row has."""
+    try:
+        below, above = _members(written), _members(mine)
+    except msgspec.DecodeError:
+        return mine
+    both = below.keys() & above.keys()
+    return Raw(_encode({**below, **above, **{name: _overlaid(below[name], above[name]) for name in both}}))
 
 
 def state_of(context: SessionContext) -> ContextState:

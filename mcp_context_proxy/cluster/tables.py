@@ -78,7 +78,7 @@ class ReplicaTable(Tables):
         At the start, a row of the same name is taken over. Later, one that another process has taken over
         stays as it is, and so does the wish of a person that it be drained.
         """
-        now = self._database.now()
+        now, tidies = self._database.now(), self.does_upkeep()
         kept = "" if at_start else " WHERE replicas.instance = excluded.instance"
         draining = "excluded.draining" if at_start else "replicas.draining"
         columns = columns_of(ReplicaRow)
@@ -99,7 +99,8 @@ class ReplicaTable(Tables):
                     row.draining,
                 ),
             )
-            transaction.execute("DELETE FROM replicas WHERE seen < ?", (now - FORGET_SECONDS,))
+            if tidies:
+                transaction.execute("DELETE FROM replicas WHERE seen < ?", (now - FORGET_SECONDS,))
         return now, self.all()
 
     def all(self) -> list[ReplicaRow]:
@@ -156,22 +157,20 @@ class ContextTable(Tables):
 
     def update(self, id_hash: bytes, revision: int, epoch: int, state: bytes) -> bool:
         """Replace a state of this revision and epoch; return False if the row has another one by now."""
-        with self._database.transaction() as transaction:
-            changed = transaction.execute(
-                f"UPDATE contexts SET state = ?, revision = revision + 1, seen = {NOW} "
-                "WHERE id_hash = ? AND revision = ? AND epoch = ?",
-                (state, id_hash, revision, epoch),
-            )
-            return changed.rowcount > 0
+        changed = self._database.change(
+            f"UPDATE contexts SET state = ?, revision = revision + 1, seen = {NOW} "
+            "WHERE id_hash = ? AND revision = ? AND epoch = ?",
+            (state, id_hash, revision, epoch),
+        )
+        return changed > 0
 
     def adopt(self, id_hash: bytes, epoch: int, home: str) -> bool:
         """Become the home of a context of this epoch; return False if another replica was faster."""
-        with self._database.transaction() as transaction:
-            changed = transaction.execute(
-                "UPDATE contexts SET home = ?, epoch = epoch + 1 WHERE id_hash = ? AND epoch = ?",
-                (home, id_hash, epoch),
-            )
-            return changed.rowcount > 0
+        changed = self._database.change(
+            "UPDATE contexts SET home = ?, epoch = epoch + 1 WHERE id_hash = ? AND epoch = ?",
+            (home, id_hash, epoch),
+        )
+        return changed > 0
 
     def elsewhere(self, home: str, hashes: Sequence[bytes]) -> set[bytes]:
         """Return those of some contexts that have another home than this one."""
@@ -192,7 +191,9 @@ class ContextTable(Tables):
             transaction.executemany(statement, [(each,) for each in sorted(hashes)])
 
     def forget_idle(self, seconds: float) -> None:
-        """Delete all that nobody has used for a while."""
+        """Delete all that nobody has used for a while, if this process does the upkeep."""
+        if not self.does_upkeep():
+            return
         with self._database.transaction() as transaction:
             transaction.execute(f"DELETE FROM contexts WHERE seen < {NOW} - ?", (seconds,))
 

@@ -230,7 +230,7 @@ class RequestRecords:
             row = await in_thread(self._store.get, request_id)
         except StoreError:
             return None
-        return None if row is None else _decoded(row)
+        return None if row is None else decoded(row)
 
     async def latest(self, limit: int, session: str | None = None) -> list[RequestContext]:
         """Return the latest request contexts, newest first, also of other proxies that share the store.
@@ -245,6 +245,17 @@ class RequestRecords:
         recent = (one for one in self.recent() if one.owner == owner)
         return await self._with_stored(recent, limit, lambda store: store.latest_of(owner, limit))
 
+    async def rows_before(
+        self, moment: float, limit: int, session: str | None, owner: str | None
+    ) -> list[RequestRow]:
+        """Return the latest rows before a moment of a session, or of an owner where there is none."""
+        if self._store is None:
+            return []
+        try:
+            return await in_thread(self._store.before, moment, limit, session, owner)
+        except StoreError:
+            return []
+
     async def _with_stored(
         self,
         recent: Iterable[RequestContext],
@@ -257,7 +268,7 @@ class RequestRecords:
                 rows = await in_thread(partial(read, self._store))
             except StoreError:
                 rows = []
-            stored = (_decoded(row) for row in rows if row.id not in found)
+            stored = (decoded(row) for row in rows if row.id not in found)
             found |= {one.id: one for one in stored if one is not None}
         return sorted(found.values(), key=lambda one: -one.time)[:limit]
 
@@ -272,7 +283,7 @@ class RequestRecords:
         self._store.put(rows, self._keep, time_of_day() - self._age)
 
 
-def _decoded(row: RequestRow) -> RequestContext | None:
+def decoded(row: RequestRow) -> RequestContext | None:
     """Decode a stored request context; None if another version wrote it and this one cannot read it."""
     try:
         context = msgspec.json.decode(row.context, type=RequestContext)

@@ -244,9 +244,12 @@ class Lists:
             self._replace(_with_finding(self.current, STALE, message))
 
     def _replace(self, listing: ServerListing) -> None:
-        # An equal listing stays the same object, so that nothing that was derived from it is made again.
+        # What is equal stays the same object, a list of a listing that differs elsewhere too, so that nothing
+        # that was derived from it is made again.
         if listing != self.current:
-            self.current = listing
+            known = {name: getattr(self.current, name) for name in LISTS}
+            kept = {name: entries for name, entries in known.items() if entries == getattr(listing, name)}
+            self.current = replace(listing, **kept)
 
 
 def _with_finding(known: ServerListing, name: str, message: str) -> ServerListing:

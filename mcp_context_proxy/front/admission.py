@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -39,17 +40,22 @@ class Quota:
     def __init__(self, per_second: float) -> None:
         """Let each principal make so many calls a second, and as many at once; 0 sets no limit."""
         self._rate = per_second
+        self.replicas: Callable[[], int] = lambda: 1
+        """Returns the number of replicas that share the calls of a client."""
         self._buckets: OrderedDict[str | None, Bucket] = OrderedDict()
 
-    def take(self, principal: str | None) -> bool:
-        """Count a call; return whether it is within the rate."""
+    def take(self, principal: str | None, *, spread: bool = False) -> bool:
+        """Count a call; return whether it is within the rate.
+
+        Of calls that are `spread` over several replicas, each replica sees a part, and counts it for all.
+        """
         if not self._rate:
             return True
         bucket = self._buckets.pop(principal, None) or Bucket(self._rate, max(math.ceil(self._rate), 1))
         self._buckets[principal] = bucket
         if len(self._buckets) > PRINCIPALS_KEPT:
             self._buckets.popitem(last=False)
-        return bucket.take()
+        return bucket.take(max(self.replicas(), 1) if spread else 1)
 
     @property
     def seconds(self) -> int:
@@ -64,19 +70,22 @@ class AdmissionRules:
     """Decides for each message whether it may begin."""
 
     def __init__(self, drain: Drain, quota: Quota) -> None:
-        self._drain, self._quota = drain, quota
+        self._drain, self.quota = drain, quota
 
-    def refusal(self, scope: Scope, message: Envelope | None) -> Response | None:
-        """Return the response to a message that may not begin; None if it may."""
+    def refusal(self, scope: Scope, message: Envelope | None, *, spread: bool = False) -> Response | None:
+        """Return the response to a message that may not begin; None if it may.
+
+        It is `spread` if it belongs to no session, so that any replica may have the next one.
+        """
         if message is None or message.method is UNSET or not isinstance(message.id, int | str):
             return None
         if self._drain.stopping:
             refused = error_response(HTTPStatus.SERVICE_UNAVAILABLE, message.id, STOPPING, SHUTTING_DOWN)
             refused.headers["Retry-After"] = RETRY_SECONDS
             return refused
-        if message.method == "tools/call" and not self._quota.take(principal_of(scope)):
+        if message.method == "tools/call" and not self.quota.take(principal_of(scope), spread=spread):
             status = HTTPStatus.TOO_MANY_REQUESTS
-            refused = error_response(status, message.id, str(self._quota), TOO_MANY_CALLS)
-            refused.headers["Retry-After"] = str(self._quota.seconds)
+            refused = error_response(status, message.id, str(self.quota), TOO_MANY_CALLS)
+            refused.headers["Retry-After"] = str(self.quota.seconds)
             return refused
         return None

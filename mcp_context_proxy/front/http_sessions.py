@@ -55,15 +55,26 @@ class UnknownSessions:
 
     def refusal(self, principal: str | None, not_found: Response) -> Response:
         """Return the response to one of them: `not_found`, or 429 to a principal that tries many."""
+        if self._bucket_of(principal).take():
+            return not_found
+        return _too_many()
+
+    def refusal_unseen(self, principal: str | None) -> Response | None:
+        """Return the response to a principal that has tried too many already; None if it may try one more."""
+        return _too_many() if self._bucket_of(principal).is_empty else None
+
+    def _bucket_of(self, principal: str | None) -> Bucket:
         bucket = self._buckets.get(principal)
         if bucket is None:
             if len(self._buckets) >= PRINCIPALS_KEPT:
                 del self._buckets[next(iter(self._buckets))]
             bucket = self._buckets[principal] = Bucket(GUESSES_PER_SECOND, GUESSES)
-        if bucket.take():
-            return not_found
-        text = "Too many requests for sessions that do not exist.\n"
-        return Response(text, HTTPStatus.TOO_MANY_REQUESTS, {"Retry-After": "1"})
+        return bucket
+
+
+def _too_many() -> Response:
+    text = "Too many requests for sessions that do not exist.\n"
+    return Response(text, HTTPStatus.TOO_MANY_REQUESTS, {"Retry-After": "1"})
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +91,11 @@ class StreamableSession:
     questions: Questions = field(default_factory=Questions)
     exchanges: dict[str | None, tuple[Exchange, anyio.Event]] = field(default_factory=dict)
     """Open requests by id, and by None its own stream, each with the event of its end."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing is under way but a stream of its own."""
+        return self.under_way <= (None in self.exchanges)
 
     async def notify(self, method: str, params: Members) -> None:
         """Send a notification on its own stream; drop it if the client has opened none."""
@@ -113,6 +129,10 @@ class HttpSessions:
         self._open: dict[str, StreamableSession] = {}
         self.prefix = ""
         """Beginning of each id: the name of the replica that opens the session, where there are several."""
+
+    def __len__(self) -> int:
+        """Return the number of open sessions."""
+        return len(self._open)
 
     async def run(self) -> None:
         """End sessions that have been idle for too long, until cancelled."""

@@ -93,8 +93,8 @@ class StreamableHttp:
     def __init__(
         self, negotiation: Negotiation, limits: Limits, guesses: UnknownSessions, admission: AdmissionRules
     ) -> None:
-        self._negotiation, self._gateway, self._guesses = negotiation, negotiation.gateway, guesses
-        self._admission = admission
+        self._negotiation, self._gateway, self.guesses = negotiation, negotiation.gateway, guesses
+        self.admission = admission
         self._sessions = HttpSessions(self._gateway, limits)
         self._group: TaskGroup
 
@@ -121,7 +121,7 @@ class StreamableHttp:
         fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         sent = dict(fields)
         version = sent.get(VERSION_HEADER)
-        modern = version is not None and version not in eras.HANDSHAKE_VERSIONS
+        modern = is_modern(version)
         refusal: Response | None = None
         if scope["method"] == "POST":
             try:
@@ -132,7 +132,7 @@ class StreamableHttp:
             except BadMessageError as error:
                 refusal = error.response
             else:
-                refusal = self._admission.refusal(scope, message)
+                refusal = self.admission.refusal(scope, message, spread=modern)
                 if refusal is None and modern:
                     refusal = await self._post_modern(scope, receive, send, fields, message)
                 elif refusal is None:
@@ -351,8 +351,7 @@ class StreamableHttp:
         session = self._sessions.get(session_id, principal_of(scope))
         if session is None:
             # Another principal learns no more about a session than about one that does not exist.
-            not_found = error_response(HTTPStatus.NOT_FOUND, None, "Session not found")
-            return self._guesses.refusal(principal_of(scope), not_found)
+            return self.guesses.refusal(principal_of(scope), session_not_found())
         return session
 
 
@@ -380,6 +379,16 @@ def _caller(
         ask=ask,
         release=scope.get(RELEASE_KEY) or _nothing,
     )
+
+
+def is_modern(version: str | None) -> bool:
+    """Return whether the header of a request with this version says that it stands alone."""
+    return version is not None and version not in eras.HANDSHAKE_VERSIONS
+
+
+def session_not_found() -> Response:
+    """Return the answer to a request of a session that does not exist."""
+    return error_response(HTTPStatus.NOT_FOUND, None, "Session not found")
 
 
 def _nothing() -> None:

@@ -276,7 +276,7 @@ class LearnedTier:
                     self._known = known.changed(self._usable(changes))
             outdated, self._outdated = self._outdated, []
             self._remove(outdated)
-            if self._clock() - self._pruned_at >= DAY:
+            if self._clock() - self._pruned_at >= DAY and self._store.does_upkeep():
                 self._prune()
                 self._store.forget_uses()
 

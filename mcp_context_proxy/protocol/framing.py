@@ -553,12 +553,13 @@ class Bucket:
         self._left, self._at = float(burst), clock()
         self.refused = 0
 
-    def take(self) -> bool:
-        """Return whether one more event may pass now."""
-        if self.is_empty:
+    def take(self, cost: float = 1.0) -> bool:
+        """Return whether one more event may pass now; it counts as `cost` events, at most as all at once."""
+        cost = min(cost, self._burst)
+        if self.is_empty or self._left < cost:
             self.refused += 1
             return False
-        self._left -= 1
+        self._left -= cost
         return True
 
     @property

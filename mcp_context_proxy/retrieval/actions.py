@@ -39,6 +39,8 @@ ACTIONS: Final = ("", *_VERBS)
 
 DELETE: Final = ACTIONS.index("delete")
 
+CHANGES: Final = [ACTIONS.index(action) for action in ("create", "update", "send")]
+
 MOST_ADDED: Final = 0.04
 """Highest amount that is added to a score for its action, or taken from it but for deleting."""
 
@@ -50,6 +52,12 @@ CERTAIN_NOT_TO_DELETE: Final = -0.004
 
 TAKEN_FROM_DELETING: Final = 0.1
 """Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
+
+ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where"})
+"""Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
+
+TAKEN_FROM_CHANGING: Final = 0.12
+"""Amount that is then taken from such a tool."""
 
 WEIGHTS: Final = Path(__file__).with_name("actions.txt")
 
@@ -77,6 +85,12 @@ _COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
 """Words before an order that say nothing about it, beside stop words."""
 
 _WORD = re.compile(r"[A-Za-z]+")
+_YES_OR_NO = re.compile(
+    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s)"
+    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)",
+    re.IGNORECASE,
+)
+"""Beginnings of questions that are answered by yes or no; "is it possible to" and "are you able to" order."""
 
 
 def action_of(name: str) -> int:
@@ -103,6 +117,10 @@ def opening_match(order: str) -> re.Match[str] | None:
 
 def wanted(order: str) -> NDArray[np.float32]:
     """Return what is added to the score of a tool for its action, by position in `ACTIONS`."""
+    if _YES_OR_NO.match(order):
+        added = np.zeros(len(ACTIONS), np.float32)
+        added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
+        return added
     found = _additions().get(opening(order))
     return np.zeros(len(ACTIONS), np.float32) if found is None else found
 
@@ -118,4 +136,6 @@ def _additions() -> Mapping[str, NDArray[np.float32]]:
             additions[word] = np.clip(added, -MOST_ADDED, MOST_ADDED)
             if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
                 additions[word][DELETE] = -TAKEN_FROM_DELETING
+            if word in ASKING_FOR_FACTS:
+                additions[word][CHANGES] = -TAKEN_FROM_CHANGING
     return additions

@@ -163,6 +163,8 @@ class Part:
     """Row of the vector of each text, in order; `NOWHERE` while its item is not ready."""
     ready: NDArray[np.bool_]
     """Items that have their vectors."""
+    instructions: frozenset[str]
+    """Index terms of the instructions of the server."""
     unread: int = 0
     """Number of items of the source that are left to read."""
     complete: bool = False
@@ -208,6 +210,8 @@ class Index:
     """True if it is final; False after a model failure that may pass."""
     masks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Cached results of `labelled`."""
+    instructions: list[dict[str, list[int]]] = field(default_factory=list)
+    """Cached for `instructed`: by term, the sources whose instructions have it."""
     word_lists: list[WordList] = field(default_factory=list)
     """The cached result of `words`."""
 
@@ -223,6 +227,26 @@ class Index:
         """Return the same of some items alone, given as a mask: the words of their names."""
         names = (self.items[at].name for at in np.flatnonzero(items).tolist())
         return WordList(sorted({word for name in names for word in identifier_words(name).split()}))
+
+    def instructed(self, idf: Mapping[str, float]) -> NDArray[np.float32] | None:
+        """Return, by source, the share of the idf of some terms that its instructions have; None without any.
+
+        Those of a server that is suspected of stuffing count for nothing.
+        """
+        if not self.instructions:
+            collected: dict[str, list[int]] = {}
+            for at, part in enumerate(self.parts.values()):
+                for term in part.instructions if part.source.key not in self.suspected else ():
+                    collected.setdefault(term, []).append(at)
+            self.instructions.append(collected)
+        by_term = self.instructions[0]
+        found = [(rarity, by_term[term]) for term, rarity in idf.items() if term in by_term]
+        if not found:
+            return None
+        shares = np.zeros(len(self.keys), np.float32)
+        for rarity, sources in found:
+            shares[sources] += rarity
+        return shares / np.float32(sum(idf.values()))
 
     def named(self, keys: Iterable[str]) -> list[int]:
         """Return the items that have one of some names, given as `text.name_key` returns them."""

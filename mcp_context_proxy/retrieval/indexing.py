@@ -35,7 +35,7 @@ from mcp_context_proxy.retrieval.index import (
 )
 from mcp_context_proxy.retrieval.item_metadata import Fields, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
-from mcp_context_proxy.retrieval.text import identifier_words, name_key, words
+from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import trim_now
@@ -72,6 +72,12 @@ TEXTS_TO_TRIM_FOR = 10_000
 """Texts to embed from which on memory is trimmed first: reading as many tools left some 10 MB free."""
 
 NO_MODEL = "No embedding model is configured; searched by words only."
+
+INSTRUCTION_CHARACTERS = 500
+"""Characters of a server's instructions that are searched: the first sentences say what it is for."""
+
+INSTRUCTION_TERMS = 60
+"""Terms of them that are kept."""
 
 TURN_SECONDS = 0.005
 """Longest time for which other threads wait, as with the interpreter's switch interval."""
@@ -213,9 +219,15 @@ class _Opened:
             counts=counts,
             rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
             ready=np.zeros(len(reading.items), bool),
+            instructions=instruction_terms(source.about),
             unread=len(self.left),
         )
         return _with_rows(part, known)
+
+
+def instruction_terms(about: str) -> frozenset[str]:
+    """Return the index terms of the beginning of a server's instructions, each once."""
+    return frozenset(islice(terms(encodable(about[:INSTRUCTION_CHARACTERS])), INSTRUCTION_TERMS))
 
 
 def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:

@@ -112,6 +112,14 @@ IDIOMS: Final = (
     ),
     (
         re.compile(
+            _COURTESIES + r"(?P<idiom>(?:what|when|where) (?:did|have) (?:I|we)"
+            r" (?:write|written|note|noted|jot|jotted)(?: down)?)\b(?! to\b)",
+            re.IGNORECASE,
+        ),
+        "search notes",
+    ),
+    (
+        re.compile(
             _COURTESIES + r"(?P<idiom>forget(?= (?:that|what|about|everything|all|the fact)\b))",
             re.IGNORECASE,
         ),
@@ -147,6 +155,8 @@ def purpose_of(request: str) -> Purpose | None:
         return QUERIES_OF_DATA
     opening = opening_match(beginning)
     word = "" if opening is None else opening.group().lower()
+    if opening is not None and beginning[opening.start() :].lower().startswith("look up "):
+        word = "search"
     if word in _WORLDLY and _OWN.isdisjoint(re.findall(r"[^\W\d_]+", request.lower())):
         return WEB_SEARCH
     return None

@@ -33,6 +33,7 @@ from mcp_context_proxy.retrieval.text import (
     terms,
     words,
 )
+from mcp_context_proxy.retrieval.values import ARITHMETIC, Value, is_arithmetic, long_values, value_kind
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -112,11 +113,17 @@ SHELL_WORDS: Final[Mapping[str, str]] = {
 _PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
 """Commands that are plain words too: they only count before a value, an option, or nothing."""
 
-_AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create"}
-"""Verbs that are names of something else as nouns, with how they are understood where they open an order."""
+_AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create", "open": "open"}
+"""Verbs that are names of something else as nouns, or have several meanings, with how they are understood
+where they open an order."""
 
 _MEETINGS: Final = frozenset({"meeting", "call", "appointment", "slot", "session", "interview", "lunch"})
 """What is booked in a calendar and not in a shop: "book a meeting" is to schedule one."""
+
+_TRACKED: Final = frozenset(
+    {"ticket", "issue", "bug", "case", "incident", "pr", "mr", "pull", "merge", "request"}
+)
+"""What is opened when it is made: "open a ticket" is to create it, and "open a file" is not."""
 
 _AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"})
 """Words that follow such a verb: "file a bug", but not "file the report under finance"."""
@@ -129,36 +136,7 @@ il lo gli di della che mio och att som ett het een van voor naar em uma nao meu 
 FOREIGN_WORDS: Final = frozenset(_FOREIGN_WORDS.split())
 """The commonest words of some languages that are written like English, without those that English has."""
 
-_VALUES: Final = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        ("URL", r"(?i:https?|ftp|wss?)://\S+"),
-        ("email address", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
-        ("website URL", r"(?:[\w-]+\.)+(?:com|org|net|io|dev|edu|gov|ai|co|uk|de|eu)(?:/\S*)?"),
-        (
-            "file",
-            r"(?:[^/\s]*/)*[^/\s]+\.(?:txt|md|py|js|ts|tsx|jsx|json|ya?ml|toml|csv|tsv|xlsx?|docx?|pptx?|pdf|png"
-            r"|jpe?g|gif|svg|html?|css|xml|sql|sh|go|rs|java|c|cpp|h|rb|php|log|ini|cfg|env|zip|tar|gz|mp[34]|wav"
-            r"|mov|ipynb|parquet|db|sqlite)",
-        ),
-        ("path", r"(?:[A-Za-z]:\\|~?/|\.{1,2}/)[^\s/\\]+(?:[/\\][^\s/\\]*)*"),
-        ("date", r"\d{4}-\d{2}-\d{2}(?:T[\d:.]+Z?)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}"),
-        ("time", r"\d{1,2}:\d{2}(?::\d{2})?(?:am|pm)?|\d{1,2}(?:am|pm)"),
-        ("issue key", r"[A-Z][A-Z0-9]{1,9}-\d{1,6}"),
-        ("issue number", r"#\d{1,7}"),
-        ("arXiv paper id", r"\d{4}\.\d{4,5}(?:v\d+)?"),
-        ("amount of money", r"[$€£]\d[\d,.]*[kKmM]?|\d[\d,.]*(?:€|£|USD|EUR|GBP)"),
-        ("IP address", r"\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?"),
-        ("id", r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
-        ("commit hash", r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}"),
-    )
-)
-"""Kinds of values, each with the pattern of a whole token; the first that matches counts."""
-
 _TOKEN = re.compile(r"\S+")
-_MAY_BE_VALUE = re.compile(r"[\d./\\@:]")
-"""Characters of which every value has one."""
-_LONGEST_VALUE = 512
 _EDGES = "\"'`()[]{}<>,;:!?“”"
 _WORD = re.compile(r"[A-Za-z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -176,7 +154,7 @@ after "and" also where a question word does."""
 
 _CARRYING_VERBS = """
 file create report log post send write jot scribble tell remind note email message mail dm reply comment
-announce draft inform ask
+announce draft inform ask open raise submit
 """
 _CARRYING: Final = frozenset(_CARRYING_VERBS.split())
 """Verbs whose object may have a text of its own: what follows "that", "about" or "saying"."""
@@ -268,14 +246,19 @@ def read_query(
         # No tool is named by it, but by the words for the same.
         count(idiom.meant, WRITTEN_OUT_SHARE, asked)
         pieces, end = [written[: idiom.start], idiom.meant], idiom.end
-    for start, token, is_first in _tokens(written):
+    values = [
+        one
+        for one in long_values(written, needs)
+        if not is_arithmetic(one.kind) or not (carried and _within(one.start, carried))
+    ]
+    for start, token, is_first, known_kind in _tokens(written, values):
         if idiom is not None and idiom.start <= start < idiom.end:
             continue
         weight = 1.0
         if carried and _within(start, carried):
             weight = REPORTED_SHARE if _within(start, reported) else CARRIED_SHARE
         lower, replacement = token.lower(), token
-        if (kind := value_kind(token)) is not None:
+        if (kind := known_kind or value_kind(token)) is not None:
             # The ending of a file says much ("customers.csv"), the rest of a value little.
             ending = token.rpartition(".")[2].lower() if kind == "file" else ""
             count(token, min(weight, VALUE_SHARE), asked)
@@ -311,7 +294,9 @@ def read_query(
             end = start + len(token)
     for kind, weight in kinds:
         # Beside nothing but a verb, a value is all that the order is about: "close #42" means an issue.
-        count(kind, weight if plain <= 1 else min(weight, VALUE_SHARE), added)
+        # Of arithmetic it is what is asked: "calculate" alone, as of a distance, is not yet all of it.
+        among = asked if kind.startswith(ARITHMETIC) else added
+        count(kind, weight if plain <= 1 else min(weight, VALUE_SHARE), among)
     whole = written
     if pieces:
         whole = "".join([*pieces, written[end:]])
@@ -344,13 +329,6 @@ def read_query(
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
     )
-
-
-def value_kind(token: str) -> str | None:
-    """Return the kind of value that a token is; None for a word."""
-    if len(token) > _LONGEST_VALUE or not _MAY_BE_VALUE.search(token):
-        return None
-    return next((kind for kind, pattern in _VALUES if pattern.fullmatch(token)), None)
 
 
 def divided(query: str) -> list[str]:
@@ -454,15 +432,23 @@ def _uncarried(query: str, start: int, end: int, carried: Sequence[_Span]) -> st
     return _without(query[start:end], inside)
 
 
-def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield each token without punctuation around it: where it starts, itself, whether it is the first."""
-    is_first = True
-    for match in _TOKEN.finditer(query):
-        token = match.group().rstrip(_EDGES + ".")
-        bare = token.lstrip(_EDGES)
-        if bare:
-            yield match.start() + len(token) - len(bare), bare, is_first
-            is_first = False
+def _tokens(query: str, values: Sequence[Value]) -> Iterator[tuple[int, str, bool, str | None]]:
+    """Yield each token without punctuation around it: where it starts, itself, whether it is the first.
+
+    A value of several words is one token, and comes with its kind.
+    """
+    is_first, at = True, 0
+    for value in [*values, None]:
+        end = len(query) if value is None else value.start
+        for match in _TOKEN.finditer(query, at, end):
+            token = match.group().rstrip(_EDGES + ".")
+            bare = token.lstrip(_EDGES)
+            if bare:
+                yield match.start() + len(token) - len(bare), bare, is_first, None
+                is_first = False
+        if value is not None:
+            yield value.start, query[value.start : value.end], is_first, value.kind
+            is_first, at = False, value.end
 
 
 def _written_out(token: str) -> str | None:
@@ -483,6 +469,8 @@ def _as_verb(word: str, query: str) -> str | None:
     as_verb = _AS_VERBS.get(word) if following and following[0] in _AFTER_VERBS else None
     if as_verb == "book" and not _MEETINGS.isdisjoint(following):
         as_verb = "schedule"
+    if as_verb == "open":
+        as_verb = None if _TRACKED.isdisjoint(following) else "create"
     return as_verb
 
 

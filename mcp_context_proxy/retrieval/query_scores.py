@@ -16,6 +16,7 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
+    INSTRUCTIONS,
     LEXICAL_FACTOR,
     STRONG_COVERAGE,
     Background,
@@ -125,6 +126,8 @@ class PreparedQuery:
         """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish, self.purpose = query.foreign, query.is_gibberish, query.purpose
         self.lexical = lexical
+        self.instructed = index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf})
+        """By source, the share of the query that the instructions of the server have."""
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
 
@@ -168,10 +171,15 @@ class QueryScores:
             near = add_learned(near, self.supports)
         self.acting: NDArray[np.float32] | None = None
         """[texts, items]: what is added for the action of each item; None where another method is used."""
+        self.instructed: NDArray[np.float32] | None = None
+        """[items]: what is added for the instructions of their servers; None where they say nothing of it."""
         fused = fuse(near, self.lexical, query.method)
         if near is not None and query.method == "hybrid":
             self.acting = query.actions[:, index.actions[self.items]]
             fused = np.round(fused + self.acting[0], DECIMALS)
+            if query.instructed is not None:
+                self.instructed = (INSTRUCTIONS * query.instructed)[index.sources[self.items]]
+                fused = np.round(fused + self.instructed, DECIMALS)
         self.plain = add_novelty(fused, self.novel)
         """Scores before `boost_uncovered_sentences`."""
         self.fused = self.plain
@@ -386,6 +394,7 @@ class QueryScores:
             serves=None if boosted_by is None else query.texts[1 + boosted_by],
             learned=learned,
             action=0.0 if self.acting is None else float(self.acting[0, place]),
+            instructions=0.0 if self.instructed is None else float(self.instructed[place]),
             support=support,
             exact=place in self.exact,
             novelty=self.novel.get(place, 0.0),

@@ -107,7 +107,8 @@ class Result:
 
     item: Item
     score: float
-    """``cosine + learned + novelty + 0.02 * lexical + action + need``, or the score of another method. It
+    """``cosine + learned + novelty + 0.02 * lexical + action + instructions +
+    need``, or the score of another method. It
     orders the results, after an exact name."""
     cosine: float | None
     """Cosine of the best chunk with the query or one of its sentences; None in a lexical search."""
@@ -131,6 +132,8 @@ class Result:
     """The use that speaks for it most."""
     action: float = 0.0
     """Amount added because the tool does what the query wants done; below 0 where it does something else."""
+    instructions: float = 0.0
+    """Amount added because the instructions of its server have words of the query."""
     novelty: float = 0.0
     """Amount added because the tool is new and was not used yet."""
     exact: bool = False

@@ -1,8 +1,8 @@
 """Formulas of the ranking: fusion, learned tools, several needs in one query, evidence that anything fits.
 
-Pure functions over arrays. An item's score is ``cosine + learned + novelty + 0.02 * BM25F + action + need``.
-Compared with rank fusion, min-max, z-scores and other weighted sums, this form was the best on twelve public
-sets of tools, and the factor stays the same whichever of them is left out.
+Pure functions over arrays. An item's score is ``cosine + learned + novelty + 0.02 * BM25F + action +
+instructions + need``. Compared with rank fusion, min-max, z-scores and other weighted sums, this form was the
+best on twelve public sets of tools, and the factor stays the same whichever of them is left out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 LEXICAL_FACTOR: Final = 0.02
 """Worth of one point of BM25F in cosine. It was 0.025 for the published model; for the trained one 0.02 gains
 a point of recall@1, and with less, requests with several needs lose."""
+
+INSTRUCTIONS: Final = 0.03
+"""Amount that is added to the tools of a server whose instructions have every word of the query; less for a
+share of them by idf. On 132 requests for the 33 lists with instructions written for them, recall@1 rises by
+0.8 points with 0.02 and 0.03, by 2.3 with 0.08. A server whose instructions have the words of all the others
+was first no more often than without, up to 0.05. It is less than an action may add: it decides among tools
+that are otherwise alike."""
 
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""

@@ -59,6 +59,11 @@ WORDS = Path(__file__).with_name("words.txt")
 ones. ``scripts/build_words.py`` writes them."""
 
 
+LIKELY = 10_000
+"""Words of the file that a misspelled one may have meant. A word that nobody knows and that is near to a
+rarer one, as "forex" is to "fore", is rather a new word."""
+
+
 class WordList:
     """Words, the most likely first, among which the nearest to a misspelled one is found."""
 
@@ -97,9 +102,10 @@ class WordList:
 def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     """Return the word that a misspelled word was probably meant to be; None for a right or a strange one.
 
-    Words of the catalog go before others that are as near. Two words written as one ("backend", "rootkit")
-    are often a new word, and letters without a vowel ("smth") short for something: only a word of the catalog
-    is then taken to be meant, with one error. A word that is derived from a known one ("scalable") is right.
+    Words of the catalog go before others that are as near. Of the packaged ones only the likely are meant.
+    Two words written as one ("backend", "rootkit") are often a new word, and letters without a vowel ("smth")
+    short for something: only a word of the catalog is then taken to be meant, with one error. A word that is
+    derived from a known one ("scalable") is right.
 
     Args:
         word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
@@ -112,7 +118,7 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     if is_joined(word) or VOWELS.isdisjoint(word):
         found = [catalog().nearest(word, 1)]
     else:
-        found = [catalog().nearest(word), packaged().nearest(word)]
+        found = [catalog().nearest(word), likely().nearest(word)]
     near = [one for one in found if one is not None]
     return min(near, key=lambda one: one[1])[0] if near else None
 
@@ -158,6 +164,12 @@ def errors(first: str, second: str) -> int:
 def packaged() -> WordList:
     """Return the words of `WORDS`."""
     return WordList(WORDS.read_text(encoding="ascii").split())
+
+
+@cache
+def likely() -> WordList:
+    """Return those of `WORDS` that people mean when they err."""
+    return WordList(WORDS.read_text(encoding="ascii").split()[:LIKELY])
 
 
 def _letter_counts(words: Sequence[str]) -> NDArray[np.int8]:

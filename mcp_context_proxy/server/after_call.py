@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.records import RequestContext, RequestRecords
-from mcp_context_proxy.context.session import SessionContext
+from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.errors import (
     AuthorizationError,
     DownstreamError,
@@ -97,15 +97,15 @@ class _Ended(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unattributed:
-    """A call that belongs to no request that this process has answered lately."""
+    """A call that may belong to a request that another replica has answered."""
 
     session: str | None
     """Public id of its session."""
     principal: str | None
-    window: float
-    """Age of a request, in seconds, up to which the call may belong to it."""
-    attribute: Callable[[Sequence[RequestContext]], None]
-    """Attributes it to one of some requests, newest first, if it belongs to any."""
+    began: float
+    """Time of the call, in seconds since 1970."""
+    attribute: Callable[[Iterable[RequestContext]], None]
+    """Attributes it to one of some requests, the most likely first, if it belongs to any."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -185,7 +185,7 @@ class EndedCalls:
         if self.log is not None:
             self.log.called(tool, params, caller, ended.goal)
         if outcome is Outcome.SUCCEEDED:
-            self._attribute(tool, ended.session, caller, ended.goal)
+            self._attribute(tool, ended.session, caller, ended.goal, ended.seconds)
 
     def failed(
         self,
@@ -248,7 +248,7 @@ class EndedCalls:
             )
 
     def _attribute(
-        self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None
+        self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None, seconds: float
     ) -> None:
         if self.learn is None and self.used is None:
             return
@@ -258,18 +258,21 @@ class EndedCalls:
         if self.in_session is not None and not owner:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
         context = self._request_of(tool, session, principal)
-        if context is None and not goal and self.elsewhere is not None:
-            session_id = None if session is None else session.id
+        # A session is served by one replica. Of the requests of others, the latest may be another replica's.
+        is_sure = context is not None and isinstance(session, Session)
+        if self.elsewhere is not None and not is_sure and not goal:
 
-            def attribute(found: Sequence[RequestContext]) -> None:
-                belongs = [one for one in found if (one.session, one.owner) == (session_id, principal)]
-                context = self._best_of(belongs, tool, session)
+            def attribute(found: Iterable[RequestContext]) -> None:
+                context = self._best_of(found, tool, session)
                 if context is not None:
                     self._teach(tool, context, session, principal, owner, goal)
 
             self.elsewhere(
                 Unattributed(
-                    session=session_id, principal=principal, window=WINDOW_SECONDS, attribute=attribute
+                    session=None if session is None else session.id,
+                    principal=principal,
+                    began=time_of_day() - seconds,
+                    attribute=attribute,
                 )
             )
             return
@@ -316,15 +319,19 @@ class EndedCalls:
         return self._best_of(recent, tool, session)
 
     def _best_of(
-        self, recent: Sequence[RequestContext], tool: Tool, session: SessionContext | None
+        self, recent: Iterable[RequestContext], tool: Tool, session: SessionContext | None
     ) -> RequestContext | None:
-        """Return that of some requests, newest first, for which a tool was used."""
-        showing = next((one for one in recent if _shows(one, tool)), None)
-        if showing is not None or session is None or not recent:
-            return showing
+        """Return that of some requests, the most likely first, for which a tool was used."""
+        latest: RequestContext | None = None
+        for one in recent:
+            if _shows(one, tool):
+                return one
+            latest = latest or one
+        if session is None:
+            return None
         # No request had selected it, so it was used for the session's latest one, unless it is always listed.
         always_listed = tool.include is not IncludeMode.AGENT or self.working_set.why(tool) is not None
-        return None if always_listed else recent[0]
+        return None if always_listed else latest
 
 
 def _shows(context: RequestContext, tool: Tool) -> bool:

@@ -46,7 +46,7 @@ HOW_TO_READ: Final = f"Read on with {READ_DOCUMENT}: by name, and section if one
 HOW_TO_READ_FILES: Final = (
     f"Read a file of a skill with {READ_DOCUMENT}: its URI, a slash and the file is the name."
 )
-HOW_TO_GO_ON: Final = "Call one if it does the job, or search in other words."
+HOW_TO_GO_ON: Final = "Call one only if it does exactly this; else search in other words or do without."
 
 ANSWER_TOKENS: Final = 400
 """Budget of an answer. Only what a model cannot do without may exceed it, up to `MOST_TOKENS`."""
@@ -256,16 +256,17 @@ def search_text(
     """
     found = answer.found
     searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
-    results, known = found.results, _known(*searched)
-    documents = _documents(answer)
+    results, known, documents = found.results, _known(*searched), _documents(answer)
     if not results:
         return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = _names([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
-        head.append(f"No tool fits well. Nearest: {names}.")
-    best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
-    head.append(f"{best} of {known}:")
+        fitting = "one document fits" if len(results) == 1 else f"{len(results)} documents fit"
+        head.append(f"No tool fits. Nearest: {names}. {HOW_TO_GO_ON}\n\nBut {fitting}:")
+    else:
+        best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
+        head.append(f"{best} of {known}:")
     # Those in the texts of documents are told there, within a budget of their own.
     told_there = {key_of(one.document) for one in answer.told}
     results = tuple(result for result in results if key_of(result.item) not in told_there)
@@ -287,8 +288,7 @@ def search_text(
 
 
 def _titled(documents: Sequence[str]) -> Sequence[str]:
-    titled = documents and documents[0] != FOR_SESSION
-    return ["Rules and references:", *documents] if titled else documents
+    return ["Rules and references:", *documents] if documents and documents[0] != FOR_SESSION else documents
 
 
 def _documents(answer: SearchAnswer) -> list[str]:
@@ -327,7 +327,7 @@ def _nearest(found: Found, known: str, most: int, name_of: NameOf) -> str:
         return found.filter_note or f"Nothing was found among {known}."
     if found.excluded and not found.nearest:
         return f"{found.filter_note}\n{HOW_TO_GO_ON}"
-    why = found.leaves_note or f"None of {known} fits well."
+    why = found.leaves_note or f"None of {known} fits."
     names = "\n".join(f"- {item_name(result, name_of)}" for result in found.near_misses[:most])
     return f"{why} Nearest:\n{names}\n{HOW_TO_GO_ON}"
 

@@ -104,12 +104,13 @@ class ToolList:
         setup: meta_definitions.Setup,
         working_set: WorkingSet,
         results: KeptResults,
-        wait_for_first_lists: Callable[[bool], Awaitable[None]],
+        wait_for_first_lists: Callable[[Callable[[], bool]], Awaitable[None]],
     ) -> None:
         """Prepare the list; the definitions of the proxy's own tools follow from `setup`.
 
         The owners of `results` get the tool that reads them. `wait_for_first_lists` waits a short time for
-        servers of which nothing is known, or only for those that may have ``always`` tools.
+        servers of which nothing is known, or only for those that may have ``always`` tools while its argument
+        returns True.
         """
         self._wait_for_first_lists = wait_for_first_lists
         self._results = results
@@ -137,7 +138,7 @@ class ToolList:
         query = self._query_of(params, caller)
         if query is None or not query.text:
             # Many clients never list again. A search waits by itself.
-            await self._wait_for_first_lists(self._mode == "search")
+            await self._wait_for_first_lists(lambda: not self.lists_all(self._catalog.snapshot))
         snapshot, names, request_id = await self._names(query, caller.principal)
         state = snapshot.generation, names, self.hides_nothing(snapshot, names)
         room = caller.name_room if snapshot.wider else 0

@@ -260,7 +260,7 @@ class UsageRecorder:
         with self._summing:
             self._attempt(self._read_figures)
         now = self._clock()
-        if now - self._maintained >= MAINTENANCE_SECONDS:
+        if now - self._maintained >= MAINTENANCE_SECONDS and self._store.does_upkeep():
             self._maintained = now
             self._attempt(lambda: forget_old_counts(self._store, self._limits, now))
 

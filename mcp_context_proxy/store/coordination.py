@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
+from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store.database import WORKING_SET, Tables
 
@@ -63,6 +67,45 @@ class LeaseStore(Tables):
     def now(self) -> float:
         """Return the time by which leases end."""
         return self._database.now()
+
+
+UPKEEP: Final = "upkeep"
+"""Job of deleting old rows and summing up statistics."""
+
+UPKEEP_SECONDS: Final = 60.0
+"""Time after which another process takes the job over from one that was lost."""
+
+
+class Upkeep:
+    """The job of deleting old rows, which one of several processes does. Blocking and thread-safe."""
+
+    def __init__(self, leases: LeaseStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._leases, self._clock = leases, clock
+        self._lease: Lease | None = None
+        self._asked = -UPKEEP_SECONDS
+        self._asking = threading.Lock()
+
+    def is_ours(self) -> bool:
+        """Return whether this process does the job. The lease is taken or renewed if it is time."""
+        with self._asking:
+            now = self._clock()
+            if now - self._asked >= UPKEEP_SECONDS / 2:
+                self._asked = now
+                try:
+                    self._lease = self._leases.take(UPKEEP, UPKEEP_SECONDS)
+                except StoreError:
+                    self._lease = None  # logged by the store
+            return self._lease is not None
+
+    def end(self) -> None:
+        """Leave the job to others."""
+        with self._asking:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            try:
+                self._leases.give_back(lease)
+            except StoreError:
+                return  # it ends by itself
 
 
 WORKING_SETS_KEPT = 30

@@ -169,6 +169,11 @@ class Database(ABC):
         Of an area there is one transaction at a time, or several that are `shared`.
         """
 
+    def change(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """Write with one statement; return the number of rows that it has changed."""
+        with self.transaction() as transaction:
+            return transaction.execute(statement, parameters).rowcount
+
     def may_have_changed(self, area: str) -> bool:
         """Return whether an area may have changed since this was asked before; in doubt, it may."""
         return True
@@ -176,6 +181,13 @@ class Database(ABC):
     @abstractmethod
     def now(self) -> float:
         """Return the time on the clock of the database, in seconds since 1970: all replicas share it."""
+
+    def does_upkeep(self) -> bool:
+        """Return whether this process is the one that deletes old rows and sums up statistics.
+
+        Of several replicas one does it at a time. Processes that share a file all do, each with its writes.
+        """
+        return True
 
     def migrate(self) -> tuple[int, int]:
         """Bring the schema to this version; return the version before and after."""
@@ -226,6 +238,10 @@ class Tables:
     def may_have_changed(self, area: str) -> bool:
         """Return whether looking at an area is worth while since this was asked before."""
         return self._database.may_have_changed(area)
+
+    def does_upkeep(self) -> bool:
+        """Return whether this process is the one that deletes old rows and sums up statistics."""
+        return self._database.does_upkeep()
 
 
 def columns_of(row: type[Any]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.database import INTERACTIONS, Tables
+from mcp_context_proxy.store.database import INTERACTIONS, Tables, Transaction
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
 from mcp_context_proxy.system.process import time_of_day
 
@@ -68,8 +68,9 @@ class InteractionStore(Tables):
         """Keep interactions, all or none, and return them with their ids.
 
         Of each origin, an id that its writer has given it, the store keeps one, however often it is sent.
-        Then all but the latest ``keep`` to arrive, and those that arrived before ``since``, are forgotten.
+        Whoever does the upkeep then forgets old ones, as `forget_old` does.
         """
+        tidies = self.does_upkeep()
         origins = [new_origin() for _ in rows] if origins is None else origins
         named = list(zip(rows, origins, strict=True))
         with self._database.transaction(INTERACTIONS) as transaction:
@@ -88,14 +89,16 @@ class InteractionStore(Tables):
             ids = dict(
                 transaction.rows_of_keys("SELECT origin, id FROM interactions WHERE origin IN", origins)
             )
-            transaction.execute("DELETE FROM interactions WHERE recorded < ?", (since,))
-            transaction.execute(
-                "DELETE FROM interactions WHERE id <= "
-                "(SELECT id FROM interactions ORDER BY id DESC LIMIT 1 OFFSET ?)",
-                (keep,),
-            )
+            if tidies:
+                _forget_old(transaction, keep, since)
             transaction.next_revision(INTERACTIONS)
         return [replace(row, id=ids.get(origin, 0)) for row, origin in named]
+
+    def forget_old(self, keep: int, since: float) -> None:
+        """Forget all but the latest ``keep`` to arrive, and those that arrived before ``since``."""
+        with self._database.transaction(INTERACTIONS) as transaction:
+            _forget_old(transaction, keep, since)
+            transaction.next_revision(INTERACTIONS)
 
     def after(self, latest: int, limit: int) -> list[Interaction]:
         """Return interactions with a greater id than ``latest``, by id."""
@@ -220,3 +223,12 @@ def _where(scope: InteractionScope) -> tuple[str, list[Any]]:
     }
     given = {condition: value for condition, value in conditions.items() if value is not None}
     return (" WHERE " + " AND ".join(given) if given else ""), list(given.values())
+
+
+def _forget_old(transaction: Transaction, keep: int, since: float) -> None:
+    transaction.execute("DELETE FROM interactions WHERE recorded < ?", (since,))
+    transaction.execute(
+        "DELETE FROM interactions WHERE id <= "
+        "(SELECT id FROM interactions ORDER BY id DESC LIMIT 1 OFFSET ?)",
+        (keep,),
+    )

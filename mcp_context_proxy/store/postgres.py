@@ -21,6 +21,7 @@ import psycopg
 from psycopg import pq
 
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.store.coordination import LeaseStore, Upkeep
 from mcp_context_proxy.store.database import (
     AREAS,
     Cursor,
@@ -102,6 +103,7 @@ class PostgresDatabase(Database):
         self._breaker = Breaker(clock)
         self._watchdog = Watchdog(clock)
         self._failures = FailureLog()
+        self._upkeep = Upkeep(LeaseStore(self), clock)
         self.hints = self._hints = ChangeHints(
             listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to
         )
@@ -125,6 +127,14 @@ class PostgresDatabase(Database):
                 # The server was restarted since the connection was used last. Reading again does no harm.
                 with self._connection() as connection:
                     return connection.execute(query, values).fetchall()
+
+    def change(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """Write with one statement, which the server commits by itself: one exchange instead of three."""
+        query, values = translated(statement, self._schema), adapted(parameters)
+        with self._logging_failures(), self._connection() as connection:
+            changed = connection.execute(query, values).rowcount
+        self._failures.recovered()
+        return changed
 
     @contextlib.contextmanager
     def transaction(self, area: str | None = None, *, shared: bool = False) -> Iterator[Transaction]:
@@ -170,8 +180,13 @@ class PostgresDatabase(Database):
     def overwrite_deleted(self) -> None:
         """Do nothing: the server removes deleted rows by itself."""
 
+    def does_upkeep(self) -> bool:
+        """Return whether this process deletes old rows and sums up statistics: one at a time does."""
+        return self._upkeep.is_ours()
+
     def close(self) -> None:
         """Close all connections; may be called twice."""
+        self._upkeep.end()
         self._closed = True
         self._hints.close()
         self._watchdog.close()

@@ -133,9 +133,16 @@ class RequestStore(Tables):
     """Request contexts, the latest of all processes that share the store."""
 
     def put(self, rows: Iterable[RequestRow], keep: int, since: float) -> None:
-        """Keep rows, all or none; then forget all but the latest ``keep``, and all before ``since``."""
+        """Keep rows, all or none. Whoever does the upkeep then forgets old ones, as `forget_old` does."""
+        tidies = self.does_upkeep()
         with self._database.transaction() as transaction:
             transaction.put_rows("requests", ("id",), rows)
+            if tidies:
+                transaction.forget_old("requests", ("id",), before=since, keep=keep)
+
+    def forget_old(self, keep: int, since: float) -> None:
+        """Forget all but the latest ``keep``, and all before ``since``."""
+        with self._database.transaction() as transaction:
             transaction.forget_old("requests", ("id",), before=since, keep=keep)
 
     def get(self, request_id: str) -> RequestRow | None:
@@ -152,6 +159,14 @@ class RequestStore(Tables):
         if owner is None:
             return self._latest("WHERE owner IS NULL", [limit])
         return self._latest("WHERE owner = ?", [owner, limit])
+
+    def before(self, moment: float, limit: int, session: str | None, owner: str | None) -> list[RequestRow]:
+        """Return the latest before a moment of one session, or of one client where there is none."""
+        if session is not None:
+            return self._latest("WHERE session = ? AND time <= ?", [session, moment, limit])
+        if owner is None:
+            return self._latest("WHERE owner IS NULL AND time <= ?", [moment, limit])
+        return self._latest("WHERE owner = ? AND time <= ?", [owner, moment, limit])
 
     def _latest(self, where: str, parameters: Sequence[object]) -> list[RequestRow]:
         rest = f"FROM requests {where} ORDER BY time DESC, id DESC LIMIT ?"
@@ -190,11 +205,15 @@ class ToolSessionStore(Tables):
     """Sessions in which each tool was used."""
 
     def add(self, rows: Iterable[ToolSession], since: float, keep: int) -> None:
-        """Keep uses, all or none, one a session; then forget all before ``since``, and all but ``keep``."""
-        key = ("server", "tool", "session")
+        """Keep uses, all or none, one a session.
+
+        Whoever does the upkeep then forgets all before ``since``, and all but ``keep``.
+        """
+        key, tidies = ("server", "tool", "session"), self.does_upkeep()
         with self._database.transaction() as transaction:
             transaction.put_rows("tool_sessions", key, rows)
-            transaction.forget_old("tool_sessions", key, before=since, keep=keep)
+            if tidies:
+                transaction.forget_old("tool_sessions", key, before=since, keep=keep)
 
     def counted(self, since: float) -> list[ToolSessions]:
         """Return the number of sessions since a time in which each tool was used."""

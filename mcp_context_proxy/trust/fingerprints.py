@@ -91,8 +91,10 @@ def _parts(definition: bytes, seen: frozenset[str] | None) -> tuple[bytes, bytes
 
 
 def _escapes_colons(definition: bytes) -> bool:
-    # One search of most definitions.
-    return b"\\u003" in definition and (b"\\u003a" in definition or b"\\u003A" in definition)
+    # Most definitions escape nothing, and one character is looked for much faster than several.
+    if b"\\" not in definition:
+        return False
+    return b"\\u003a" in definition or b"\\u003A" in definition
 
 
 class Hints(msgspec.Struct, frozen=True, gc=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -31,13 +31,18 @@ from mcp_context_proxy.web.api import HEADERS, needs, refused
 
 PATH: Final = "/metrics"
 
+if TYPE_CHECKING:
+    from mcp_context_proxy.cluster.counts import ClusterCounts  # most proxies are alone
+
 _PREFIX: Final = "mcp_context_proxy"
 
 
-def route(counters: Counters) -> Route:
-    """Return the route of the metrics."""
+def route(counters: Counters, cluster: ClusterCounts | None = None) -> Route:
+    """Return the route of the metrics, with those of a replica where there are several."""
     registry = CollectorRegistry()
     registry.register(ProxyCollector(counters))
+    if cluster is not None:
+        registry.register(ClusterCollector(cluster))
     ProcessCollector(registry=registry)
 
     async def endpoint(request: Request) -> Response:
@@ -105,6 +110,45 @@ class ProxyCollector(Collector):
                 yield GaugeMetricFamily(f"{_PREFIX}_learned_pairs", meaning, pairs)
         yield _count("loop_stalls", "Times that the event loop was late by 0.1 s.", counters.stalls.count)
         yield _count("loop_stall_seconds", "Sum of these delays.", counters.stalls.seconds)
+
+
+class ClusterCollector(Collector):
+    """Collects the counts of a replica. No label names a replica, a session or a person."""
+
+    def __init__(self, counts: ClusterCounts) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing, as `ProxyCollector` does."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        counts = self._counts
+        meaning = "Requests passed on to the replica that they belong to."
+        relays = CounterMetricFamily(f"{_PREFIX}_cluster_relays", meaning, labels=["reason", "result"])
+        for (reason, result), count in dict(counts.relays).items():
+            relays.add_metric([reason.value, result.name.lower()], count)
+        yield relays
+        for name, meaning, count in (
+            (
+                "relays_refused",
+                "Requests of others that were not signed for this replica.",
+                counts.relays_refused,
+            ),
+            ("adoptions", "Sessions taken over from a replica that was gone.", counts.adoptions),
+            ("sessions_lost", "Sessions that another replica has taken over.", counts.sessions_lost),
+            ("replicas_lost", "Replicas that could not be reached any more.", counts.replicas_lost),
+            ("stale_contexts", "Contexts that another replica had changed meanwhile.", counts.stale),
+        ):
+            yield _count(f"cluster_{name}", meaning, count)
+        for name, meaning, value in (
+            ("cluster_sessions", "Sessions whose home is this replica.", counts.sessions()),
+            ("cluster_replicas", "Replicas that can be reached, this one among them.", counts.replicas()),
+            ("cluster_upkeep", "1 if this replica deletes old rows.", counts.does_upkeep()),
+            ("store_up", "1 if the store can be used.", counts.store_up()),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}_{name}", meaning, float(value))
 
 
 def _count(name: str, meaning: str, value: float) -> Metric:

@@ -313,6 +313,7 @@ def _item_data(
             "cosine": result.cosine,
             "lexical": result.lexical,
             "action": result.action,
+            "instructions": result.instructions,
             "need": result.need,
             "serves": result.serves,
             "terms": terms_data(result.terms),

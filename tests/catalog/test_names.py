@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.listings import INTRODUCED
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -81,7 +82,7 @@ class World:
             if state != OFF:
                 config = ServerConfig(name=server, command="x")
                 known = state == LISTED
-                yield Stub(config, listing(self.own[server] if known else ()), object() if known else None)
+                yield Stub(config, listing(self.own[server] if known else ()), INTRODUCED if known else None)
 
     def change(self, server: str, state: str, own: list[str]) -> None:
         self.state.pop(server, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from support.cutting import CuttingProxy
 from support.ledger import until
 from support.postgres import PostgresServer, missing, postgres_server
 from support.proxies import Host, inside
@@ -25,6 +25,7 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store import (
     Interaction,
     InteractionScope,
+    RequestRow,
     SearchUsage,
     Store,
     StoreUnavailableError,
@@ -32,6 +33,7 @@ from mcp_context_proxy.store import (
     UsageSlot,
     open_store,
 )
+from mcp_context_proxy.store.coordination import UPKEEP_SECONDS, Upkeep
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
 
@@ -125,69 +127,6 @@ def test_operations_on_a_stalled_server_are_cut_off_and_then_fail_at_once(server
 
         assert calls(store) == 2
         assert store.warning is None
-
-
-class CuttingProxy:
-    """Passes bytes between clients and the server, and swallows the answer to a COMMIT when told to."""
-
-    def __init__(self, folder: Path, server: PostgresServer) -> None:
-        self._target = str(server.folder / ".s.PGSQL.5432")
-        self.url = f"postgresql://postgres@/postgres?host={folder}"
-        self.cuts = 0
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(folder / ".s.PGSQL.5432"))
-        self._listener.listen()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self._target)
-            committing = threading.Event()
-            for source, target, inward in ((client, server, True), (server, client, False)):
-                thread = threading.Thread(
-                    target=self._pass, args=(source, target, inward, committing), daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass(
-        self, source: socket.socket, target: socket.socket, inward: bool, committing: threading.Event
-    ) -> None:
-        with source:
-            while data := self._received(source):
-                if inward and b"COMMIT" in data and self.cuts > 0:
-                    self.cuts -= 1
-                    committing.set()
-                elif not inward and committing.is_set():
-                    # The server has committed; its client never hears of that.
-                    break
-                try:
-                    target.sendall(data)
-                except OSError:
-                    break
-            for each in (source, target):
-                try:
-                    each.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue
-
-    def _received(self, source: socket.socket) -> bytes:
-        try:
-            return source.recv(65_536)
-        except OSError:
-            return b""
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(10)
 
 
 def test_nothing_is_doubled_when_the_answer_to_a_commit_is_lost(
@@ -319,6 +258,36 @@ async def test_calls_searches_and_lists_go_on_without_the_store_and_nothing_is_l
         await anyio.to_thread.run_sync(learned.refresh)
         (taught,) = await anyio.to_thread.run_sync(proxy.store.learned.all)
         assert (taught.query, taught.uses) == ("send a mail", 1)
+
+
+def test_one_replica_at_a_time_deletes_old_rows(server: PostgresServer) -> None:
+    def rows(store: Store, number: int) -> int:
+        store.requests.put([RequestRow(f"{number}", NOW + number, None, b"")], 2, NOW)
+        return len(store.requests.latest(9))
+
+    with opened(server, "upkeep") as other, opened(server, "upkeep") as further:
+        with opened(server, "upkeep") as first:
+            assert [rows(first, number) for number in range(3)] == [1, 2, 2]
+            assert rows(other, 3) == 3
+            assert rows(other, 4) == 4
+            assert rows(first, 5) == 2
+        # The one that did it has ended: another one does.
+        assert rows(further, 6) == 2
+        assert not other.database.does_upkeep()
+
+
+def test_the_upkeep_of_a_lost_replica_is_taken_over(server: PostgresServer) -> None:
+    now = 0.0
+    with opened(server, "lost") as lost, opened(server, "lost") as other:
+        lost_one = Upkeep(lost.leases, lambda: now)
+        taking_over = Upkeep(other.leases, lambda: now)
+        assert [lost_one.is_ours(), taking_over.is_ours()] == [True, False]
+        with other.database.transaction() as transaction:
+            # As much later.
+            transaction.execute("UPDATE leases SET until = until - ?", (UPKEEP_SECONDS,))
+        assert not taking_over.is_ours()
+        now = UPKEEP_SECONDS / 2
+        assert [taking_over.is_ours(), lost_one.is_ours()] == [True, False]
 
 
 async def test_two_replicas_learn_from_each_other_and_count_a_session_once(

@@ -2,81 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 from support import wires
-from support.balancer import Balancer, balancing
+from support.balancer import balancing
 from support.postgres import PostgresServer
-from support.proxies import HttpProxy, command, http_proxy
-from support.servers import Workshop, tool
+from support.proxies import command, http_proxy
+from support.raw_client import RawClient, RpcError
+from support.replicas import (
+    ACCEPTED,
+    KEY,
+    NOTE,
+    PERSON,
+    UPDATED,
+    Cluster,
+    call_of,
+    configured,
+    counts_of,
+    free_port,
+    haproxy,
+    ping,
+    session_at,
+    text_of,
+    until_ready,
+)
 
 from mcp_context_proxy.cluster.relay import Signer
+from mcp_context_proxy.front.http_sessions import GUESSES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
-
-KEY = "0123456789abcdef" * 4
-NOTE = {"uri": "note://one", "name": "one", "mimeType": "text/plain"}
-VISIT = {
-    "method": "elicitation/create",
-    "params": {"message": "Which?", "requestedSchema": {"type": "object", "properties": {}}},
-}
-PERSON = {"elicitation": {}}
-UPDATED = "notifications/resources/updated"
-ACCEPTED = {"action": "accept", "content": {}}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
-@dataclass
-class Cluster:
-    """Running replicas, and the port of the balancer before them."""
-
-    replicas: list[HttpProxy]
-    port: int
-
-    @property
-    def bases(self) -> list[str]:
-        return [replica.base for replica in self.replicas]
-
-    def balancer(self) -> Balancer:
-        return Balancer(self.bases, self.port)
-
-
-def configured(folder: Path, postgres: PostgresServer, name: str, port: int, **cluster: Any) -> Path:
-    """The configuration of one replica, in a folder of its own, with a server of its own."""
-    folder.mkdir()
-    workshop = Workshop(folder)
-    workshop.server(
-        "work",
-        tools=[tool("echo", "Repeat a text"), tool("ask", "Ask the person"), tool("change", "Change a note")],
-        resources=[NOTE],
-        capabilities={"tools": {"listChanged": True}, "resources": {"subscribe": True}},
-        calls={
-            "ask": [{"ask": VISIT}],
-            "change": [
-                {"notify": {"method": "notifications/resources/updated", "params": {"uri": NOTE["uri"]}}}
-            ],
-        },
-    )
-    return workshop.config(
-        store={"url": postgres.url, "namespace": "replicas"},
-        cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3} | cluster,
-        http={"allowed_hosts": [f"127.0.0.1:{port}"]},
-        context={"manage_tool": True},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -91,20 +55,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) 
         for replica in replicas:
             until_ready(replica.base)
         yield Cluster(replicas, port)
-
-
-def until_ready(base: str) -> dict[str, Any]:
-    with httpx2.Client(timeout=30) as http:
-        for _ in range(1000):
-            answer = http.get(f"{base}/readyz")
-            if answer.status_code == 200:
-                return dict(answer.json())
-            time.sleep(0.02)
-    raise AssertionError(answer.text)
-
-
-def text_of(result: dict[str, Any]) -> str:
-    return str(result["content"][0]["text"])
 
 
 async def test_a_session_is_served_by_its_home_wherever_its_requests_arrive(cluster: Cluster) -> None:
@@ -140,6 +90,35 @@ async def test_a_handle_is_its_principals_alone_at_every_replica(cluster: Cluste
                 assert "unknown or expired" in text_of(refused)
 
 
+async def test_a_call_belongs_to_the_latest_search_at_any_replica(cluster: Cluster) -> None:
+    """Each replica knows an older search that shows the tool too, and hears of one after the call."""
+    wanted = dict[str, str]()
+    async with httpx2.AsyncClient(timeout=30) as http, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                wires.http(base, "modern", headers={"authorization": "Bearer sam"})
+            )
+            for base in cluster.bases
+        ]
+        for number in range(9):
+            name = ("echo", "change", "echo")[number // 3]
+            query = f"repeat a text or change a note, {number}"
+            await clients[number % 3].data("search_available_tools", {"query": query, "top_n": 5})
+            await clients[(number + 1) % 3].call(f"work__{name}", {})
+            wanted[query] = f"work__{name}"
+
+        async def chosen() -> dict[str, str | None]:
+            answer = await http.get(f"{cluster.bases[0]}/api/v1/statistics/searches?limit=500")
+            return {
+                one["query"]: one["chosen"] for one in answer.json()["searches"] if one["query"] in wanted
+            }
+
+        with anyio.fail_after(30):
+            while None in (found := await chosen()).values() or len(found) < len(wanted):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+        assert found == wanted
+
+
 async def test_a_parked_call_is_resumed_wherever_its_answer_arrives(cluster: Cluster) -> None:
     async with (
         balancing(cluster.balancer()) as balancer,
@@ -171,27 +150,6 @@ async def test_the_reply_to_a_question_of_a_server_may_arrive_at_another_replica
             assert json.loads(text_of(await client.call("work__ask", {}))) == ACCEPTED
 
 
-async def session_at(base: str, http: httpx2.AsyncClient, *, token: str = "Bearer ada") -> dict[str, str]:
-    """Open a session, and return the headers of its further requests."""
-    headers = {
-        "accept": "application/json, text/event-stream",
-        "content-type": "application/json",
-        "authorization": token,
-    }
-    hello = {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "raw", "version": "1"},
-    }
-    asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
-    opened = await http.post(f"{base}/mcp", json=asked, headers=headers)
-    return headers | {"mcp-session-id": opened.headers["mcp-session-id"]}
-
-
-def ping(number: int = 1) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": number, "method": "ping"}
-
-
 async def test_a_session_of_another_principal_does_not_exist_at_any_replica(cluster: Cluster) -> None:
     async with httpx2.AsyncClient(timeout=30) as http:
         ada = await session_at(cluster.bases[0], http)
@@ -208,6 +166,58 @@ async def test_a_session_that_its_client_has_ended_is_gone_at_every_replica(clus
         assert ended.status_code == 200
         for base in cluster.bases:
             assert (await http.post(f"{base}/mcp", json=ping(), headers=ada)).status_code == 404
+
+
+async def test_the_database_is_not_asked_for_one_who_has_guessed_too_many_sessions(
+    cluster: Cluster, postgres: PostgresServer
+) -> None:
+    import psycopg
+
+    async with httpx2.AsyncClient(timeout=30) as http:
+        eve = await session_at(cluster.bases[0], http, token="Bearer guesses")
+
+        async def guess(number: int, **more: str) -> int:
+            headers = eve | {"mcp-session-id": f"gone.{number}"} | more
+            return (await http.post(f"{cluster.bases[0]}/mcp", json=ping(), headers=headers)).status_code
+
+        assert {await guess(number) for number in range(GUESSES)} == {404}
+        with psycopg.connect(postgres.url) as connection:
+            for _ in range(20):
+                # After a moment, one more may be looked up.
+                while await guess(0) == 404:
+                    pass
+                connection.execute("LOCK TABLE replicas.contexts IN ACCESS EXCLUSIVE MODE")
+                refused = await guess(0)
+                connection.rollback()
+                if refused == 429:
+                    break
+            assert refused == 429
+        assert await guess(0, authorization="Bearer ada") == 404
+        assert (await http.post(f"{cluster.bases[0]}/mcp", json=ping(), headers=eve)).status_code == 200
+
+
+async def test_each_replica_counts_its_relays_by_reason_and_result(cluster: Cluster) -> None:
+    before = counts_of(cluster.bases)
+    answers = {"elicitation/create": lambda _: ACCEPTED}
+    async with (
+        balancing(cluster.balancer()) as balancer,
+        wires.http(balancer.base, capabilities=PERSON, answers=answers) as client,
+    ):
+        for _ in range(3):
+            await client.call("work__ask", {})
+    async with (
+        wires.http(cluster.bases[0], "modern", capabilities=PERSON) as asking,
+        wires.http(cluster.bases[1], "modern", capabilities=PERSON) as answering,
+    ):
+        asked = await asking.call("work__ask", {})
+        resumed = {"name": "work__ask", "arguments": {}, "requestState": asked["requestState"]}
+        resumed["inputResponses"] = dict.fromkeys(asked["inputRequests"], ACCEPTED)
+        await answering.request("tools/call", resumed)
+    counted = counts_of(cluster.bases) - before
+    for reason in ("session", "reply", "call"):
+        assert counted["cluster_relays_total", reason, "answered"] >= 1, reason
+    assert counts_of(cluster.bases[:1])["cluster_replicas",] >= 3
+    assert counts_of(cluster.bases)["store_up",] == 3
 
 
 RELAYED = {"method": "POST", "path": "/mcp", "query_string": b"", "type": "http"}
@@ -229,11 +239,13 @@ async def test_a_relay_that_no_replica_has_signed_for_this_request_is_refused(
         headers = ada | {"mcp-session-id": session}
         scope = RELAYED | {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
         value = b"relay" if fault == "unsigned" else signer.sign(receiver, scope, signed)
+        before = counts_of(cluster.bases[:1])["cluster_relays_refused_total",]
         body = signed + b" " if fault == "another body" else signed
         answer = await http.post(
             f"{cluster.bases[0]}/mcp", content=body, headers=ada | {"x-mcp-relay": value.decode()}
         )
         assert (answer.status_code, answer.headers["x-mcp-relay"], answer.content) == (403, "refused", b"")
+        assert counts_of(cluster.bases[:1])["cluster_relays_refused_total",] == before + 1
 
 
 async def test_a_relay_is_taken_once_and_never_relayed_again(cluster: Cluster) -> None:
@@ -263,16 +275,117 @@ async def test_a_session_goes_on_at_another_replica_when_its_home_is_killed(
             wanted = {"action": "add", "type": "tool", "name": "work__echo"}
 
             async def manage(base: str, arguments: dict[str, Any]) -> str:
-                asked = {"name": "manage_context", "arguments": arguments}
-                message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": asked}
+                message = call_of("manage_context", arguments)
                 answer = await http.post(f"{base}/mcp", json=message, headers=ada)
                 return answer.text
 
             assert "work__echo" in await manage(cluster.bases[0], wanted)
             lost.process.kill()
             lost.process.wait()
+            before = counts_of(cluster.bases)
             for base in cluster.bases * 2:
                 assert "work__echo" in await manage(base, {"action": "list"})
+            counted = counts_of(cluster.bases) - before
+            assert counted["cluster_adoptions_total",] == 1
+            assert counted["cluster_sessions",] == 1
+            assert counted["cluster_replicas_lost_total",] >= 1
+
+
+async def test_a_drained_replica_ends_its_calls_and_its_sessions_move_without_an_error(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    home = configured(tmp_path / "g", postgres, "g", cluster.port)
+    with http_proxy(home) as drained:
+        until_ready(drained.base)
+        async with httpx2.AsyncClient(timeout=30) as http, AsyncExitStack() as stack:
+            quiet, busy = [await session_at(drained.base, http, person=True) for _ in range(2)]
+
+            async def manage(base: str, action: str) -> str:
+                wanted = {"action": action, "type": "tool", "name": "work__echo"}
+                message = call_of("manage_context", wanted)
+                return (await http.post(f"{base}/mcp", json=message, headers=quiet)).text
+
+            assert "work__echo" in await manage(drained.base, "add")
+            asking = await stack.enter_async_context(
+                http.stream("POST", f"{cluster.bases[1]}/mcp", json=call_of("work__ask", {}), headers=busy)
+            )
+            told = wires.events(asking)
+            question = json.loads((await anext(told))[1])
+            parked = await stack.enter_async_context(wires.http(drained.base, "modern", capabilities=PERSON))
+            asked = await parked.call("work__ask", {})
+
+            await anyio.run_process(command(home, "cluster", "drain", "g"))
+            while (probe := await http.get(f"{drained.base}/readyz")).status_code == 200:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+            assert "new clients should go elsewhere" in probe.text
+            before = counts_of(cluster.bases)
+
+            # The quiet session moves, and is found wherever its client asks, at its old home as well.
+            for base in (*cluster.bases, drained.base):
+                assert "work__echo" in await manage(base, "list")
+            assert (counts_of(cluster.bases) - before)["cluster_adoptions_total",] == 1
+            # What is under way ends where it began.
+            reply = {"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED}
+            taken = await http.post(f"{cluster.bases[0]}/mcp", json=reply, headers=busy)
+            assert taken.status_code == 202
+            assert json.loads(text_of(json.loads((await anext(told))[1])["result"])) == ACCEPTED
+            async with wires.http(cluster.bases[2], "modern", capabilities=PERSON) as answering:
+                resumed = {"name": "work__ask", "arguments": {}, "requestState": asked["requestState"]}
+                resumed["inputResponses"] = dict.fromkeys(asked["inputRequests"], ACCEPTED)
+                assert json.loads(text_of(await answering.request("tools/call", resumed))) == ACCEPTED
+            # Then that session moves, too, and nothing is left.
+            for base in cluster.bases:
+                assert (await http.post(f"{base}/mcp", json=ping(), headers=busy)).status_code == 200
+            assert counts_of([drained.base])["cluster_sessions",] == 0
+            # Whoever still comes is served.
+            late = await session_at(drained.base, http)
+            assert (await http.post(f"{drained.base}/mcp", json=ping(), headers=late)).status_code == 200
+
+
+async def test_contexts_and_sessions_go_on_while_the_database_is_away(
+    cluster: Cluster, postgres: PostgresServer
+) -> None:
+    manage, echo, change = "manage_context", "work__echo", "work__change"
+    async with httpx2.AsyncClient(timeout=30) as http, AsyncExitStack() as stack:
+        one, other, stranger = [
+            await stack.enter_async_context(wires.http(base, "modern")) for base in cluster.bases
+        ]
+
+        async def names(client: RawClient, context_id: str) -> set[str]:
+            found = await client.data(manage, {"context_id": context_id, "action": "list"})
+            return {item["name"] for item in found["items"]}
+
+        made = await one.data(manage, {"action": "add", "type": "tool", "name": echo})
+        known = made["context_id"]
+        assert await names(other, known) == {echo}
+        session = await session_at(cluster.bases[0], http)
+        lost = await session_at(cluster.bases[0], http)
+        lost["mcp-session-id"] = "gone" + lost["mcp-session-id"]
+        await anyio.to_thread.run_sync(postgres.kill)
+        try:
+            added = {"context_id": known, "action": "add", "type": "tool", "name": change}
+            assert "kept by one replica only" not in text_of(await one.call(manage, added))
+            assert await names(one, known) == {echo, change}
+            assert await names(other, known) == {echo}
+            assert json.loads(text_of(await other.call(echo, {"context_id": known})))
+            with pytest.raises(RpcError, match="cannot be looked up now"):
+                await names(stranger, known)
+            new = await one.call(manage, {"action": "add", "type": "tool", "name": change})
+            assert "kept by one replica only" in new["content"][-1]["text"]
+            for base in cluster.bases:
+                assert (await http.post(f"{base}/mcp", json=ping(), headers=session)).status_code == 200
+                undecided = await http.post(f"{base}/mcp", json=ping(), headers=lost)
+                assert (undecided.status_code, undecided.headers["retry-after"]) == (503, "1")
+                ready = await http.get(f"{base}/readyz")
+                assert (ready.status_code, len(ready.json()["degraded"])) == (200, 1)
+        finally:
+            await anyio.to_thread.run_sync(postgres.start)
+        with anyio.fail_after(30):
+            while True:
+                with contextlib.suppress(RpcError):
+                    if await names(stranger, known) == {echo, change} == await names(other, known):
+                        break
+                await anyio.sleep(0.05)
 
 
 async def test_a_replica_with_another_key_is_not_ready_and_says_why(
@@ -287,20 +400,66 @@ async def test_a_replica_with_another_key_is_not_ready_and_says_why(
             assert http.get(f"{base}/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("era", ["handshake", "modern"])
 async def test_a_resource_that_a_server_announces_at_one_replica_is_told_at_another_once(
-    cluster: Cluster,
+    cluster: Cluster, era: str
 ) -> None:
     async with (
-        wires.http(cluster.bases[0]) as subscriber,
+        wires.http(cluster.bases[0], era) as subscriber,
         wires.http(cluster.bases[1], "modern") as caller,
     ):
-        await subscriber.request("resources/subscribe", {"uri": NOTE["uri"]})
-        await subscriber.wire.listening.wait()
+        if era == "modern":
+            wanted = {"notifications": {"resourceSubscriptions": [NOTE["uri"]]}}
+            await subscriber.start("subscriptions/listen", wanted, request_id="listening")
+            await subscriber.until(lambda one: one.notified("notifications/subscriptions/acknowledged"))
+        else:
+            await subscriber.request("resources/subscribe", {"uri": NOTE["uri"]})
+            await subscriber.wire.listening.wait()
         await caller.call("work__change", {})
         await subscriber.until(lambda one: one.notified(UPDATED))
         # A further one comes after any that would follow the first.
         await subscriber.call("work__echo", {})
         assert [told["uri"] for told in subscriber.notified(UPDATED)] == [NOTE["uri"]]
+        if era == "modern":
+            await subscriber.abandon("listening")
+
+
+async def test_behind_haproxy_no_request_fails_while_a_replica_is_replaced(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    first, second = cluster.bases[:2]
+    leaving = configured(tmp_path / "h", postgres, "h", cluster.port, http={"drain_grace_seconds": 2.5})
+    with http_proxy(leaving) as replaced:
+        until_ready(replaced.base)
+        names = {"a": first, "b": second, "h": replaced.base}
+        async with httpx2.AsyncClient(timeout=30) as http, AsyncExitStack() as stack:
+            balancer = stack.enter_context(haproxy(tmp_path, names, cluster.port))
+            asked = {"elicitation/create": lambda _: ACCEPTED}
+            session = await stack.enter_async_context(
+                wires.http(balancer, capabilities=PERSON, answers=asked)
+            )
+            modern = await stack.enter_async_context(wires.http(balancer, "modern", capabilities=PERSON))
+            before = counts_of(list(names.values()))
+            for _ in range(4):
+                assert json.loads(text_of(await session.call("work__ask", {}))) == ACCEPTED
+            # Each request of a session went to its home at once.
+            assert not (counts_of(list(names.values())) - before)[
+                "cluster_relays_total", "session", "answered"
+            ]
+            homed = await session_at(replaced.base, http)
+            made = await modern.data(
+                "manage_context", {"action": "add", "type": "tool", "name": "work__echo"}
+            )
+            replaced.process.terminate()
+            while replaced.process.poll() is None:
+                answer = await http.post(f"{balancer}/mcp", json=ping(), headers=homed)
+                assert (answer.status_code, answer.json()["result"]) == (200, {})
+                await modern.call("work__echo", {"context_id": made["context_id"]})
+                await session.call("work__echo", {})
+                await anyio.sleep(0.05)
+            assert replaced.process.returncode == 0
+            answer = await http.post(f"{balancer}/mcp", json=ping(), headers=homed)
+            assert (answer.status_code, answer.json()["result"]) == (200, {})
 
 
 def test_the_command_shows_the_replicas(cluster: Cluster) -> None:

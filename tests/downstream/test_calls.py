@@ -228,6 +228,7 @@ async def test_a_server_that_stops_reading_delays_only_its_own_calls(
     assert all(result["isError"] for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "spoken"), [("stdio", "handshake"), ("http", "handshake"), ("http", "modern")]
 )

@@ -25,6 +25,28 @@ async def test_a_changed_list_is_fetched_again(workshop: Workshop, era: str) -> 
         assert "growing__grow" not in await host.names()
 
 
+async def test_a_server_that_comes_back_with_other_prompts_has_its_tools_not_taken_apart_again(
+    workshop: Workshop,
+) -> None:
+    first = [{"result": {"prompts": [{"name": "plan"}]}}]
+    later = {"result": {"prompts": [{"name": "plan"}, {"name": "review"}]}}
+    listings = [{"once": [str(workshop.flag("listed")), first]}, later]
+    workshop.server(
+        "steady",
+        tools=[tool("die")],
+        prompts=[{"name": "plan"}],
+        on={"prompts/list": listings},
+        calls={"die": [{"exit": 1}]},
+    )
+    async with inside(workshop.config()) as proxy:
+        steady = proxy.fleet.clients["steady"]
+        before = steady.listing
+        await Host(proxy, "handshake").call("steady__die")
+        await until(lambda: len(steady.listing.prompts) == 2)
+
+        assert (len(before.prompts), steady.listing.tools is before.tools) == (1, True)
+
+
 async def test_a_flood_of_change_notices_leads_to_few_fetches(workshop: Workshop) -> None:
     flood = [{"announce": {"method": "notifications/tools/list_changed"}}] * 500
     server = workshop.server("flapping", tools=[tool("flap")], calls={"flap": flood})

@@ -191,6 +191,7 @@ async def test_a_download_that_takes_too_long_is_undone_before_it_begins_again(w
         assert workshop.flag("undone").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the guardian of a killed proxy needs its pipes")
 async def test_a_killed_proxy_leaves_a_download_time_to_undo_and_no_process(workshop: Workshop) -> None:
     # Longer than the guardian waits for any other server.

@@ -296,6 +296,7 @@ async def test_a_revoked_token_ends_a_call_under_way_and_its_server_is_told(
     assert (await client.get("/api/v1/requests", headers=who)).status_code == 401
 
 
+@pytest.mark.slow
 async def test_a_session_whose_named_token_expired_goes_on_with_the_next_one_of_that_name(
     client: httpx2.AsyncClient, names: TokenFile
 ) -> None:

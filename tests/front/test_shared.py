@@ -360,6 +360,7 @@ def test_session_does_not_wait_for_ever_for_another_one_that_is_stopped(machine:
         raise AssertionError
 
 
+@pytest.mark.slow
 async def test_log_of_a_proxy_that_runs_for_long_begins_anew(machine: Machine, server: Server) -> None:
     """Nobody else bounds it: it may be in memory, and servers decide how much is logged."""
     async with machine.host() as client:

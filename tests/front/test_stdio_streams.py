@@ -21,6 +21,7 @@ HASTY = {"drain_seconds": 0.5, "stop_seconds": 0.5}
 """For what is never finished: how long its end is waited for is tested elsewhere."""
 
 
+@pytest.mark.slow
 async def test_the_end_of_input_ends_the_proxy_and_all_its_children(workshop: Workshop) -> None:
     servers = [
         workshop.server("plain", tools=[tool("go")]),

@@ -171,6 +171,7 @@ async def test_a_failing_store_is_reported_to_each_poster_and_logged_once(
     assert caplog.text.count("waits in memory") == 1
 
 
+@pytest.mark.slow
 async def test_interactions_that_could_not_be_written_are_retried_with_later_ones(
     memory: InteractionMemory, path: Path
 ) -> None:

@@ -175,6 +175,7 @@ def test_pruning_happens_at_start_and_daily_and_reaches_the_store(tier, words, c
         assert store.learned.all() == []
 
 
+@pytest.mark.slow
 def test_a_locked_store_stops_neither_learning_nor_searching(tier, words, path, caplog):
     tier.learn(use())
     other = sqlite3.connect(path, isolation_level=None)
@@ -271,6 +272,7 @@ def test_a_remembered_answer_of_one_principal_is_not_that_of_another(tier):
         assert tier.generation() != everybody
 
 
+@pytest.mark.slow
 def test_uses_that_waited_for_the_store_are_learned_as_if_it_had_never_failed(tier, words, clock, path):
     other = sqlite3.connect(path, isolation_level=None)
     with open_store(path) as store:

@@ -64,7 +64,7 @@ async def test_a_stop_does_not_wait_for_a_large_list(name: str) -> None:
         name="evil",
         config=ServerConfig(name="evil", command="x"),
         listing=ServerListing(**{name: cast(Any, slow)}),
-        introduction=object(),
+        introduction=SimpleNamespace(instructions=""),
         tool_embeddings={},
         skill_embeddings={},
     )

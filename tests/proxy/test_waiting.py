@@ -4,6 +4,8 @@ Requests wait for servers that start, and remembered listings are there at once.
 """
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from support.raw_client import AS_DATA, RawClient, data_of
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse, stdio
 
+from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.lifecycle import ServerState
 
@@ -69,6 +72,39 @@ async def test_an_agent_that_searches_and_calls_right_after_it_has_connected_get
         assert best_of(data_of(found)) == "late__brew"
         called = await client.call("late__brew", {"text": "x"})
         assert json.loads(called["content"][0]["text"])["name"] == "brew"
+
+
+async def test_a_search_has_a_server_whose_list_has_come_but_is_not_yet_in_the_catalog(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refresh runs in a thread: on a busy machine it ends long after the server is ready."""
+    refresh, go_on = Catalog.refresh, threading.Event()
+
+    def late_refresh(catalog: Catalog, check: Callable[[], None] = lambda: None) -> Any:
+        if catalog.whole.snapshot.generation:
+            go_on.wait(30)
+        return refresh(catalog, check)
+
+    monkeypatch.setattr(Catalog, "refresh", late_refresh)
+    server = late(workshop)
+    async with inside(workshop.config(), settled=False) as proxy:
+        # The first search of all waits for more, and so it is not the one that is looked at.
+        await until(lambda: server.ledger.messages("tools/list"))
+        await until(lambda: "late" in proxy.catalog.whole.snapshot.unlisted)
+        workshop.flag("ready").touch()
+        await until(lambda: not proxy.fleet.unlisted)
+        assert "late" in proxy.catalog.whole.snapshot.unlisted
+        async with anyio.create_task_group() as group:
+            found: list[dict[str, Any]] = []
+
+            async def search() -> None:
+                found.append(await Host(proxy, "modern").data("search_available_tools", {"query": "coffee"}))
+
+            group.start_soon(search)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+
+        assert best_of(found[0]) == "late__brew"
 
 
 async def test_a_search_that_waits_reports_progress_to_a_client_that_asked_for_it(
@@ -184,9 +220,27 @@ async def test_a_list_waits_for_no_server_whose_tools_it_never_has(workshop: Wor
         assert "search_available_tools" in await Host(proxy, "modern").names()
 
 
-async def test_a_list_waits_for_a_server_that_has_tools_for_every_list(workshop: Workshop) -> None:
+async def test_a_list_waits_for_no_more_servers_once_it_is_too_large_to_have_all_tools(
+    workshop: Workshop, era: str
+) -> None:
+    late(workshop)
+    workshop.server("good", tools=[tool("fine")])
+    tables = {"limits": LONG, "expose": {"mode": "auto", "list_all_below": 1}}
+    async with inside(workshop.config(**tables), settled=False) as proxy:
+        with anyio.fail_after(30.0):
+            names = await Host(proxy, era).names()
+
+        assert "search_available_tools" in names
+        assert "good__fine" not in names
+
+
+@pytest.mark.parametrize("expose", [{"mode": "search"}, {"mode": "auto", "list_all_below": 1}])
+async def test_a_list_waits_for_a_server_that_has_tools_for_every_list(
+    workshop: Workshop, expose: dict[str, Any]
+) -> None:
     server = late(workshop, settings={"tools": {"brew": {"include": "always"}}})
-    tables = {"limits": LONG, "expose": {"mode": "search"}}
+    workshop.server("good", tools=[tool("fine")])
+    tables = {"limits": LONG, "expose": expose}
     names: list[str] = []
     async with inside(workshop.config(**tables), settled=False) as proxy, anyio.create_task_group() as group:
 

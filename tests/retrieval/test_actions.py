@@ -12,9 +12,10 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.actions import (
     ACTIONS,
+    CHANGES,
     DELETE,
     MOST_ADDED,
-    TAKEN_FROM_DELETING,
+    TAKEN_FROM_CHANGING,
     WEIGHTS,
     action_of,
     opening,
@@ -87,12 +88,33 @@ def test_an_order_that_tells_nothing_adds_nothing() -> None:
     assert not wanted("").any()
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "who works on the bug",
+        "when is the meeting",
+        "which note is new",
+        "is there a branch for the redesign",
+        "do we have a note about cats",
+    ],
+)
+def test_a_question_about_facts_asks_for_no_tool_that_changes_anything(question: str) -> None:
+    assert set(wanted(question)[CHANGES]) == {np.float32(-TAKEN_FROM_CHANGING)}
+
+
+@pytest.mark.parametrize(
+    "order", ["are you able to create a note", "is it possible to add a note", "is there a way to rename it"]
+)
+def test_a_question_for_the_possibility_of_something_orders_it(order: str) -> None:
+    assert not (wanted(order)[CHANGES] == np.float32(-TAKEN_FROM_CHANGING)).any()
+
+
 def test_no_addition_is_above_its_bound() -> None:
     words = [line.split()[0] for line in WEIGHTS.read_text("utf-8").splitlines() if not line.startswith("#")]
 
     assert len(words) > 300
     assert max(float(wanted(word).max()) for word in words) == pytest.approx(MOST_ADDED)
-    assert min(float(wanted(word).min()) for word in words) == pytest.approx(-TAKEN_FROM_DELETING)
+    assert min(float(wanted(word).min()) for word in words) == pytest.approx(-TAKEN_FROM_CHANGING)
     assert {wanted(word).size for word in words} == {len(ACTIONS)}
 
 

@@ -12,6 +12,7 @@ from support.servers import real_lists
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.purposes import WEB_SEARCH
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
     QUERY_LIMIT,
@@ -22,7 +23,6 @@ from mcp_context_proxy.retrieval.queries import (
     ReadQuery,
     divided,
     read_query,
-    value_kind,
 )
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.spelling import WordList
@@ -143,46 +143,6 @@ def test_configured_words_stand_for_theirs_and_go_before_packaged_ones() -> None
     assert "pull" not in query.asked
 
 
-@pytest.mark.parametrize(
-    ("token", "kind"),
-    [
-        ("https://example.org/a?b=c", "URL"),
-        ("anna.b+c@mail.example.org", "email address"),
-        ("github.com/a/b", "website URL"),
-        ("report.pdf", "file"),
-        ("src/app/main.py", "file"),
-        ("/etc/hosts", "path"),
-        ("~/notes", "path"),
-        ("../up", "path"),
-        ("C:\\Users\\x", "path"),
-        ("2024-05-01", "date"),
-        ("2024-05-01T10:30:00Z", "date"),
-        ("1.2.2024", "date"),
-        ("10:30", "time"),
-        ("5pm", "time"),
-        ("ABC-12", "issue key"),
-        ("#42", "issue number"),
-        ("2401.01234v2", "arXiv paper id"),
-        ("$1,200.50", "amount of money"),
-        ("30€", "amount of money"),
-        ("10.0.0.1:80", "IP address"),
-        ("123e4567-e89b-12d3-a456-426614174000", "id"),
-        ("3f2a9bc", "commit hash"),
-    ],
-)
-def test_values_are_said_to_be_what_they_are(token: str, kind: str) -> None:
-    assert value_kind(token) == kind
-    assert f"{token} (" in (read(f"show {token}, please").read_as or "")
-    assert kind in (read(f"show {token}, please").read_as or "")
-
-
-@pytest.mark.parametrize(
-    "token", ["word", "e.g", "v1.2", "and/or", "TCP/IP", "don't", "12", "deadbeef", "a@", "x:y", "UTF-8x"]
-)
-def test_words_are_no_values(token: str) -> None:
-    assert value_kind(token) is None
-
-
 def test_a_value_counts_little_and_the_ending_of_a_file_as_a_word() -> None:
     query = read("summarize the figures in quarterly.csv")
 
@@ -211,6 +171,9 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
         ("don't forget that Tom is vegan", "add to memory that Tom is vegan"),
         ("what do you know about Tom", "search memory for Tom"),
         ("forget what I said about Tom", "delete from memory what I said about Tom"),
+        ("what did I write about the budget", "search notes about the budget"),
+        ("where have we noted the address", "search notes the address"),
+        ("what did I write to Bob", None),
         ("don't forget to buy bread", None),
         ("remember to call home", None),
         ("do you remember the name of the file", None),
@@ -312,6 +275,16 @@ def test_to_file_something_is_to_create_it() -> None:
     assert read("file list of the folder").read_as is None
 
 
+def test_to_open_a_ticket_is_to_create_it_and_to_open_a_file_is_not() -> None:
+    query = read("open a ticket that search is slow")
+
+    assert query.read_as == "create a ticket that search is slow"
+    assert query.weights["search"] == REPORTED_SHARE
+    assert read("open a new pull request").read_as == "create a new pull request"
+    assert read("open a file").read_as is None
+    assert read("open the ticket").read_as is None
+
+
 def test_a_word_that_is_said_twice_has_its_higher_weight() -> None:
     assert weight("delete the note: delete it", "delete") == 1
 
@@ -404,3 +377,11 @@ def test_a_query_in_another_language_is_not_corrected_and_its_unknown_words_are_
 )
 def test_a_query_in_english_is_not_taken_for_another_language(query: str) -> None:
     assert not read(query).foreign
+
+
+@pytest.mark.parametrize(
+    ("query", "is_for_the_web"),
+    [("look up the capital of Mongolia", True), ("look up my notes", False), ("look at the file", False)],
+)
+def test_to_look_something_up_may_be_a_search_of_the_web(query: str, is_for_the_web: bool) -> None:
+    assert (read(query).purpose is WEB_SEARCH) is is_for_the_web

@@ -363,7 +363,9 @@ def test_of_the_same_tool_at_two_servers_one_is_shown_and_names_the_other(
         tool("create_label", "Makes a label for a ticket in a repository.", server="work"),
     )
 
-    ranking = engine.search("open a ticket in a repository", catalog, options=SearchOptions(top_n=3, depth=4))
+    ranking = engine.search(
+        "opens a ticket in a repository", catalog, options=SearchOptions(top_n=3, depth=4)
+    )
 
     assert found(ranking)[0] == "create_issue"
     assert len(set(found(ranking))) == 3

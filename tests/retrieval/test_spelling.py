@@ -137,6 +137,18 @@ def test_a_word_that_is_derived_from_a_known_one_is_right(derived: str) -> None:
     assert read_as(f"show me the {derived} one") is None
 
 
+@pytest.mark.parametrize(
+    "rare", ["locum", "matinee", "forex", "reais", "paleo", "federative", "sommelier", "ringgit", "kubelet"]
+)
+def test_a_rare_word_and_one_of_another_trade_is_right(rare: str) -> None:
+    assert read_as(f"show me the {rare} one") is None
+
+
+@pytest.mark.parametrize("new", ["brashi", "locusta"])
+def test_an_unknown_word_that_is_only_near_to_a_rare_one_is_new(new: str) -> None:
+    assert read_as(f"show me the {new} one") is None
+
+
 @pytest.mark.parametrize("short", ["proj", "incl", "coll", "smth", "ppid"])
 def test_a_word_that_is_short_for_something_is_left(short: str) -> None:
     assert read_as(f"show me the {short} one") is None

@@ -29,7 +29,7 @@ REQUESTS = [
 ]
 COUNTER = TokenCounter()
 
-NOTHING = "fits well. Nearest"
+NOTHING = "fits. Nearest"
 """Words of an answer that nothing fits."""
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.listings import INTRODUCED
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
@@ -99,7 +100,7 @@ class World:
 
     def list(self, name: str, uris: tuple[str, ...], templates: tuple[str, ...]) -> None:
         if name in self.servers:
-            self.servers[name].introduction = object()
+            self.servers[name].introduction = INTRODUCED
             self.servers[name].listing = ServerListing(
                 resources=tuple(json.dumps({"uri": uri}).encode() for uri in uris),
                 templates=tuple(json.dumps({"uriTemplate": each}).encode() for each in templates),

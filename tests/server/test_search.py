@@ -241,10 +241,10 @@ async def test_if_nothing_fits_the_nearest_tools_are_named_and_can_be_called(hos
 
     lines = result["content"][0]["text"].splitlines()
     assert data["fits"] is False
-    assert lines[0] == "None of 5 tools and documents fits well. Nearest:"
+    assert lines[0] == "None of 5 tools and documents fits. Nearest:"
     nearest = [one.get("uri") or one["name"] for one in data["near_misses"][:3]]
     assert lines[1:-1] == [f"- {name}" for name in nearest]
-    assert lines[-1] == "Call one if it does the job, or search in other words."
+    assert lines[-1] == "Call one only if it does exactly this; else search in other words or do without."
 
 
 async def test_no_more_is_returned_than_was_asked_for(host: Host) -> None:
@@ -345,6 +345,7 @@ async def test_progress_of_indexing_is_sent_to_clients_that_ask_for_it(workshop:
     assert silent.notifications == []
 
 
+@pytest.mark.slow
 async def test_the_tools_of_a_server_that_comes_late_are_found_and_called(workshop: Workshop) -> None:
     flag = workshop.flag("ready")
     workshop.server(

@@ -69,7 +69,7 @@ async def test_during_indexing_a_request_for_something_else_is_told_that_nothing
             meant = await host.data(SEARCH, {"query": "convert this to another zone"})
 
     assert "Indexing goes on" in text
-    assert "fits well. Nearest:\n- time__convert_time" in text
+    assert "fits. Nearest:\n- time__convert_time" in text
     assert [one["name"] for one in meant["results"]] == ["time__convert_time"]
 
 

@@ -21,6 +21,17 @@ from mcp_context_proxy.trust.states import State
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 
 
+@dataclass(frozen=True)
+class Introduced:
+    """The introduction of a server, as far as the catalog reads it."""
+
+    instructions: str = ""
+
+
+INTRODUCED = Introduced()
+"""That of a server that says nothing about itself."""
+
+
 def tool(name: str, description: str = "Adds two numbers.", **more: Any) -> dict[str, Any]:
     """A tool's definition."""
     return {"name": name, "description": description, "inputSchema": SCHEMA, **more}
@@ -32,7 +43,7 @@ class Client:
 
     config: ServerConfig
     listing: ServerListing = field(default_factory=ServerListing)
-    introduction: object = True
+    introduction: object = INTRODUCED
     tool_embeddings: dict[str, Any] = field(default_factory=dict)
     skill_embeddings: dict[str, Any] = field(default_factory=dict)
 

@@ -36,7 +36,7 @@ from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked
 from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper, without_depths
 from mcp_context_proxy.rerank.reranker_model import numbers_in
-from mcp_context_proxy.retrieval import links, queries, text
+from mcp_context_proxy.retrieval import links, queries, text, values
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.server.consent import described_arguments
@@ -180,6 +180,7 @@ QUERY_PARTS = [
     '"', "'", " 'a", "“a", '"a b" ', ",", "and ", ", and ", ", then get the file", ":", " : a", " that ",
     "@", "a@", ".", "a.", "a.b ", "/", "a/", "../", "\\", "1", "1.", "#1 ", "2020-", "a", "A", "aB", "xqzvk ",
     " ", "\n", "file a bug that ", "get the file and read the mail and ", "$1,", "-", "f",
+    "2 + ", "(", "1 times ", "* ", "1,111", "SELECT a FROM ", "+1 (23) ",
 ]  # fmt: skip
 """Parts of hostile queries."""
 
@@ -190,7 +191,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "known words": text.is_known,
     "needs of a query": queries.divided,
     "order and what it carries": lambda written: understood(f"file a bug {written} that: {written}"),
-    "value": queries.value_kind,
+    "value": values.value_kind,
+    "values of several words": lambda written: values.long_values(written, [(0, len(written))]),
     "words of names": lambda written: WordList([written, *written.split()]).nearest("serch"),
     "misspelled words": lambda written: understood(f"xq{written} {written}"),
     "query": understood,

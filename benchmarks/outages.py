@@ -1,0 +1,297 @@
+"""Parts of ``benchmarks/cluster.py`` about the database: its cost for a call, and its absence."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import anyio
+import numpy as np
+import psycopg
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from replicas import THINGS, VERBS, Say, team
+from support import wires
+from support.cutting import CuttingProxy
+from support.nobody import NOBODY, as_nobody
+from support.postgres import PostgresServer, postgres_server, programs
+from support.proxies import http_proxy
+from support.raw_client import RawClient
+from support.replicas import until_ready
+
+from mcp_context_proxy.config import StoreConfig
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.store import SearchUsage, Store, ToolUsage, UsageSlot, open_store
+
+NOW = 1.7e9
+SLOT = UsageSlot.of(NOW)
+
+
+async def timed(client: RawClient, kind: str, number: int, context_id: str | None = None) -> float:
+    """Return the milliseconds of a call, or of a search with words that were not searched for before."""
+    began = time.perf_counter()
+    if kind == "call":
+        await client.call("work__echo", {"text": str(number)})
+    else:
+        query = f"{VERBS[number % 10]} the {THINGS[number // 10 % 10]} of customer {number}"
+        await client.call(
+            "search_available_tools",
+            {"query": query, "top_n": 5} | ({} if context_id is None else {"context_id": context_id}),
+        )
+    return 1000 * (time.perf_counter() - began)
+
+
+async def calls(say: Say, server: PostgresServer, folder: Path, rounds: int = 400) -> None:
+    """Compare calls and searches with a file, with the database, and in a cluster, one after the other."""
+    with ExitStack() as stack:
+        alone = stack.enter_context(team(server, folder, "clustered", 1))
+        bases = {"cluster": alone.bases[0]}
+        text = (alone.folder / "a" / "config.toml").read_text()
+        head, _, rest = text.partition("[cluster]")
+        without = head + rest[rest.index("[") :]
+        for kind in ("database", "file"):
+            config = alone.folder / "a" / f"{kind}.toml"
+            store = f'[store]\npath = "{alone.folder}/store.sqlite3"\n'
+            before, _, after = without.partition("[store]")
+            config.write_text(without if kind == "database" else before + store + after[after.index("[") :])
+            config.chmod(0o600)
+            replica = stack.enter_context(http_proxy(config, real=True))
+            until_ready(replica.base)
+            bases[kind] = replica.base
+        async with AsyncExitStack() as opened:
+            clients = {
+                kind: await opened.enter_async_context(wires.http(base, "modern"))
+                for kind, base in bases.items()
+            }
+            handles = {
+                kind: (
+                    await client.data(
+                        "manage_context", {"action": "add", "type": "tool", "name": "work__echo"}
+                    )
+                )["context_id"]
+                for kind, client in clients.items()
+            }
+            for what in ("call", "search", "search with context_id"):
+                took: dict[str, list[float]] = {kind: [] for kind in clients}
+                for number in range(-20, rounds):
+                    for kind, client in random.sample(list(clients.items()), len(clients)):
+                        handle = handles[kind] if "context_id" in what else None
+                        ms = await timed(client, what.partition(" ")[0], number, handle)
+                        if number >= 0:
+                            took[kind].append(ms)
+                p50 = {kind: median(times) for kind, times in took.items()}
+                say(
+                    f"{what}: file {p50['file']:.2f} ms, database {p50['database'] - p50['file']:+.2f}, "
+                    f"cluster {p50['cluster'] - p50['file']:+.2f} ms p50 (bars 0.05, 0.1, 1.0)"
+                )
+
+
+async def away(say: Say, server: PostgresServer, folder: Path, seconds: float = 60) -> None:
+    """Call and search while the database is paused, and compare with before and after, and the memory."""
+    with team(server, folder, "away", 1) as replicas:
+        process = next(iter(replicas.running.values())).process.pid
+
+        def memory() -> float:
+            fields = Path(f"/proc/{process}/status").read_text().partition("VmRSS:")[2].split()
+            return int(fields[0]) / 1024
+
+        async with wires.http(replicas.bases[0], "modern") as client:
+            number = 0
+
+            async def work(seconds: float) -> tuple[list[float], list[float]]:
+                nonlocal number
+                called, searched, end = list[float](), list[float](), time.monotonic() + seconds
+                while time.monotonic() < end:
+                    number += 1
+                    called += [await timed(client, "call", number) for _ in range(4)]
+                    searched.append(await timed(client, "search", number))
+                    await anyio.sleep(0.02)
+                return called, searched
+
+            await work(5)
+            before, began = await work(10), memory()
+            await anyio.to_thread.run_sync(server.pause)
+            try:
+                paused = await work(seconds)
+            finally:
+                server.resume()
+            grown = memory() - began
+            after = await work(10)
+    for kind, place in (("call", 0), ("search", 1)):
+        quiet = median(before[place] + after[place])
+        slow = quantiles(paused[place], n=100)[98] - quantiles(before[place] + after[place], n=100)[98]
+        say(
+            f"database paused {seconds:.0f} s: {kind} {median(paused[place]):.2f} ms, else {quiet:.2f} ms, "
+            f"{median(paused[place]) / quiet - 1:+.1%} p50 (bar 5 %), {slow:+.2f} ms p99"
+        )
+    say(f"  memory {grown:+.1f} MiB (bar 40)")
+
+
+def counted(store: Store, number: int | None = None) -> None:
+    """Add one call of a tool."""
+    rows = [(SLOT, ToolUsage("s", "t", 1, 0, 1, 2.0, 3, NOW, {7: 1}))]
+    store.statistics.add(rows, {SLOT: SearchUsage(1)}, [], number)
+
+
+async def cuts(say: Say, server: PostgresServer, folder: Path, times: int = 200) -> None:
+    """Lose the answer to each COMMIT once; nothing may be counted twice."""
+    (folder / "cuts").mkdir()
+    proxy = CuttingProxy(folder / "cuts", server)
+    config = StoreConfig(url=proxy.url, namespace="cuts", timeout_seconds=0.5, pool=1)
+
+    def write() -> int:
+        with open_store(config) as store:
+            for _ in range(times):
+                number, proxy.cuts = store.statistics.next_batch(), 1
+                while True:
+                    try:
+                        counted(store, number)
+                        break
+                    except StoreError:
+                        time.sleep(0.02)
+            return sum(tool.calls for tool in store.statistics.tools())
+
+    found = await anyio.to_thread.run_sync(write)
+    proxy.close()
+    say(f"answers to COMMIT lost {times} times: {found - times:+d} counted (bar 0)")
+
+
+class Words:
+    """A model whose vectors are made from the text alone."""
+
+    def vectors(self, texts: Sequence[str]) -> tuple[str, Any]:
+        """Return unit vectors."""
+        rows = []
+        for text in texts:
+            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+            row = np.random.default_rng(seed).standard_normal(64)
+            rows.append(row / np.linalg.norm(row))
+        return "words", np.array(rows, np.float32).reshape(len(rows), 64)
+
+
+async def teaching(
+    say: Say, server: PostgresServer, folder: Path, replicas: int = 8, pairs: int = 100
+) -> None:
+    """Teach the same pairs by several replicas at once, and by one; both must know the same."""
+
+    def taught(namespace: str, number: int) -> set[tuple[object, ...]]:
+        with ExitStack() as stack:
+            stores = [
+                stack.enter_context(open_store(StoreConfig(url=server.url, namespace=namespace)))
+                for _ in range(number)
+            ]
+            tiers = [LearnedTier(Words(), store.learned, clock=lambda: NOW) for store in stores]
+
+            def teach(turn: int) -> None:
+                for pair in range(pairs):
+                    use = Use(f"query number {pair}", ("s", f"tool{pair}"), Signal.FOUND, f"session {turn}")
+                    tiers[turn % number].learn(use)
+
+            with ThreadPoolExecutor(number) as pool:
+                list(pool.map(teach, range(replicas)))
+            return {
+                (one.query, one.tool, one.uses, round(one.confidence_at(NOW), 6))
+                for one in stores[0].learned.all()
+            }
+
+    together = await anyio.to_thread.run_sync(taught, "together", replicas)
+    one = await anyio.to_thread.run_sync(taught, "one", 1)
+    say(
+        f"{pairs} pairs taught by {replicas} replicas and by one: {len(together ^ one)} different, "
+        f"{len(together)} known, {sum(each[2] for each in together)} uses"  # type: ignore[misc]
+    )
+
+
+async def failover(say: Say, server: PostgresServer, folder: Path, times: int = 5) -> None:
+    """Kill a database and promote its synchronous standby, again and again, while counts are written."""
+    await anyio.to_thread.run_sync(_fail_over, say, times)
+
+
+def _fail_over(say: Say, times: int) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(postgres_server())
+        spare = PostgresServer(Path(f"{primary.folder}-standby"))
+        stack.callback(shutil.rmtree, spare.folder, ignore_errors=True)
+        stack.callback(spare.stop)
+        hosts = f"{primary.folder},{spare.folder}"
+        url = f"postgresql://postgres@/postgres?host={hosts}&target_session_attrs=read-write"
+        acknowledged, waits, promoted, stop = 0, list[float](), list[float](), threading.Event()
+        with open_store(StoreConfig(url=url, namespace="failover", timeout_seconds=1.0)) as store:
+            counted(store, store.statistics.next_batch())
+
+            def write() -> None:
+                nonlocal acknowledged
+                while not stop.is_set():
+                    number, began = store.statistics.next_batch(), time.monotonic()
+                    while True:
+                        try:
+                            counted(store, number)
+                            break
+                        except StoreError:
+                            time.sleep(0.02)
+                    waits.append(time.monotonic() - began)
+                    acknowledged += 1
+
+            for _ in range(times):
+                standby_of(primary, spare)
+                writing = threading.Thread(target=write)
+                stop.clear()
+                writing.start()
+                time.sleep(1)
+                primary.kill()
+                with psycopg.connect(spare.url, autocommit=True) as connection:
+                    began = time.monotonic()
+                    connection.execute("SELECT pg_promote()")
+                    promoted.append(time.monotonic() - began)
+                time.sleep(2)
+                stop.set()
+                writing.join()
+                primary, spare = spare, primary
+            found = sum(tool.calls for tool in store.statistics.tools())
+        for each in (primary, spare):
+            each.stop()
+    say(
+        f"{times} failovers to a synchronous standby: {acknowledged:,} batches acknowledged, "
+        f"{found - acknowledged - 1:+d} in the store, longest wait {max(waits):.1f} s (bars 0, 5 s), "
+        f"of which the server took up to {max(promoted):.1f} s to be promoted"
+    )
+
+
+def standby_of(primary: PostgresServer, spare: PostgresServer) -> None:
+    """Make a server the synchronous standby of another one."""
+    shutil.rmtree(spare.folder, ignore_errors=True)
+    spare.folder.mkdir()
+    if as_nobody:
+        os.chown(spare.folder, NOBODY, NOBODY)
+    with psycopg.connect(primary.url, autocommit=True) as connection:
+        # Copied with it, the setting would have the standby wait for one of its own.
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    found = programs()
+    assert found is not None
+    copied = [str(found / "pg_basebackup"), "-h", str(primary.folder), "-U", "postgres"]
+    copied += ["-D", str(spare.data), "-R", "--checkpoint=fast"]
+    subprocess.run([*as_nobody, *copied], check=True, cwd=spare.folder)
+    spare.start()
+    with psycopg.connect(primary.url, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        connection.execute("SELECT pg_reload_conf()")
+        while (
+            connection.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()
+            is None
+        ):
+            time.sleep(0.05)

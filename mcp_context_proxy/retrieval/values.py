@@ -1,0 +1,293 @@
+"""Values in a query: paths, links, keys, dates, amounts, arithmetic. Each is said to be what it is.
+
+The characters of a value name no tool: nothing has "17 times 23" in its description, and a tool that counts
+primes has "17". The kind of the value does.
+
+Strangers write queries: every pattern here takes time in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mcp_context_proxy.retrieval.text import STOP_WORDS
+
+FIRST_OF_QUERY: Final = 1_000
+"""Characters of a query in which values of several words are looked for."""
+
+ARITHMETIC: Final = "calculate arithmetic expression"
+"""The kind of an expression of numbers, with the verb for which it is there."""
+
+NUMBERS: Final = "arithmetic"
+"""The kind of numbers with a verb or noun that says what is done with them, as "the average of 3 and 5"."""
+
+LONGEST_VALUE: Final = 512
+"""Characters of the longest token that may be a value."""
+
+_ZONES = "UTC|GMT|EST|EDT|CST|CDT|PST|PDT|CET|CEST|JST|AEST|AEDT"
+_CURRENCIES = (
+    "USD|EUR|GBP|JPY|CHF|AUD|NZD|CNY|INR|SEK|NOK|DKK|PLN|CZK|HUF|BRL|MXN|ZAR|KRW|SGD|HKD|THB|ILS|AED|RUB|TWD"
+)
+
+_STANDARDS = "COVID|UTF|SHA|ISO|GPT|AES|RSA|RFC|IEEE|TLS|SSL|USB|HTTP|MP|PS|MI|CR|LR|IPV|ES|WPA|MD"
+"""Names before numbers that are written as issue keys are."""
+
+_TOKENS: Final = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("URL", r"(?i:https?|ftp|wss?)://\S+"),
+        ("email address", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
+        ("DOI of a paper", r"(?:(?i:doi):)?10\.\d{4,9}/\S+"),
+        ("website URL", r"(?:[\w-]+\.)+(?:com|org|net|io|dev|edu|gov|ai|co|uk|de|eu)(?:/\S*)?"),
+        (
+            "file",
+            r"(?:[^/\s]*/)*[^/\s]+\.(?:txt|md|py|js|ts|tsx|jsx|json|ya?ml|toml|csv|tsv|xlsx?|docx?|pptx?|pdf|png"
+            r"|jpe?g|gif|svg|html?|css|xml|sql|sh|go|rs|java|c|cpp|h|rb|php|log|ini|cfg|env|zip|tar|gz|mp[34]|wav"
+            r"|mov|ipynb|parquet|db|sqlite)",
+        ),
+        ("path", r"(?:[A-Za-z]:\\|~?/|\.{1,2}/)[^\s/\\]+(?:[/\\][^\s/\\]*)*"),
+        ("date", r"\d{4}-\d{2}-\d{2}(?:T[\d:.]+Z?)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}"),
+        ("time", r"\d{1,2}:\d{2}(?::\d{2})?(?:am|pm)?|\d{1,2}(?:am|pm)"),
+        ("book ISBN", r"(?:ISBN:?)?97[89]-?\d{1,5}-?\d{1,7}-?\d{1,6}-?[\dX]"),
+        ("CVE id of a vulnerability", r"CVE-\d{4}-\d{4,7}"),
+        ("issue key", rf"(?!(?:{_STANDARDS})-)[A-Z][A-Z0-9]{{1,9}}-\d{{1,6}}"),
+        ("issue number", r"#\d{1,7}"),
+        # "#cafe" and "#feed" are channels and tags; a color has a digit or only one letter.
+        ("color", r"#(?:(?=[a-fA-F]*\d)[0-9a-fA-F]{3}(?:[0-9a-fA-F]{3})?|([a-fA-F])\1{2}(?:\1{3})?)"),
+        ("arXiv paper id", r"\d{4}\.\d{4,5}(?:v\d+)?"),
+        ("amount of money", r"[$€£¥₹]\d[\d,.]*[kKmM]?|\d[\d,.]*(?:[€£¥₹]|" + _CURRENCIES + ")"),
+        ("currency", _CURRENCIES),
+        ("time zone", rf"(?:{_ZONES})(?:[+-]\d{{1,2}}(?::\d{{2}})?)?"),
+        (
+            "time zone",
+            r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific)/[A-Z]\w+",
+        ),
+        ("IP address", r"\d{1,3}(?:\.\d{1,3}){3}(?:/\d{1,2})?(?::\d+)?"),
+        ("MAC address", r"[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}"),
+        ("IP address", r"(?=[^\d]*\d)(?=[^:]*:[^:]*:)[0-9a-f:]{3,39}(?:/\d{1,3})?"),
+        ("coordinates", r"-?\d{1,3}\.\d{3,},-?\d{1,3}\.\d{3,}"),
+        ("phone number", r"\+\d{8,15}|\(?\d{3}\)?[-.]\d{3}[-.]\d{4}|\+\d{1,3}(?:-\d{2,4}){2,4}"),
+        ("id", r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
+        ("commit hash", r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}"),
+        ("temperature", r"-?\d{1,4}(?:\.\d+)?°[CFK]?"),
+    )
+)
+"""Kinds of values, each with the pattern of a whole token; the first that matches counts."""
+
+_MAY_BE_VALUE = re.compile(r"[\d./\\@:#]|" + f"{_CURRENCIES}|{_ZONES}")
+"""Parts of which every value has one."""
+
+_SEVERAL: Final = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        (
+            "cron schedule",
+            r"(?<!\S)(?=[\d,/\s-]{0,60}\*)[\d*][\d*,/-]{0,20}(?: [\d*][\w*,/-]{0,20}){4}(?![\w*/])",
+        ),
+        (
+            "coordinates",
+            r"(?<![\w.-])-?\d{1,3}\.\d{2,12}°?(?: ?[NS])?, ?-?\d{1,3}\.\d{2,12}°?(?: ?[EW])?(?![\w.])",
+        ),
+        (
+            "phone number",
+            r"(?<![\w.+])(?:\+\d{1,3}[ -])?\(\d{2,4}\) ?\d{3,4}[ -]\d{3,4}(?![\w-])"
+            r"|(?<![\w.+])\+\d{1,3}(?: \d{2,8}){2,4}(?![\w-])",
+        ),
+        ("color", r"(?<!\w)(?:rgb|hsl)a?\([\d.,% ]{5,40}\)"),
+        (
+            "SQL query",
+            r"(?<!\S)(?:SELECT\s[^;]{1,300}?\sFROM\s|INSERT INTO\s|DELETE FROM\s|UPDATE\s\S{1,80}\sSET\s"
+            r"|(?:CREATE|ALTER|DROP) (?:TABLE|INDEX|VIEW)\s|(?i:select) \* (?i:from)\s)[^;\"'`]{1,800}",
+        ),
+    )
+)
+"""Kinds of values that have several words."""
+
+
+_MAY_BE_SEVERAL = re.compile(r"\d|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP)\s|(?i:select) \*")
+
+_SPELLED = (
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen"
+    r"|seventeen|eighteen|nineteen|(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?:[ -](?:one|two"
+    r"|three|four|five|six|seven|eight|nine))?)(?:[ -](?:hundred|thousand|million))?"
+)
+_SYMBOLS: Final = tuple(
+    (symbol, pattern)
+    for symbol, pattern in (
+        # A function or a root, which makes an expression of one number.
+        (
+            "F",
+            r"\b(?:sqrt|cbrt|sin|cos|tan|log|log2|log10|ln|exp|abs)\(|√|\b(?:square|cube) root of\b"
+            r"|\bfactorial of\b|\b(?:half|(?:a|one|two|three) (?:third|quarter|fifth|tenth)s?) of\b",
+        ),
+        # A verb or noun that takes two numbers.
+        ("V", r"\b(?:add|subtract|multiply|divide|(?:sum|product|average|mean|difference) (?:of|between))\b"),
+        (
+            "N",
+            rf"[$€£]?(?!0\d)(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?(?:(?!\w)|(?=x\d))|\b{_SPELLED}\b|\bpi\b|π",
+        ),
+        # A power, after its number.
+        ("Q", r"[²³]|\bsquared\b|\bcubed\b|\bto the \d+(?:st|nd|rd|th)(?: power)?\b|\bfactorial\b"),
+        (
+            "O",
+            r"(?:%|\bpercent|\bper cent)(?: (?:tip|tax|vat|discount|interest|commission|fee))? (?:off?|on)\b"
+            r"(?: the\b)?|\b(?:multiplied|divided) by\b"
+            r"|\bto the power of\b|\*\*?|[+^×÷]",
+        ),
+        # Signs and words that stand between numbers for other reasons, too: "24/7", "800 x 600", "5 - 7 pm".
+        (
+            "A",
+            r"(?<=\s)%(?=\s+\d)|(?<=\d)%(?=\d)|[-/]|\bx\b|(?<=\d)x(?=\d)|\b(?:plus|minus|times|mod|modulo)\b",
+        ),
+        ("P", r"%"),
+        ("L", r"\("),
+        ("R", r"\)"),
+        ("C", r",|\b(?:and|by|from)\b"),
+        (".", r"\w+|\S"),
+    )
+)
+"""Signs of arithmetic, each with a letter; the last is anything else."""
+
+_LEXED = re.compile(
+    "|".join(f"(?P<{'X' if letter == '.' else letter}>{one})" for letter, one in _SYMBOLS),
+    re.IGNORECASE,
+)
+_EXPRESSION = re.compile(r"A?[FL]{0,9}N[PQR]{0,9}(?:[OA]A?[FL]{0,9}N[PQR]{0,9})*|VN(?:C{1,2}N){1,20}")
+"""An expression in these letters."""
+
+_MAY_BE_ARITHMETIC = re.compile(
+    r"\d|√|\b(?:plus|minus|times|divided by|multiplied by|root of|percent of|squared|cubed)\b",
+    re.IGNORECASE,
+)
+_ASKING_WORDS = """
+calculate calc compute evaluate solve work much result answer value math maths whats find give get tell show
+equal equals exactly roughly quick quickly hey hi ok okay pls
+"""
+_ASKING: Final = frozenset(_ASKING_WORDS.split())
+"""Words around an expression with which it is all that a request is about, beside stop words."""
+
+_OPERAND = re.compile(rf"[\d.,$€£()]+|\b{_SPELLED}\b")
+_WORD = re.compile(r"[^\W\d_]+")
+
+MOST_OTHER_WORDS: Final = 6
+"""Other words of a need from which on an expression is hardly what it is about."""
+
+
+_OPERATIONS: Final = {
+    "+": "add",
+    "-": "subtract",
+    "*": "multiply",
+    "x": "multiply",
+    "×": "multiply",
+    "/": "divide",
+    "÷": "divide",
+    "^": "power",
+    "**": "power",
+    "plus": "add",
+    "minus": "subtract",
+    "times": "multiply",
+    "multiplied by": "multiply",
+    "divided by": "divide",
+    "%": "modulo",
+}
+"""Operations of an expression that has only one."""
+
+_SIGNED = re.compile(r"\d\s+-\d")
+"""Two numbers, the second below 0, as in coordinates: nothing is taken from the first."""
+
+LAST_DAY: Final = 31
+"""The highest number before a slash that may be the day or month of a date."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of several words."""
+
+    start: int
+    end: int
+    kind: str
+
+
+def is_arithmetic(kind: str) -> bool:
+    """Return whether a kind is that of numbers with which something is to be calculated."""
+    return kind.startswith((ARITHMETIC, NUMBERS))
+
+
+def value_kind(token: str) -> str | None:
+    """Return the kind of value that a token is; None for a word."""
+    if len(token) > LONGEST_VALUE or not _MAY_BE_VALUE.search(token):
+        return None
+    return next((kind for kind, pattern in _TOKENS if pattern.fullmatch(token)), None)
+
+
+def long_values(query: str, needs: Sequence[tuple[int, int]]) -> list[Value]:
+    """Return the values of a query that have several words, and its arithmetic, in order and disjoint.
+
+    The needs are given as places where they begin and end.
+    """
+    beginning = query[:FIRST_OF_QUERY]
+    found = list[Value]()
+    if _MAY_BE_SEVERAL.search(beginning):
+        for kind, pattern in _SEVERAL:
+            found += (Value(*match.span(), kind) for match in pattern.finditer(beginning))
+    if _MAY_BE_ARITHMETIC.search(beginning):
+        for start, end in needs:
+            found += _arithmetic(beginning, start, min(end, FIRST_OF_QUERY))
+    disjoint, at = list[Value](), 0
+    for value in sorted(found, key=lambda one: (one.start, -one.end)):
+        if value.start >= at:
+            disjoint.append(value)
+            at = value.end
+    return disjoint
+
+
+def _arithmetic(query: str, start: int, end: int) -> Iterator[Value]:
+    """Yield the arithmetic in one need of a query.
+
+    Dates, versions, telephone numbers and sizes of pictures have numbers and signs as well. So an expression
+    touches nothing else, and one whose signs are not clear must be all that the need is about.
+    """
+    signs = list(_LEXED.finditer(query, start, end))
+    letters = "".join("." if sign.lastgroup == "X" else sign.lastgroup or "." for sign in signs)
+    for match in _EXPRESSION.finditer(letters):
+        first, last = signs[match.start()].start(), signs[match.end() - 1].end()
+        expression, own = query[first:last], match.group()
+        if own.count("N") < 2 and "F" not in own and "Q" not in own:
+            continue
+        if _touches(query[first - 1 : first], query[last : last + 1]):
+            continue
+        kinds = {value_kind(token.strip("()")) for token in expression.split()}
+        if kinds - {None, "amount of money", "temperature"}:
+            continue
+        around = _WORD.findall(f"{query[start:first]} {query[last:end]}".lower())
+        others = sum(word not in STOP_WORDS and word not in _ASKING for word in around)
+        is_clear = not {"O", "F", "Q"}.isdisjoint(own)
+        if others > (MOST_OTHER_WORDS if is_clear else "V" not in own and " " in expression):
+            continue
+        if not is_clear and _SIGNED.search(expression):
+            continue
+        if is_clear or " " in expression or _is_product(expression):
+            yield Value(first, last, _kind_of(expression, own))
+
+
+def _kind_of(expression: str, signs: str) -> str:
+    """Return the kind of an expression, with the operation where a sign alone says it."""
+    if "V" in signs:
+        return NUMBERS
+    operation = _OPERATIONS.get(_OPERAND.sub("", expression.lower()).strip(), "")
+    return f"{ARITHMETIC}, {operation}" if operation else ARITHMETIC
+
+
+def _touches(before: str, after: str) -> bool:
+    """Return whether an expression is part of something longer, by the characters around it."""
+    return bool(before.strip(" \t\n\"'“(=")) or bool(after.strip(" \t\n\"'”)?=.,!;:"))
+
+
+def _is_product(expression: str) -> bool:
+    """Return whether "144/12" or "17x23" is meant as arithmetic, and not as a date, "24/7" or "50/50"."""
+    numbers = [int(number) for number in re.findall(r"\d+", expression)]
+    is_one = bool(re.fullmatch(r"\d{1,9}[/x]\d{1,9}", expression)) and numbers[0] != numbers[1]
+    return is_one and (numbers[0] > LAST_DAY or "x" in expression)

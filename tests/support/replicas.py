@@ -1,0 +1,162 @@
+"""Replicas that run, a balancer before them, and requests that clients send to them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.balancer import Balancer
+from support.postgres import PostgresServer
+from support.proxies import HttpProxy
+from support.servers import Workshop, tool
+
+KEY = "0123456789abcdef" * 4
+NOTE = {"uri": "note://one", "name": "one", "mimeType": "text/plain"}
+VISIT = {
+    "method": "elicitation/create",
+    "params": {"message": "Which?", "requestedSchema": {"type": "object", "properties": {}}},
+}
+PERSON = {"elicitation": {}}
+UPDATED = "notifications/resources/updated"
+ACCEPTED = {"action": "accept", "content": {}}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@dataclass
+class Cluster:
+    """Running replicas, and the port of the balancer before them."""
+
+    replicas: list[HttpProxy]
+    port: int
+
+    @property
+    def bases(self) -> list[str]:
+        return [replica.base for replica in self.replicas]
+
+    def balancer(self) -> Balancer:
+        return Balancer(self.bases, self.port)
+
+
+def configured(
+    folder: Path, postgres: PostgresServer, name: str, port: int, http: Any = None, **cluster: Any
+) -> Path:
+    """The configuration of one replica, in a folder of its own, with a server of its own."""
+    folder.mkdir()
+    workshop = Workshop(folder)
+    workshop.server(
+        "work",
+        tools=[tool("echo", "Repeat a text"), tool("ask", "Ask the person"), tool("change", "Change a note")],
+        resources=[NOTE],
+        capabilities={"tools": {"listChanged": True}, "resources": {"subscribe": True}},
+        calls={
+            "ask": [{"ask": VISIT}],
+            "change": [
+                {"notify": {"method": "notifications/resources/updated", "params": {"uri": NOTE["uri"]}}}
+            ],
+        },
+    )
+    return workshop.config(
+        store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": 1.0},
+        cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3} | cluster,
+        http={"allowed_hosts": [f"127.0.0.1:{port}"]} | (http or {}),
+        context={"manage_tool": True},
+    )
+
+
+@contextmanager
+def haproxy(folder: Path, names: dict[str, str], port: int) -> Iterator[str]:
+    """HAProxy with the file of deploy/, before replicas of these names and URLs."""
+    if (program := shutil.which("haproxy")) is None:
+        pytest.skip("needs HAProxy: haproxy was not found")
+    text = (Path(__file__).parents[2] / "deploy" / "haproxy.cfg").read_text()
+    text = text.replace("bind :8765", f"bind 127.0.0.1:{port}")
+    for number, (name, base) in enumerate(names.items(), 1):
+        text = text.replace(f"replica{number}:8765", base.removeprefix("http://"))
+        text = text.replace(f"replica{number}", name)
+    file = folder / "haproxy.cfg"
+    file.write_text(text)
+    with subprocess.Popen(
+        [program, "-db", "-f", str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            balancer = f"http://127.0.0.1:{port}"
+            until_ready(balancer)
+            yield balancer
+        finally:
+            process.kill()
+
+
+def until_ready(base: str) -> dict[str, Any]:
+    with httpx2.Client(timeout=30) as http:
+        for _ in range(1000):
+            with contextlib.suppress(httpx2.ConnectError):
+                answer = http.get(f"{base}/readyz")
+                if answer.status_code == 200:
+                    return dict(answer.json())
+            time.sleep(0.02)
+    raise AssertionError(f"{base} is not ready")
+
+
+Counts = Counter[tuple[str, ...]]
+
+
+def counts_of(bases: list[str]) -> Counts:
+    """The metrics of some replicas together, by name and values of labels."""
+    found = Counts()
+    for base in bases:
+        text = httpx2.get(f"{base}/metrics", timeout=30).text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name.removeprefix("mcp_context_proxy_"), *sample.labels.values()] += int(
+                    sample.value
+                )
+    return found
+
+
+def text_of(result: dict[str, Any]) -> str:
+    return str(result["content"][0]["text"])
+
+
+async def session_at(
+    base: str, http: httpx2.AsyncClient, *, token: str = "Bearer ada", person: bool = False
+) -> dict[str, str]:
+    """Open a session, and return the headers of its further requests."""
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "content-type": "application/json",
+        "authorization": token,
+    }
+    hello = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": PERSON if person else {},
+        "clientInfo": {"name": "raw", "version": "1"},
+    }
+    asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
+    opened = await http.post(f"{base}/mcp", json=asked, headers=headers)
+    return headers | {"mcp-session-id": opened.headers["mcp-session-id"]}
+
+
+def call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    params = {"name": name, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
+
+
+def ping(number: int = 1) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": "ping"}
