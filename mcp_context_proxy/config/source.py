@@ -454,9 +454,14 @@ REFERENCE: Final = "${"
 
 _REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
 _VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_HOST_VARIABLE: Final = re.compile(
-    r"workspaceFolder\w*|userHome|cwd|pathSeparator|file([A-Z]\w*)?|config:.*|command:.*"
-)
+_EVERYWHERE: Final[Mapping[str, Callable[[], str]]] = {
+    "userHome": lambda: str(Path.home()),
+    "pathSeparator": lambda: os.sep,
+    "/": lambda: os.sep,
+}
+"""Variables of editors that mean the same in every program of a user, with their values."""
+
+_HOST_VARIABLE: Final = re.compile(r"workspaceFolder\w*|cwd|file([A-Z]\w*)?|config:.*|command:.*")
 """References that only the editor of a host can replace."""
 
 
@@ -510,6 +515,8 @@ def expand(
 def _lookup(
     body: str, environ: Mapping[str, str], variables: list[tuple[str, str]], problems: list[Unexpanded]
 ) -> str:
+    if body in _EVERYWHERE and body not in environ:
+        return _EVERYWHERE[body]()
     found = _VARIABLE.fullmatch(body)
     if found is None or (_HOST_VARIABLE.fullmatch(body) and body not in environ):
         problems.append(Unexpanded(_foreign(body)))

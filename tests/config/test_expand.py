@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mcp_context_proxy.config.source import expand
@@ -56,6 +58,14 @@ def test_a_reference_to_an_unset_variable_is_a_problem(text, expected):
     (problem,) = expand(text, ENVIRON).problems
 
     assert "; ".join(filter(None, (problem.message, problem.remedy))) == expected
+
+
+def test_variables_of_editors_that_mean_the_same_everywhere_are_replaced():
+    text = "${userHome}${pathSeparator}projects${/}one"
+
+    result = expand(text, {})
+
+    assert (result.text, result.problems) == (str(Path.home() / "projects" / "one"), ())
 
 
 def test_only_expanded_variables_are_listed():
