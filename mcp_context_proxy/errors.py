@@ -147,16 +147,36 @@ class AwaitedServersError(UnknownItemError):
     NAMED = 3
     """Awaited servers that the message names."""
 
-    def __init__(self, kind: str, name: str, servers: Sequence[str], known: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        servers: Sequence[str],
+        known: Sequence[str] = (),
+        nearest: Sequence[str] = (),
+    ) -> None:
+        """Describe the failure.
+
+        Args:
+            kind: Kind of item.
+            name: The own name.
+            servers: Names of the servers that are not known.
+            known: Names under which items of other servers, which are known, can be used instead.
+            nearest: Names that are similar, if `known` is empty.
+        """
         self.servers = tuple(servers)
         super().__init__(kind, name)
         awaited, full = self.servers[: self.NAMED], [f"{server}__{name}" for server in self.servers]
         more = f" and {len(servers) - self.NAMED} more" if len(servers) > self.NAMED else ""
-        who = f"server{'s' if len(servers) > 1 else ''} {', '.join(map(repr, awaited))}{more}"
-        self.args = (
-            f"{kind} {name!r} needs the name of its server while {who} {'are' if len(servers) > 1 else 'is'} "
-            f"not connected and may have it: use {' or '.join([*known, *full[: self.NAMED]])}",
-        )
+        named, are = ", ".join(map(repr, awaited)), "s {} are" if len(servers) > 1 else " {} is"
+        away, there = are.format(named + more), " or ".join(full[: self.NAMED])
+        if known:
+            first = f"{kind} {name!r} needs the name of its server: use {' or '.join(known)}"
+            self.args = (f"{first}. Server{away} not connected and may have it, too, as {there}",)
+        else:
+            hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."
+            first = f"no connected server has a {kind} {name!r}{hint}"
+            self.args = (f"{first} Server{away} not connected and may have it, as {there}",)
 
 
 class NotForModelsError(ContextProxyError):

@@ -190,7 +190,8 @@ def tool_named(
     same = [tool for tool in tools.values() if tool.name == name and server in (None, tool.server)]
     names = [*map(name_of, same)]
     if server is None and snapshot.unlisted and len(same) < 2:
-        raise AwaitedServersError("tool", name, snapshot.unlisted, names)
+        near = [] if names else suggested(tools, name, snapshot.servers, compared, name_of)
+        raise AwaitedServersError("tool", name, snapshot.unlisted, names, near)
     if len(same) == 1:
         return same[0]
     if not same:

@@ -191,10 +191,18 @@ def test_a_tool_with_its_server_needs_no_other_server_to_be_known(server: str | 
     snapshot = world.catalog.snapshot
 
     if server is None:
-        with pytest.raises(AwaitedServersError, match="use a__x or ab__x"):
+        with pytest.raises(AwaitedServersError, match=r"use a__x\. Server 'ab' is not connected"):
             names.tool_named(snapshot, "x", server)
     else:
         assert names.tool_named(snapshot, "x", server).server == server
+
+
+def test_a_misspelt_name_leads_to_similar_ones_while_a_server_is_not_known() -> None:
+    world = world_of({"time": ["get_time"]})
+    world.change("broken", NEVER, [])
+
+    with pytest.raises(AwaitedServersError, match=r"did you mean time__get_time\? Server 'broken' is not"):
+        names.tool_named(world.catalog.snapshot, "get_tme")
 
 
 def test_many_awaited_servers_are_not_all_named() -> None:
