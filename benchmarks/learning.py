@@ -2,6 +2,9 @@
 
     python benchmarks/learning.py FOLDER --output benchmarks/learning.md
 
+`--asides 2` adds two calls to each session that have nothing to do with its query, and `--repeated` measures
+the queries that were used instead of later ones.
+
 FOLDER has one folder per set, with ``corpus.jsonl`` and ``queries.jsonl``, gzipped or not. The sets have no
 order of time, so each is shuffled, always the same way.
 """
@@ -29,12 +32,14 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sets", nargs="+", help="only these")
+    parser.add_argument("--asides", type=int, default=0, help="further calls in each session, of any tools")
+    parser.add_argument("--repeated", action="store_true", help="measure the queries that were used")
     parser.add_argument("--store", type=Path, help="keeps vectors between runs; not the store of a proxy")
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     arguments = parser.parse_args()
     found = sorted(path for path in arguments.folder.iterdir() if file_of(path, "queries").exists())
     wanted = [path for path in found if not arguments.sets or path.name in arguments.sets]
-    text = "\n".join(page([row for path in wanted for row in rows(path, arguments.store)])) + "\n"
+    text = "\n".join(page([row for path in wanted for row in rows(path, arguments)])) + "\n"
     if arguments.output is None:
         sys.stdout.write(text)
     else:
@@ -46,11 +51,11 @@ def file_of(folder: Path, name: str) -> Path:
     return packed if packed.exists() else folder / f"{name}.jsonl"
 
 
-def rows(folder: Path, store: Path | None) -> list[str]:
+def rows(folder: Path, arguments: argparse.Namespace) -> list[str]:
     """One set, a row for each share of its log that was used."""
     print(folder.name, file=sys.stderr)
     model, log = LazyModel(), in_random_order(read_queries(file_of(folder, "queries")))
-    with open_store(store or "memory") as opened:
+    with open_store(arguments.store or "memory") as opened:
         stages = replay(
             CachedEmbedder(model, opened.vectors),
             QueryEmbedder(model, remembered=len(log)),
@@ -58,6 +63,8 @@ def rows(folder: Path, store: Path | None) -> list[str]:
             log,
             FITTING,
             DEPTH,
+            asides=arguments.asides,
+            repeated=arguments.repeated,
         )
     return [row(folder.name, stage) for stage in stages]
 
@@ -87,8 +94,8 @@ def page(found: list[str]) -> list[str]:
         "Differences are in percentage points, paired by query, with 95 % bootstrap intervals.",
         "The constants of the learned tier were chosen using these sets.",
         "",
-        "| set | queries | used | pairs | R@5 off | on | points | nDCG@10 off | on | points |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| set | queries | used | pairs | R@5 off | on | points | nDCG@10 off | on | points | shown right off | on | points |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *found,
     ]
 

@@ -16,6 +16,7 @@ from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.evaluation.data import EvalQuery
 from mcp_context_proxy.evaluation.run import (
+    SELECTED_PRECISION,
     TOOLS,
     MeasureDifference,
     answer_of,
@@ -41,7 +42,7 @@ LOG_DAYS: Final = 30.0
 SHUFFLED: Final = 20260728
 """Seed for a log without an order of its own."""
 
-MEASURES: Final = ("recall@5", "ndcg@10")
+MEASURES: Final = ("recall@5", "ndcg@10", SELECTED_PRECISION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +71,25 @@ def replay(
     options: SearchOptions,
     depth: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    asides: int = 0,
+    repeated: bool = False,
 ) -> list[ReplayStage]:
     """Measure the effect of learning, by share of the log that was used. Blocks.
 
     Each query is embedded several times, so ``queries`` should remember all of them. The log is in order of
-    time; each of its queries is a session of its own. Only tools are searched, ranked to ``depth``.
+    time; each of its queries is a session of its own. Only tools are searched, ranked to ``depth``. In each
+    session, ``asides`` further tools are called that have nothing to do with the query, a few tools most of
+    the time, as agents read files and list folders on the way. With ``repeated``, the queries that were used
+    are measured instead of later ones.
     """
     options = replace(options, depth=depth)
     start = math.ceil(max(REVEALED) * len(log))
-    rest = log[start:]
+    rest = log[:start] if repeated else log[start:]
     tests = rest[:: math.ceil(len(rest) / MOST_MEASURED)]
     total, done = start + (1 + len(REVEALED)) * len(tests), 0
     tools = tools_of(snapshot)
-    now = 0.0
+    now, chance, known = 0.0, random.Random(SHUFFLED), sorted(tools)
+    chance.shuffle(known)
 
     def step() -> None:
         nonlocal done
@@ -108,6 +115,10 @@ def replay(
             if used is not None:
                 signal = Signal.FOUND if used in shown else Signal.UNLISTED
                 tier.learn(Use(query.text, used, signal, session, tuple(shown)))
+        for _ in range(asides):
+            aside = known[min(int(chance.paretovariate(1.0)) - 1, len(known) - 1)]
+            if aside not in shown and not any(aside in need for need in query.needs):
+                tier.learn(Use(query.text, aside, Signal.UNLISTED, session, tuple(shown)))
 
     with open_store("memory") as store:
         tier = LearnedTier(queries, store.learned, clock=lambda: now)

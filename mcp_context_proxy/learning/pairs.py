@@ -34,8 +34,11 @@ class Signal(StrEnum):
     """A search found it, and it was used."""
     LISTED = "listed"
     """It was in the list, and it was used."""
+    STATED = "stated"
+    """The call said what it was for, and nothing had selected the tool for that."""
     UNLISTED = "unlisted"
-    """It was used though no search had found it and no list had it: search can learn most from it."""
+    """It was used after a request for which no search had found it and no list had it: search can learn most
+    from it, if the call was made for that request."""
     PASSED_OVER = "passed_over"
     """It was shown while another tool was used."""
 
@@ -43,6 +46,7 @@ class Signal(StrEnum):
 WEIGHTS: Final[Mapping[Signal, float]] = {
     Signal.FOUND: 1.5,
     Signal.LISTED: 1.0,
+    Signal.STATED: 1.0,
     Signal.UNLISTED: 0.5,
     Signal.PASSED_OVER: -0.2,
 }
@@ -133,6 +137,15 @@ def first_confidence(signal: Signal) -> float:
     return FIRST * WEIGHTS[signal] / STRONGEST
 
 
+def is_doubtful(pair: Pair) -> bool:
+    """Return whether a pair rests on one call of a tool that nothing had shown for the query.
+
+    Agents read files and list folders between one search and the next: such a call may have had nothing to do
+    with the latest request. The same call in another session confirms it.
+    """
+    return pair.uses == 1 and pair.confidence <= first_confidence(Signal.UNLISTED)
+
+
 def moved(confidence: float, signal: Signal) -> float:
     """Return a confidence after one more signal; never below zero, where nothing is added to a search."""
     target = WEIGHTS[signal] / STRONGEST
@@ -176,6 +189,14 @@ def pruned(pairs: Iterable[Pair], now: float, most: int = MOST_PAIRS) -> list[Pa
 COHERENT: Final = 0.2
 """Mean cosine of a tool's queries with each other from which on they have a topic. On public logs 90 of 100
 tools have more; queries for all sorts of tools together have 0.08 to 0.17."""
+
+
+MOST_ADDED_IF_GENERAL: Final = 0.5
+"""Share of its own cosine that may be added to a tool whose queries have no topic. One that was not among the
+first fifteen then comes into the first five in 1 of 100 cases; without a bound, in nearly all."""
+
+MOST_ADDED_IN_DOUBT: Final = 2.0
+"""The same for a doubtful pair (`is_doubtful`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

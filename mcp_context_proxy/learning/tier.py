@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -24,12 +25,15 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.learning.pairs import (
+    MOST_ADDED_IF_GENERAL,
+    MOST_ADDED_IN_DOUBT,
     MOST_OF_AN_OWNER,
     MOST_PAIRS,
     QUERY_CHARACTERS,
     PairIndex,
     Use,
     first_confidence,
+    is_doubtful,
     key_of,
     pruned,
     updated,
@@ -66,6 +70,10 @@ DISCOUNT: Final = 0.10
 """Subtracted from the cosine with a past query; a tool's own text is worth more than a memory."""
 DOUBT: Final = 0.10
 """Further discount, all of it without confidence: 0.15 in all after one use."""
+
+CONFIRMED_AFTER_SECONDS: Final = 3_600.0
+"""Time between two calls that nothing had selected from which on the second confirms the first: those of one
+piece of work, which may both have nothing to do with its searches, are nearer."""
 
 ENOUGH: Final = 50
 """Learned queries before which the tier states no confidence: a few weeks of one person's use. That a new
@@ -176,9 +184,11 @@ class LearnedTier:
     def supported(self, query: NDArray[np.float32]) -> Mapping[ToolKey, Support]:
         """Return the support that each tool has for a query, from its best pair.
 
-        A pair counts as ``cosine - DISCOUNT - DOUBT * (1 - confidence)``.
+        A pair counts as ``cosine - DISCOUNT - DOUBT * (1 - confidence)``. A doubtful one counts in full only
+        beside another one of its tool that was begun at another time.
         """
         best: dict[ToolKey, tuple[float, Pair, PairIndex]] = {}
+        firm = set[ToolKey]()
         now = self._clock()
         for index in self._visible():
             if (cosines := index.cosines(query)) is None:
@@ -188,13 +198,24 @@ class LearnedTier:
             for at, cosine in zip(nearest_first.tolist(), cosines[nearest_first].tolist(), strict=True):
                 pair = index.pairs[at]
                 known = best.get(pair.tool)
+                if pair.tool not in firm and (
+                    not is_doubtful(pair)
+                    or (known is not None and abs(pair.first - known[1].first) >= CONFIRMED_AFTER_SECONDS)
+                ):
+                    firm.add(pair.tool)
                 # The cosine alone rules out most pairs, without their confidence; thousands can be near.
                 if known is None or cosine - DISCOUNT > known[0]:
                     counted = cosine - DISCOUNT - DOUBT * (1 - pair.confidence_at(now))
                     if known is None or counted > known[0]:
                         best[pair.tool] = counted, pair, index
+
+        def most_added(tool: ToolKey, index: PairIndex) -> float:
+            if index.topics[tool].general:
+                return MOST_ADDED_IF_GENERAL
+            return inf if tool in firm else MOST_ADDED_IN_DOUBT
+
         return {
-            tool: Support(counted, pair.query, pair.uses, index.topics[tool].general)
+            tool: Support(counted, pair.query, pair.uses, most_added(tool, index))
             for tool, (counted, pair, index) in best.items()
         }
 

@@ -238,8 +238,7 @@ class QueryScores:
         Without vectors, or while some are missing, one telling word in common will do: there is nothing else
         to go by. A synonym will not: "translate this" has one in common with every tool that converts a unit.
         """
-        by_use = (support.cosine for support in self.supports.values() if not support.general)
-        if self.exact or any(cosine >= PROVEN_BY_USE for cosine in by_use):
+        if self.exact or any(support.cosine >= PROVEN_BY_USE for support in self._firm_supports()):
             return True
         if self.whole is None:
             return self._has_a_word()
@@ -252,11 +251,14 @@ class QueryScores:
             return True
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else self._has_a_word()
 
+    def _firm_supports(self) -> list[Support]:
+        return [support for support in self.supports.values() if not support.is_weak]
+
     def is_certain(self, evidence: float | None) -> bool:
         """Return whether something is meant beyond the doubt that a general purpose leaves."""
         return (
             self.query.purpose is None
-            or bool(self.exact or self.supports)
+            or bool(self.exact or self._firm_supports())
             or evidence is None
             or evidence >= needed_evidence(self.allowed) + DOUBT_OF_PURPOSE
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf, isinf
+from math import inf, isfinite, isinf
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
 from mcp_context_proxy.items import Item, Tool, ToolKey
@@ -84,8 +84,14 @@ class Support:
     query: str | None
     """The past query that is nearest, for the owner alone; None where queries are not kept."""
     uses: int
-    general: bool = False
-    """True for a tool that was used for queries that have nothing in common: then this one says little."""
+    most_added: float = inf
+    """Share of the tool's own cosine that may be added to it; finite where the use says little about this
+    query."""
+
+    @property
+    def is_weak(self) -> bool:
+        """Return whether it raises only a tool that is near by itself."""
+        return isfinite(self.most_added)
 
 
 class Learned(Protocol):

@@ -36,10 +36,6 @@ that are otherwise alike."""
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
 
-MOST_ADDED = 0.5
-"""Share of a tool's own cosine that may be added where its support is general. A tool that was not among the
-first fifteen then comes into the first five in 1 of 100 cases; without a bound, in nearly all."""
-
 NEED_PLACES = 12
 """Places of a ranking that are given out by need: as many as a selection may have."""
 
@@ -190,13 +186,14 @@ def fill_missing_cosines(
 def learned_addition(cosine: float, support: Support) -> float:
     """Return the amount that past use adds to the cosine of one item; never negative.
 
-    The item then counts as near as its support says. Where its support is general the addition is bounded:
-    nobody can carry a tool to the top of everything, however often it is used.
+    The item then counts as near as its support says. Where its support is weak the addition is bounded:
+    nobody can carry a tool to the top of everything, however often it is used, and a call that had nothing
+    to do with the latest request does not make its tool a match for it.
     """
     if isinf(cosine):  # a filter excludes it
         return 0.0
     missing = support.cosine - cosine
-    return max(min(missing, MOST_ADDED * cosine) if support.general else missing, 0.0)
+    return max(min(missing, support.most_added * cosine) if support.is_weak else missing, 0.0)
 
 
 def add_learned(cosine: NDArray[np.float32], supports: Mapping[int, Support]) -> NDArray[np.float32]:

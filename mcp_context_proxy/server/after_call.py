@@ -294,7 +294,7 @@ class EndedCalls:
         query = goal or (context.query if context is not None else None)
         if self.learn is None or not query or not query.strip():
             return
-        signal, shown = Signal.UNLISTED, list[ToolKey]()
+        signal, shown = (Signal.STATED if goal else Signal.UNLISTED), list[ToolKey]()
         if context is not None and shows:
             signal = Signal.FOUND if context.origin == "search" else Signal.LISTED
         if context is not None and query == context.query:

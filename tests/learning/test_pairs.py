@@ -46,6 +46,7 @@ def test_signals_have_the_documented_weights():
     assert WEIGHTS == {
         Signal.FOUND: 1.5,
         Signal.LISTED: 1.0,
+        Signal.STATED: 1.0,
         Signal.UNLISTED: 0.5,
         Signal.PASSED_OVER: -0.2,
     }

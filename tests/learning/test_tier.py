@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.learning.pairs import NEW_IN_A_SESSION, Signal, Use
+from mcp_context_proxy.learning.pairs import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import DAY, open_store
 from mcp_context_proxy.trust.tokens import Principal, Role, acting_as
@@ -61,6 +61,43 @@ def test_support_stays_below_the_cosine_and_grows_with_confidence(tier, words):
 
     assert once == pytest.approx(1 - 0.10 - 0.10 * 0.25, abs=1e-5)
     assert once < often < 0.9
+
+
+def test_one_call_that_nothing_had_shown_raises_only_a_tool_that_is_near_by_itself(tier, words):
+    tier.learn(use(signal=Signal.UNLISTED))
+    once = tier.supported(words.one(QUERY))[MAIL]
+    tier.learn(use(signal=Signal.UNLISTED, session="b"))
+    confirmed = tier.supported(words.one(QUERY))[MAIL]
+
+    assert once.most_added == MOST_ADDED_IN_DOUBT
+    assert not confirmed.is_weak
+
+
+@pytest.mark.parametrize("signal", [Signal.FOUND, Signal.LISTED, Signal.STATED])
+def test_one_call_of_a_shown_tool_or_with_a_goal_counts_in_full(tier, words, signal):
+    tier.learn(use(signal=signal))
+
+    assert not tier.supported(words.one(QUERY))[MAIL].is_weak
+
+
+@pytest.mark.parametrize(("hours", "confirmed"), [(0.5, False), (2, True)])
+def test_a_similar_request_at_another_time_confirms_a_call_that_nothing_had_shown(
+    tier, words, clock, hours, confirmed
+):
+    tier.learn(use(signal=Signal.UNLISTED))
+    clock.now += hours * 3_600
+    tier.learn(use("tell my colleague about the budget", signal=Signal.UNLISTED, session="b"))
+
+    found = tier.supported(words.one(QUERY))[MAIL]
+    assert found.query == QUERY
+    assert found.is_weak is not confirmed
+
+
+def test_a_call_of_a_shown_tool_confirms_one_that_nothing_had_shown(tier, words):
+    tier.learn(use(signal=Signal.UNLISTED))
+    tier.learn(use("tell my colleague about the budget", session="b"))
+
+    assert not tier.supported(words.one(QUERY))[MAIL].is_weak
 
 
 def test_support_fades_with_time(tier, words, clock):

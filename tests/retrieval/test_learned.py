@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.learning.pairs import MOST_ADDED_IF_GENERAL
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.results import Support
-from mcp_context_proxy.retrieval.scoring import MOST_ADDED
 
 
 class Says:
     """Learned pairs, as a test wants them."""
 
-    def __init__(self, general: bool = False, **cosines: float) -> None:
+    def __init__(self, most_added: float = inf, **cosines: float) -> None:
         self._supports = {
-            ("srv", name): Support(c, "a query of before", 3, general) for name, c in cosines.items()
+            ("srv", name): Support(c, "a query of before", 3, most_added) for name, c in cosines.items()
         }
 
     def supported(self, query: np.ndarray) -> dict[tuple[str, str], Support]:
@@ -71,13 +72,14 @@ def test_learning_never_lowers_a_score(word_vectors, catalog):
     }
 
 
-def test_the_learned_part_of_a_general_tool_is_bounded(word_vectors, catalog):
-    learned = Says(general=True, open_door=1.0)
+@pytest.mark.parametrize("most_added", [MOST_ADDED_IF_GENERAL, 1.0])
+def test_weak_support_adds_no_more_than_a_share_of_the_own_cosine(word_vectors, catalog, most_added):
+    learned = Says(most_added, open_door=1.0)
     results = ranked(Engine(word_vectors(), learned=learned), "send a mail", catalog)
 
     door = results["open_door"]
     assert door.cosine > 0
-    assert door.learned == pytest.approx(MOST_ADDED * door.cosine)
+    assert door.learned == pytest.approx(most_added * door.cosine)
     assert next(iter(results)) == "send_mail"
 
 
