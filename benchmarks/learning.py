@@ -94,8 +94,9 @@ def page(found: list[str]) -> list[str]:
         "Differences are in percentage points, paired by query, with 95 % bootstrap intervals.",
         "The constants of the learned tier were chosen using these sets.",
         "",
-        "| set | queries | used | pairs | R@5 off | on | points | nDCG@10 off | on | points | shown right off | on | points |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| set | queries | used | pairs | R@5 off | on | points | nDCG@10 off | on | points "
+        "| shown right off | on | points |",
+        "|---" * 13 + "|",
         *found,
     ]
 
