@@ -23,7 +23,15 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from mcp_context_proxy.bridge.meeting import HOST_OPTIONS, JoinError, Meeting, connect, meeting, options_of
+from mcp_context_proxy.bridge.meeting import (
+    CONFIG_VARIABLE,
+    HOST_OPTIONS,
+    JoinError,
+    Meeting,
+    connect,
+    meeting,
+    options_of,
+)
 
 SESSION_VARIABLES: Final = ("CLAUDE_CODE_SESSION_ID", "CODEX_SESSION_ID", "GEMINI_SESSION_ID")
 """Variables in which hosts tell the programs that they start the id of their session, as their hooks do."""
@@ -233,7 +241,13 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         place = meeting(arguments, environ)
         peer = connect(place)
     except FileNotFoundError:
-        return False  # nothing is configured, and the command says so
+        from mcp_context_proxy.system.places import begin  # noqa: PLC0415 - seldom needed
+
+        is_named = options_of(arguments, "--config") or environ.get(CONFIG_VARIABLE)
+        if is_named or (message := begin(environ)) is None:
+            return False  # nothing is configured, and the command says so
+        sys.stderr.write(f"{message}\n")
+        return run(arguments, environ)
     except (JoinError, OSError) as error:
         sys.stderr.write(f"mcp-context-proxy: no shared proxy: {error}; this session has one of its own\n")
         return False

@@ -31,21 +31,12 @@ from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import read_text, write
 from mcp_context_proxy.installation.places import PLACES
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
+from mcp_context_proxy.system.places import BEGINNING
 
 if TYPE_CHECKING:
     from mcp_context_proxy.installation.editing import Form, Place
 
 _FORMS: Final[dict[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
-_BEGINNING: Final = """\
-# Servers behind mcp-context-proxy. All keys: config.example.toml and docs/configuration.md.
-# mcp-context-proxy add NAME -- COMMAND...   adds one, and pins the version that ran.
-# mcp-context-proxy install                  moves those of your hosts here.
-# mcp-context-proxy check                    starts each once, and names all problems.
-
-# [servers.memory]
-# command = "npx"
-# args = ["-y", "@modelcontextprotocol/server-memory@2026.8.31"]
-"""
 
 
 @click.command("import")
@@ -205,5 +196,5 @@ def init_command(ctx: click.Context, config_path: Path | None) -> None:
     file = configuration_file(ctx, config_path)
     if file.exists():
         raise InstallError(f"{file} is there already")
-    write(FileChange(file, None, _BEGINNING))
+    write(FileChange(file, None, BEGINNING))
     results().say(Text(f"Written: {file}", style="green"))

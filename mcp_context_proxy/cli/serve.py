@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,11 @@ from urllib.parse import quote
 import anyio
 import click
 
-from mcp_context_proxy.cli.options import WholeNumber, config_option, innermost, load_config
+from mcp_context_proxy.cli.options import WholeNumber, config_option, innermost, load_config, named_path
 from mcp_context_proxy.config import load
+from mcp_context_proxy.config.load import VARIABLE
 from mcp_context_proxy.system.later import importing
+from mcp_context_proxy.system.places import begin
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen on but not connect to, and the one of this machine to connect to instead."""
@@ -79,6 +82,9 @@ def serve_command(
         "http.auth": False if no_auth else None,
         "http.api_port": api_port,
     }
+    is_named = named_path(ctx, config_path) is not None or os.environ.get(VARIABLE)
+    if not is_named and (message := begin(os.environ)) is not None:
+        click.echo(message, err=True)
     # The log has what is wrong with it.
     config = load_config(ctx, config_path, overrides, complain=False)
     # The first reading of the file gave its warnings.

@@ -263,7 +263,9 @@ def instructions(
         f"{CALL_READ_ONLY} if it is marked {READ_MARK}, else through {CALL}." + (hint if words_only else "")
     )
     names = f"These tools are those of {_names(setup, INSTRUCTIONS_NAMES_BYTES)}."
-    text = names if whole else f"{search} {names}"
+    if not setup.servers:
+        search, names = search if setup.has_documents else "", NO_SERVERS
+    text = names if whole else f"{search} {names}".strip()
     left = most - len(text.encode())
     lines = {server: line for server, words in said.items() if (line := server_line(server, words))}
     sizes = {server: len(line.encode()) + 1 for server, line in lines.items()}
@@ -312,6 +314,13 @@ def server_line(server: str, words: str) -> str:
     return named(server, line) if line else ""
 
 
+NO_SERVERS: Final = (
+    "No server is configured yet, so there are no tools. Tell the user, who can add some without a restart: "
+    "`mcp-context-proxy install` moves the servers of their hosts here, "
+    "`mcp-context-proxy add NAME -- COMMAND` adds one."
+)
+
+
 def _without_heading(words: str) -> str:
     """Return instructions from their first sentence on: on one line a heading would be a part of it."""
     lines = words.splitlines()
@@ -324,7 +333,7 @@ def _without_heading(words: str) -> str:
 def _names(setup: Setup, most: int) -> str:
     """Return the names of the servers, as many as there is room for in ``most`` bytes."""
     if not setup.servers:
-        return "no servers yet"
+        return "none yet"
     shown: list[str] = []
     for name in setup.servers:
         most -= len(name.encode()) + len(", ")

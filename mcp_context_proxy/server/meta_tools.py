@@ -52,6 +52,7 @@ from mcp_context_proxy.server.meta_definitions import (
     CALL_READ_ONLY,
     CALLS,
     MANAGE,
+    NO_SERVERS,
     READ_DOCUMENT,
     READ_ONLY,
     READ_RESULT,
@@ -224,6 +225,8 @@ class MetaTools:
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
+        if not answer.found.snapshot.servers:
+            notes.append(Note(NO_SERVERS, brief=NO_SERVERS))
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))

@@ -1,7 +1,8 @@
-"""The place of the user's own configuration."""
+"""The place of the user's own configuration, and what it begins with."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,17 @@ from platformdirs import user_config_path
 APP: Final = "mcp-context-proxy"
 FILE_NAME: Final = "config.toml"
 
+BEGINNING: Final = """\
+# Servers behind mcp-context-proxy. All keys: config.example.toml and docs/configuration.md.
+# mcp-context-proxy add NAME -- COMMAND...   adds one, and pins the version that ran.
+# mcp-context-proxy install                  moves those of your hosts here.
+# mcp-context-proxy check                    starts each once, and names all problems.
+
+# [servers.memory]
+# command = "npx"
+# args = ["-y", "@modelcontextprotocol/server-memory@2026.8.31"]
+"""
+
 
 def default_path(environ: Mapping[str, str]) -> Path:
     """Return the place of the user's own configuration."""
@@ -19,3 +31,22 @@ def default_path(environ: Mapping[str, str]) -> Path:
     if folder and sys.platform != "win32" and Path(folder).is_absolute():
         return Path(folder) / APP / FILE_NAME
     return user_config_path(APP, appauthor=False) / FILE_NAME
+
+
+def begin(environ: Mapping[str, str]) -> str | None:
+    """Write a first configuration, without servers, in the user's own place; return a message that says so.
+
+    A host that was connected by a link or a plugin then gets a proxy that says what is missing, instead of
+    one that ends at once. Return None if there is a configuration, or none can be written.
+    """
+    file = default_path(environ)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
+            stream.write(BEGINNING)
+    except OSError:
+        return None
+    return (
+        f"mcp-context-proxy: no server is configured yet, and {file} was written for them: "
+        f"'{APP} install' moves those of your hosts there, '{APP} add NAME -- COMMAND...' adds one"
+    )

@@ -102,6 +102,22 @@ async def test_hosts_of_both_eras_use_one_proxy_and_one_copy_of_each_server(
         assert len(server.ledger.calls("echo")) == 2
 
 
+@pytest.mark.parametrize("shared", [True, False])
+async def test_without_a_configuration_a_host_is_told_what_is_missing_and_gets_what_is_added(
+    machine: Machine, workshop: Workshop, shared: bool
+) -> None:
+    workshop.server("work", tools=[tool("echo")])
+    added = workshop.config().read_bytes()
+    places = {name: str(machine.folder) for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")}
+    machine.config = machine.folder / "mcp-context-proxy" / "config.toml"
+    command = real_command("serve", shared=shared)
+    async with stdio(command, "handshake", env={"XDG_RUNTIME_DIR": str(machine.folder), **places}) as client:
+        answer = await client.call("search_available_tools", {"query": "read a file"})
+        assert "No server is configured yet" in answer["content"][0]["text"]
+        machine.config.write_bytes(added)
+        await client.until_listed("work__echo")
+
+
 async def test_answers_reach_the_host_that_asked(machine: Machine, server: Server) -> None:
     async with machine.host() as one, machine.host() as other:
         await one.until_listed("work__echo")
