@@ -152,6 +152,7 @@ class AwaitedServersError(UnknownItemError):
         kind: str,
         name: str,
         servers: Sequence[str],
+        *,
         known: Sequence[str] = (),
         nearest: Sequence[str] = (),
     ) -> None:

@@ -191,7 +191,7 @@ def tool_named(
     names = [*map(name_of, same)]
     if server is None and snapshot.unlisted and len(same) < 2:
         near = [] if names else suggested(tools, name, snapshot.servers, compared, name_of)
-        raise AwaitedServersError("tool", name, snapshot.unlisted, names, near)
+        raise AwaitedServersError("tool", name, snapshot.unlisted, known=names, nearest=near)
     if len(same) == 1:
         return same[0]
     if not same:

@@ -96,12 +96,24 @@ def test_a_configuration_that_cannot_be_read_starts_no_server(run: Run, tmp_path
 def test_without_any_configuration_the_problem_is_told_once_with_its_remedy(run: Run, tmp_path: Path) -> None:
     place = tmp_path / "mcp-context-proxy" / "config.toml"
     done = run("check", XDG_CONFIG_HOME=str(tmp_path))
-    served = run("serve", XDG_CONFIG_HOME=str(tmp_path))
+    listed = run("tools", XDG_CONFIG_HOME=str(tmp_path))
 
     problem = "there is no configuration: MCP_CONTEXT_PROXY_CONFIG is not set, and"
     assert flat(done.stdout).startswith(f"PROBLEM config: {problem}")
-    assert served.stderr.startswith(f"mcp-context-proxy: {problem} {place} does not exist; create it: ")
-    assert len(served.stderr.splitlines()) == 1
+    assert listed.stderr.startswith(f"mcp-context-proxy: {problem} {place} does not exist; create it: ")
+    assert len(listed.stderr.splitlines()) == 1
+    assert not place.exists()
+
+
+def test_serve_begins_a_configuration_where_there_is_none(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "mcp-context-proxy" / "config.toml"
+    first = run("serve", XDG_CONFIG_HOME=str(tmp_path))
+    again = run("serve", XDG_CONFIG_HOME=str(tmp_path))
+
+    assert (first.returncode, again.returncode) == (0, 0)
+    assert first.stderr.startswith(f"mcp-context-proxy: no server is configured yet, and {place} was written")
+    assert place.stat().st_mode & 0o077 == 0
+    assert again.stderr == ""
 
 
 def test_servers_that_do_not_work_are_not_counted_and_their_remedy_stands_apart(
