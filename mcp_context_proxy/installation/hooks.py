@@ -51,7 +51,8 @@ PLACES: Final[Mapping[str, HookPlace]] = {
             host="codex",
             file=".codex/hooks.json",
             event="UserPromptSubmit",
-            note="Some versions of Codex need codex_hooks = true under [features] in ~/.codex/config.toml.",
+            note="Codex skips a new hook until you trust it: start codex, open /hooks, and trust this one. "
+            "Older versions also need codex_hooks = true under [features] in config.toml.",
         ),
         HookPlace(
             host="gemini-cli", file=".gemini/settings.json", event="BeforeAgent", timeout=1000 * SECONDS

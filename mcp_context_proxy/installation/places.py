@@ -33,6 +33,21 @@ def _zed(command: Sequence[str]) -> dict[str, Any]:
     return {"source": "custom", **_common(command), "env": {}}
 
 
+def _named_for_codex(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
+    named = entry.get("env_vars")
+    known = list(named) if isinstance(named, list) else []
+    more = [name for name in variables if name not in known]
+    return {**entry, "env_vars": [*known, *more]} if more else dict(entry)
+
+
+def _named_for_gemini(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
+    # It would hand over the reference itself for a variable that is not set.
+    env = entry.get("env")
+    known = dict(env) if isinstance(env, dict) else {}
+    more = {name: f"${name}" for name, is_set in variables.items() if is_set and name not in known}
+    return {**entry, "env": {**known, **more}} if more else dict(entry)
+
+
 def _opencode(command: Sequence[str]) -> dict[str, Any]:
     return {"type": "local", "command": list(command), "enabled": True}
 
@@ -63,6 +78,9 @@ class HostPlace:
     form: Form = "json"
     entry: Callable[[Sequence[str]], dict[str, Any]] = _common
     """Returns the entry that starts a command."""
+    named: Callable[[Mapping[str, Any], Mapping[str, bool]], dict[str, Any]] | None = None
+    """Adds variables, each with True if it is set here, to an entry of a host that hands over only those
+    which an entry names. None for a host that hands over all."""
     restart: str = "restart it"
     signs: tuple[str, ...] = ()
     """Paths of which one shows that the host is there although it has no such file yet."""
@@ -143,6 +161,7 @@ _HOSTS: Final = (
         files={"any": ("~/.codex/config.toml",)},
         place=("mcp_servers",),
         form="toml",
+        named=_named_for_codex,
         restart="start new sessions of Codex",
     ),
     HostPlace(
@@ -150,7 +169,8 @@ _HOSTS: Final = (
         title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
         place=("mcpServers",),
-        restart="start new sessions of Gemini CLI",
+        named=_named_for_gemini,
+        restart="start new sessions of Gemini CLI, in folders that you trust: elsewhere it starts no server",
     ),
     HostPlace(
         name="zed",

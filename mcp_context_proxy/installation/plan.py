@@ -37,6 +37,11 @@ CARRIED: Final = frozenset(
 )
 """Keys of entries that are carried over, are told by a remark, or mean nothing outside their host."""
 
+HANDED_OVER: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"})
+"""Variables that each host hands over to the programs that it starts."""
+
+NO_VARIABLES: Final[Mapping[str, bool]] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
@@ -199,6 +204,15 @@ class Configuration:
         self.text = edited("toml", self.text, ("servers",), {name}, {})
         del self.servers[name]
 
+    def variables(self, environ: Mapping[str, str]) -> dict[str, bool]:
+        """Return the variables that the configuration refers to, each with True if it is set."""
+        found: dict[str, bool] = {}
+        for _, text in _texts((), entries("toml", self.text, ())):
+            value = expand(text, environ)
+            found |= {name: True for name, _ in value.variables}
+            found |= {problem.variable: False for problem in value.problems if problem.variable}
+        return {name: is_set for name, is_set in sorted(found.items()) if name not in HANDED_OVER}
+
     @property
     def change(self) -> FileChange | None:
         """The change of the file; None if it stays as it is."""
@@ -229,10 +243,12 @@ def plan(
     command: Sequence[str],
     environ: Mapping[str, str],
     place: Place | None = None,
+    variables: Mapping[str, bool] = NO_VARIABLES,
 ) -> HostPlan:
     """Plan the installation in one host, and add its servers to our configuration.
 
-    With a `place`, such as a project's, its servers move, but our entry stands only with the host's own.
+    With a `place`, such as a project's, its servers move, but our entry stands only with the host's own. It
+    names the variables, each with True if it is set, that the host would keep to itself otherwise.
 
     Raises:
         EditError: the host's file cannot be read or edited.
@@ -245,12 +261,16 @@ def plan(
     entry_name = found.ours or SERVER
     if entry_name in found.staying:
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
-    insert = {} if found.ours or not own else {entry_name: host.entry(command)}
     written = entries(host.form, text or "", place)
+    entry = dict(written[entry_name]) if found.ours else host.entry(command)
+    entry = entry if host.named is None else host.named(entry, variables)
+    insert = {entry_name: entry} if own and entry != written.get(entry_name) else {}
     moved = {name: written[name] for name in found.moving}
     change = None
     if insert or moved:
-        after = edited(host.form, text or "", place, moved.keys(), insert)
+        after = edited(host.form, text or "", place, moved.keys() | (insert.keys() & written.keys()), insert)
+        # An entry of ours that was there before comes back with the moved ones.
+        moved |= {found.ours: written[found.ours]} if found.ours and own else {}
         change = FileChange(file, text, after)
     return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
 

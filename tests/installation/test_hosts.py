@@ -5,6 +5,7 @@ import stat
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,11 +54,19 @@ class Machine:
         self.journal, self.environ = Journal(home / "journal"), environ
         self.file = home / "config.toml"
 
-    def install(self, host: str) -> HostPlan:
+    def install(self, host: str, **variables: bool) -> HostPlan:
         text = self.file.read_text("utf-8") if self.file.exists() else None
         configuration = Configuration(self.file, text)
         file = PLACES[host].file(self.environ)
-        one = plan(PLACES[host], file, read_text(file), configuration, COMMAND, self.environ)
+        one = plan(
+            PLACES[host],
+            file,
+            read_text(file),
+            configuration,
+            COMMAND,
+            self.environ,
+            variables=variables,
+        )
         if configuration.change:
             write(configuration.change)
         self.journal.install(one)
@@ -190,6 +199,54 @@ def test_server_that_only_its_host_can_start_stays(put: Place, machine: Machine)
 def test_variable_that_is_not_set_is_told(put: Place, machine: Machine) -> None:
     put("cursor", b'{"mcpServers": {"a": {"command": "x", "env": {"K": "${env:DESK_KEY}"}}}}')
     assert any("DESK_KEY is not set" in note for note in machine.install("cursor").notes)
+
+
+@pytest.mark.parametrize(
+    ("host", "handed_over"),
+    [
+        ("codex", {"env_vars": ["DESK_KEY", "OTHER"]}),
+        ("gemini-cli", {"env": {"DESK_KEY": "$DESK_KEY"}}),
+        ("opencode", {}),
+    ],
+)
+def test_host_that_keeps_its_variables_hands_over_those_that_servers_need(
+    host: str, handed_over: dict[str, Any], put: Place, machine: Machine
+) -> None:
+    file = put(host, SETTINGS[host].encode())
+    machine.install(host)
+
+    def ours() -> dict[str, Any]:
+        text = file.read_text("utf-8")
+        found: dict[str, Any] = entries(PLACES[host].form, text, PLACES[host].place)["context-proxy"]
+        return found
+
+    before = ours()
+    machine.install(host, DESK_KEY=True, OTHER=False)
+    assert ours() == before | handed_over
+    assert machine.install(host, DESK_KEY=True, OTHER=False).change is None
+    machine.uninstall()
+    assert file.read_text("utf-8") == SETTINGS[host]
+
+
+def test_entry_of_ours_that_a_person_has_written_comes_back(put: Place, machine: Machine) -> None:
+    """Also after another change of the file, and where the entry has our usual name."""
+    mine = '{"command": "/usr/bin/mcp-context-proxy", "args": ["serve"], "env": {"A": "b"}}'
+    for name in ("mine", "context-proxy"):
+        file = put("gemini-cli", f'{{"mcpServers": {{"{name}": {mine}, "a": {{"command": "x"}}}}}}'.encode())
+        before = entries("json", file.read_text("utf-8"), ("mcpServers",))
+        machine.install("gemini-cli", DESK_KEY=True)
+        file.write_text("// changed\n" + file.read_text("utf-8"), "utf-8")
+        assert machine.uninstall() == [False]
+        assert entries("json", file.read_text("utf-8"), ("mcpServers",)) == before
+
+
+def test_server_with_our_name_comes_back_after_another_change(put: Place, machine: Machine) -> None:
+    file = put("cursor", b'{"mcpServers": {"context-proxy": {"command": "/bin/other"}}}')
+    before = entries("json", file.read_text("utf-8"), ("mcpServers",))
+    machine.install("cursor")
+    file.write_text("// changed\n" + file.read_text("utf-8"), "utf-8")
+    machine.uninstall()
+    assert entries("json", file.read_text("utf-8"), ("mcpServers",)) == before
 
 
 def test_tool_lists_and_switches_are_carried_over(put: Place, machine: Machine) -> None:
