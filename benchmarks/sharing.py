@@ -3,15 +3,18 @@
     python benchmarks/sharing.py [--rounds 6] [--calls 300]
 
 Measures a further session of a host (seconds until it has the list of tools, and the memory of all its
-processes), a call over the bridge against one without, and calls per second over eight bridges, beside those
-of the same clients and servers without a proxy.
+processes), a prompt hook from its start to its end, a call over the bridge against one without, and calls per
+second over eight bridges, beside those of the same clients and servers without a proxy.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from figures import percentile
 from raw_clients import StdioClient, call_params
 from subjects import Workbench, answers, proxy_command, tool_name
 
@@ -29,6 +33,8 @@ from mcp_context_proxy.bridge.meeting import running
 
 BRIDGES = 8
 IN_FLIGHT = 16
+HOOKS = 60
+REQUESTS = Path(__file__).with_name("requests.jsonl")
 TOOL = tool_name("proxy")
 
 
@@ -48,9 +54,11 @@ def main() -> None:
             "own": [*proxy_command(config), "serve", "--own"],
             "shared": [*proxy_command(config), "serve"],
         }
-        first = {name: _opened(stack, command) for name, command in commands.items()}
+        shared = _opened(stack, commands["shared"])
         (socket,) = running(config, os.environ)
         stack.callback(os.kill, ask(socket, "GET", "/status", seconds=60)["pid"], signal.SIGTERM)
+        _hooks(config, shared)
+        first = {"own": _opened(stack, commands["own"]), "shared": shared}
         _sessions(commands, given.rounds)
         _calls(first, given.rounds, given.calls)
         calls = given.calls * 10
@@ -86,6 +94,28 @@ def _sessions(commands: dict[str, list[str]], rounds: int) -> None:
             client.close()
         size = median(memory) / 1e6
         print(f"{name:>7}: list of tools after {median(seconds):.3f} s, {size:+.0f} MB (PSS) in all")
+
+
+def _hooks(config: Path, client: StdioClient) -> None:
+    """A prompt hook, as a host runs it: the time that the host waits, and its processor time."""
+    client.call("search_available_tools", query="create an issue")  # the model is open from now on
+    requests = [json.loads(line)["request"] for line in REQUESTS.read_text("utf-8").splitlines()]
+    program = str(Path(sys.executable).with_name("mcp-context-proxy"))
+    command = [program, "hook", "run", "claude-code", "--config", str(config)]
+    seconds, told = [], 0
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for request in requests[:HOOKS]:
+        said = json.dumps({"prompt": request, "session_id": "none", "cwd": str(Path.cwd())}).encode()
+        began = time.perf_counter()
+        told += bool(subprocess.run(command, input=said, stdout=subprocess.PIPE, check=True).stdout)
+        seconds.append(time.perf_counter() - began)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    middle, most = median(seconds) * 1e3, percentile(seconds, 95) * 1e3
+    print(
+        f"   hook: p50 {middle:.0f} ms, p95 {most:.0f} ms, {used / len(seconds) * 1e3:.0f} ms of processor "
+        f"time; {told} of {len(seconds)} gave a text"
+    )
 
 
 def _calls(clients: dict[str, StdioClient], rounds: int, calls: int) -> None:

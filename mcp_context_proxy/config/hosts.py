@@ -79,7 +79,7 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
         message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
         raise ConfigError([source.problem(Mistake((), message))])
     entries = _at(source.tables, place)
-    dialect = dialect_of(place, source.file.parent.name, entries)
+    dialect = dialect_of(place, source.file, entries)
     written_at = {name: (*place, name) for name in entries} if isinstance(entries, dict) else {}
     if isinstance(entries, list):
         named = [(_name_in_list(entry, at), at) for at, entry in enumerate(entries)]

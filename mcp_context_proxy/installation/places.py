@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from mcp_context_proxy.config.host_profiles import SERVER
-from mcp_context_proxy.installation.editing import Form, Place
+from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
 
 def _common(command: Sequence[str]) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def _named_for_gemini(entry: Mapping[str, Any], variables: Mapping[str, bool]) -
 
 
 def _opencode(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "local", "command": list(command), "enabled": True}
+    return {"type": "local", "command": list(command)}
 
 
 def _goose(command: Sequence[str]) -> dict[str, Any]:
@@ -75,6 +76,10 @@ class HostPlace:
     """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``). The first that exists is used, else
     the first. ``~`` is the home folder, ``{config}`` the folder of settings of that platform."""
     place: Place
+    newer: Place | None = None
+    """Place in files of a newer version, which is taken where it has tables already."""
+    folder_variable: str = ""
+    """Variable with another folder for the settings of this host, if it has one."""
     form: Form = "json"
     entry: Callable[[Sequence[str]], dict[str, Any]] = _common
     """Returns the entry that starts a command."""
@@ -89,7 +94,16 @@ class HostPlace:
         """Return the path of its settings on this machine, whether the file exists or not."""
         known = self.files.get(platform) or self.files.get("any") or self.files["linux"]
         paths = [_expanded(one, environ, platform) for one in known]
+        if folder := environ.get(self.folder_variable):
+            paths = [Path(folder) / path.name for path in paths]
         return next((path for path in paths if path.exists()), paths[0])
+
+    def place_in(self, text: str) -> Place:
+        """Return the place of its servers in a text."""
+        with suppress(EditError):
+            if self.newer and (found := entries(self.form, text, self.newer)):
+                return self.newer if all(isinstance(one, dict) for one in found.values()) else self.place
+        return self.place
 
     def is_here(self, environ: Mapping[str, str], platform: str = sys.platform) -> bool:
         """Return True if there are settings of this host, or the folder for them."""
@@ -128,6 +142,7 @@ _HOSTS: Final = (
         name="claude-code",
         title="Claude Code",
         files={"any": ("~/.claude.json",)},
+        folder_variable="CLAUDE_CONFIG_DIR",
         place=("mcpServers",),
         entry=_claude_code,
         restart="start new sessions of Claude Code",
@@ -159,6 +174,7 @@ _HOSTS: Final = (
         name="codex",
         title="Codex",
         files={"any": ("~/.codex/config.toml",)},
+        folder_variable="CODEX_HOME",
         place=("mcp_servers",),
         form="toml",
         named=_named_for_codex,
@@ -189,6 +205,7 @@ _HOSTS: Final = (
         title="opencode",
         files={"any": ("~/.config/opencode/opencode.json", "~/.config/opencode/opencode.jsonc")},
         place=("mcp",),
+        newer=("mcp", "servers"),
         entry=_opencode,
         restart="start new sessions of opencode",
     ),
