@@ -251,6 +251,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     except (JoinError, OSError) as error:
         sys.stderr.write(f"mcp-context-proxy: no shared proxy: {error}; this session has one of its own\n")
         return False
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     Bridge(place, peer, greeting(environ, arguments)).run()
     return True
