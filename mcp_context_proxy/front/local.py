@@ -266,6 +266,27 @@ class _Greeted(msgspec.Struct, frozen=True):
     bridge: Greeting
 
 
+TURN_MARK: Final = b'"x-codex-turn-metadata"'
+"""Member of the ``_meta`` of a call in which Codex tells its session: the programs that it starts get no
+variable with it."""
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    session_id: str
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    turn: _Turn = msgspec.field(name="x-codex-turn-metadata")
+
+
+class _Params(msgspec.Struct, frozen=True):
+    meta: _Meta = msgspec.field(name="_meta")
+
+
+class _Called(msgspec.Struct, frozen=True):
+    params: _Params
+
+
 GREETING_BYTES: Final = 16_384
 """Longest greeting: a folder has at most 4,096 bytes, which JSON may write as three times as many."""
 
@@ -396,6 +417,10 @@ class SocketChannel(MessageReader):
             with suppress(msgspec.DecodeError):
                 self.greeting = msgspec.json.decode(frame, type=_Greeted).bridge
         else:
+            if TURN_MARK in frame:
+                with suppress(msgspec.DecodeError):
+                    told = msgspec.json.decode(frame, type=_Called).params.meta.turn.session_id
+                    self.greeting = msgspec.structs.replace(self.greeting, session=told)
             self._conversation.receive(frame)
 
     async def _take_large(self, frame: bytes) -> None:
