@@ -483,7 +483,9 @@ def _start(place: Meeting) -> None:
         place.socket.unlink()
     if meets_at_port(place.environment):
         # On Windows it must not end with the window of the host.
-        apart = {"creationflags": 0x0800_0200} if sys.platform == "win32" else {"start_new_session": True}
+        apart: dict[str, Any] = (
+            {"creationflags": 0x0800_0200} if sys.platform == "win32" else {"start_new_session": True}
+        )
         with _log_of(place) as log:
             started = subprocess.Popen(
                 [*place.command, str(place.socket)],
@@ -492,7 +494,7 @@ def _start(place: Meeting) -> None:
                 stderr=log,
                 cwd=place.folder,
                 env=dict(place.environment),
-                **apart,  # type: ignore[call-overload]
+                **apart,
             )
         until = time.monotonic() + START_SECONDS
         while connected(place.socket, keep=False) is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mcp_context_proxy.config.secret_sources import SecretSource, SecretSourceError
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
@@ -385,8 +385,7 @@ def _yaml_loader() -> Any:
     class Loader(yaml.SafeLoader):
         """Reads plain values by the core schema."""
 
-        yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
-
+    Loader.yaml_implicit_resolvers = {}
     for kind, pattern in _YAML_KINDS.items():
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), None)
     return Loader

@@ -323,16 +323,21 @@ def _toml_key_of(statement: str) -> Place:
         return (*toml_header(head.partition("#")[0].strip()[1:-1] + "\n"), "[]")
     if head.startswith("["):
         return toml_header(statement)
-    before, path = "", ()
+    before = ""
     for part in head.split("=")[:-1]:
         before += part
         with suppress(tomllib.TOMLDecodeError):
-            path, inner = (), tomllib.loads(f"{before} = 1")
-            while isinstance(inner, dict) and inner:
-                key, inner = next(iter(inner.items()))
-                path = (*path, key)
-            break
+            return _path_to_value(tomllib.loads(f"{before} = 1"))
         before += "="
+    return ()
+
+
+def _path_to_value(tables: Any) -> Place:
+    """Return the keys that lead to the only value in tables."""
+    path: Place = ()
+    while isinstance(tables, dict) and tables:
+        key, tables = next(iter(tables.items()))
+        path = (*path, key)
     return path
 
 
@@ -341,10 +346,7 @@ def toml_header(row: str) -> Place:
     path: Place = ()
     if row.lstrip().startswith("[") and not row.lstrip().startswith("[["):
         with suppress(tomllib.TOMLDecodeError):
-            inner = tomllib.loads(row)
-            while inner:
-                key, inner = next(iter(inner.items()))
-                path = (*path, key)
+            path = _path_to_value(tomllib.loads(row))
     return path
 
 
