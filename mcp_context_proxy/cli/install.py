@@ -390,7 +390,7 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
     console, place = results(), HOOK_PLACES[host]
     words = own_command(configuration_file(ctx, config_path))
     at = words.index("serve")
-    change = planned_hook(place, Path.home(), [*words[:at], "hook", "run", host, *words[at + 1 :]])
+    change = planned_hook(place, place.path(os.environ), [*words[:at], "hook", "run", host, *words[at + 1 :]])
     if change is None:
         console.say("Nothing to change: the hook is there already.")
         return
@@ -411,7 +411,8 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
 def uninstall_hook(host: str, dry_run: bool) -> None:
     """Remove the hook from the settings of HOST."""
     console = results()
-    change = planned_hook(HOOK_PLACES[host], Path.home(), None)
+    place = HOOK_PLACES[host]
+    change = planned_hook(place, place.path(os.environ), None)
     if change is None:
         console.say("There is no hook of ours.")
         return
@@ -419,7 +420,7 @@ def uninstall_hook(host: str, dry_run: bool) -> None:
     if dry_run:
         console.say("Nothing was changed: --dry-run.")
         return
-    if change.before is not None and is_ours_alone(HOOK_PLACES[host], change.before):
+    if change.before is not None and is_ours_alone(place, change.before):
         change.file.unlink()
     else:
         write(change)

@@ -63,7 +63,7 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
             raise EditError(f"two servers there are called {twice}; rename one of them first")
         return dict(zip(names, found, strict=True))
     if not isinstance(found, dict):
-        raise EditError(f"{'.'.join(place)} does not hold servers by name")
+        raise EditError(f"{'.'.join(place)} is not an object")
     if (odd := next((name for name in found if not isinstance(name, str)), None)) is not None:
         raise EditError(f"the name {odd!r} there is not a text; put it into quotes")
     return found
@@ -132,7 +132,7 @@ def _expected(before: Any, place: Place, remove: Collection[str], insert: Mappin
         if inner is None:
             inner = holder[key] = {}
         if not isinstance(inner, dict):
-            raise EditError(f"{'.'.join(place)} does not hold servers")
+            raise EditError(f"{'.'.join(place)} is not an object")
         holder = inner
     servers = holder.get(place[-1])
     if isinstance(servers, list):
@@ -145,7 +145,7 @@ def _expected(before: Any, place: Place, remove: Collection[str], insert: Mappin
                 name: dict(entry) if isinstance(entry, Mapping) else entry for name, entry in insert.items()
             }
     else:
-        raise EditError(f"{'.'.join(place)} does not hold servers")
+        raise EditError(f"{'.'.join(place)} is not an object")
     return after
 
 
