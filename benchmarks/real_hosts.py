@@ -4,7 +4,8 @@
 
 FOLDER has the programs of the hosts:
 
-    npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex @google/gemini-cli opencode-ai
+    npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex @google/gemini-cli opencode-ai \
+        @github/copilot
 
 Each host gets a fresh home folder, the proxy in its own settings as `install` writes it there, and a model on
 loopback that searches, reads a document and a file of a skill, calls tools, has a large result shortened, and
@@ -395,6 +396,11 @@ def _opencode(server: list[str], address: str) -> dict[str, str]:
     return {".config/opencode/opencode.json": json.dumps(settings, indent=2)}
 
 
+def _copilot_cli(server: list[str], _address: str) -> dict[str, str]:
+    entry = {"type": "local", "command": server[0], "args": server[1:], "tools": ["*"]}
+    return {".copilot/mcp-config.json": json.dumps({"mcpServers": {"forms": entry}}, indent=2)}
+
+
 HOSTS = (
     Host(
         "claude-code",
@@ -428,6 +434,21 @@ HOSTS = (
             "GOOGLE_GEMINI_BASE_URL": address,
             # In a folder that nobody has said to trust it starts no server.
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        },
+    ),
+    Host(
+        "copilot-cli",
+        "copilot",
+        _copilot_cli,
+        lambda program, prompt: [
+            *(program, "-p", prompt, "--allow-all-tools", "--no-auto-update"),
+            # Without it, the instructions of servers are kept from the model.
+            "--allow-all-mcp-server-instructions",
+        ],
+        lambda address: {
+            "COPILOT_PROVIDER_BASE_URL": f"{address}/v1",
+            "COPILOT_PROVIDER_API_KEY": "none",
+            "COPILOT_MODEL": "scripted",
         },
     ),
     Host("opencode", "opencode", _opencode, lambda program, prompt: [program, "run", prompt]),
@@ -548,8 +569,10 @@ def _configure(home: Path, folder: Path) -> None:
 def facts(done: Visit) -> dict[str, str]:
     """What the table says of one host."""
     sent = "".join(part["host"] for part in done.wire if "host" in part)
-    initialize = next((json.loads(line) for line in sent.splitlines() if '"initialize"' in line), {})
-    params = initialize.get("params", {})
+    began = ('"initialize"', '"server/discover"')
+    opening = next((json.loads(line) for line in sent.splitlines() if any(one in line for one in began)), {})
+    params = opening.get("params", {})
+    params |= {key.rpartition("/")[2]: value for key, value in params.get("_meta", {}).items()}
     requests = done.model.requests
     last = requests[-1] if requests else Request({}, "", [])
     first = requests[0] if requests else last

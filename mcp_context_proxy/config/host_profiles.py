@@ -202,17 +202,17 @@ _HOSTS: Final = (
         name="copilot-cli",
         title="Copilot CLI",
         clients=Fact(
-            ("github-copilot", "copilot-cli"), "apify/mcp-client-capabilities; the second is assumed"
+            ("github-copilot", "copilot-cli"), "apify/mcp-client-capabilities; the second: seen in 1.0.102"
         ),
-        result=Fact("both", "github/copilot-cli#3258, #4515"),
+        result=Fact("both", "github/copilot-cli#3258, #4515; seen in 1.0.102"),
         names=Fact(NameRule("{server}-", 64, "refused"), "microsoft/mcp#842; 128 with some models: #1879"),
         description_bytes=UNKNOWN,
         results=Fact(ResultLimit(20_480, "bytes", "in a file"), "microsoft/vscode#329276"),
         tools=Fact(None, "github/copilot-cli#4038: it defers many tools instead"),
         first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "github/copilot-cli#132, #3125: from the next message of the user on"),
-        elicitation=UNKNOWN,
-        sampling=UNKNOWN,
+        elicitation=Fact(True, "seen in 1.0.102"),
+        sampling=Fact(True, "seen in 1.0.102"),
     ),
     HostProfile(
         name="jetbrains",

@@ -53,6 +53,10 @@ def _opencode(command: Sequence[str]) -> dict[str, Any]:
     return {"type": "local", "command": list(command)}
 
 
+def _copilot(command: Sequence[str]) -> dict[str, Any]:
+    return {"type": "local", **_common(command), "tools": ["*"]}
+
+
 def _goose(command: Sequence[str]) -> dict[str, Any]:
     return {
         "name": SERVER,
@@ -242,6 +246,15 @@ _HOSTS: Final = (
         place=("mcpServers",),
         form="yaml",
         restart="reload Continue's configuration",
+    ),
+    HostPlace(
+        name="copilot-cli",
+        title="Copilot CLI",
+        files={"any": ("~/.copilot/mcp-config.json",)},
+        folder_variable="COPILOT_HOME",
+        place=("mcpServers",),
+        entry=_copilot,
+        restart="start new sessions of Copilot CLI",
     ),
 )
 

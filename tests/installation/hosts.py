@@ -118,6 +118,13 @@ SETTINGS: Final[dict[str, str]] = {
     "goose": GOOSE,
     "lm-studio": _json(("mcpServers",), COMMON),
     "continue": CONTINUE,
+    "copilot-cli": _json(
+        ("mcpServers",),
+        {
+            "desk": {"type": "local", **COMMON["desk"], "tools": ["*"]},
+            "remote": {"type": "http", **COMMON["remote"], "tools": ["*"]},
+        },
+    ),
 }
 """Settings by host; all of them have the same two servers."""
 
