@@ -249,7 +249,8 @@ GEMINI = """{
         pytest.param("disabled_tools", ["a"], None, ("a",), id="codex-disabled"),
         pytest.param("enabled_tools", ["a"], ("a",), (), id="codex-enabled"),
         pytest.param("enabled_tools", [], (), (), id="codex-none-enabled"),
-        pytest.param("tools", ["*"], ("*",), (), id="copilot-cli"),
+        pytest.param("tools", ["*"], None, (), id="copilot-cli-all"),
+        pytest.param("tools", ["a"], ("a",), (), id="copilot-cli"),
     ],
 )
 def test_the_tools_that_a_host_leaves_out_are_carried_over(load_text, key, names, allow, deny):
