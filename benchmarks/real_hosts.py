@@ -134,7 +134,7 @@ class Model:
 
 
 def _result_id(results: list[str]) -> str:
-    found = re.search(r'id="([^"]+)"', results[-1]) if results else None
+    found = re.search(r'id=.?"([^"\\]+)', results[-1]) if results else None
     return found[1] if found else "none"
 
 
@@ -401,6 +401,28 @@ def _copilot_cli(server: list[str], _address: str) -> dict[str, str]:
     return {".copilot/mcp-config.json": json.dumps({"mcpServers": {"forms": entry}}, indent=2)}
 
 
+def _continue(server: list[str], address: str) -> dict[str, str]:
+    text = f"""name: scripted
+version: 1.0.0
+schema: v1
+models:
+  - name: scripted
+    provider: openai
+    model: scripted
+    apiBase: {address}/v1
+    apiKey: none
+    roles: [chat]
+    capabilities: [tool_use]
+mcpServers:
+  - name: forms
+    command: {json.dumps(server[0])}
+    args: {json.dumps(server[1:])}
+    env:
+      {VARIABLE}: t-4711
+"""
+    return {".continue/config.yaml": text}
+
+
 HOSTS = (
     Host(
         "claude-code",
@@ -450,6 +472,13 @@ HOSTS = (
             "COPILOT_PROVIDER_API_KEY": "none",
             "COPILOT_MODEL": "scripted",
         },
+    ),
+    Host(
+        "continue",
+        "cn",
+        _continue,
+        lambda program, prompt: [program, "--auto", "-p", prompt],
+        lambda _address: {"CONTINUE_TELEMETRY_ENABLED": "0"},
     ),
     Host("opencode", "opencode", _opencode, lambda program, prompt: [program, "run", prompt]),
 )

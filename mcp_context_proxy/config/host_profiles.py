@@ -337,6 +337,16 @@ INSTRUCTIONS_BYTES: Final = min(size for host in _HOSTS if (size := host.descrip
 """Length of the instructions that no host cuts."""
 
 
+KEEP_INSTRUCTIONS: Final = ("continue", "copilot-cli")
+"""Beginnings of the ``clientInfo.name`` of clients whose model does not get the instructions of servers: seen
+in Continue 1.5.47, and in Copilot CLI 1.0.102 without ``--allow-all-mcp-server-instructions``."""
+
+
+def shows_instructions(client: str) -> bool:
+    """Return whether a client gives our instructions to its model, by the name that it sends."""
+    return not client.strip().casefold().startswith(KEEP_INSTRUCTIONS)
+
+
 def host_named(name: str) -> HostProfile | None:
     """Return a host by its name here or by the ``clientInfo.name`` that it sends; None if it is not known."""
     asked = name.strip().casefold()
