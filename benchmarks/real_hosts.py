@@ -5,7 +5,7 @@
 FOLDER has the programs of the hosts:
 
     npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex @google/gemini-cli opencode-ai \
-        @github/copilot
+        @github/copilot @continuedev/cli
 
 Each host gets a fresh home folder, the proxy in its own settings as `install` writes it there, and a model on
 loopback that searches, reads a document and a file of a skill, calls tools, has a large result shortened, and
