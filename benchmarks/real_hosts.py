@@ -5,7 +5,7 @@
 FOLDER has the programs of the hosts:
 
     npm install --prefix FOLDER @anthropic-ai/claude-code @openai/codex @google/gemini-cli opencode-ai \
-        @github/copilot @continuedev/cli
+        @github/copilot @continuedev/cli cline
 
 Each host gets a fresh home folder, the proxy in its own settings as `install` writes it there, and a model on
 loopback that searches, reads a document and a file of a skill, calls tools, has a large result shortened, and
@@ -423,6 +423,30 @@ mcpServers:
     return {".continue/config.yaml": text}
 
 
+def _cline(server: list[str], address: str) -> dict[str, str]:
+    transport = {"type": "stdio", "command": server[0], "args": server[1:], "env": {VARIABLE: "t-4711"}}
+    settings = {"mcpServers": {"forms": {"transport": transport}}}
+    provider = {"provider": "openai-compatible", "apiKey": "none", "model": "scripted"}
+    provider["baseUrl"] = f"{address}/v1"
+    providers = {
+        "version": 1,
+        "lastUsedProvider": "openai-compatible",
+        "modes": {},
+        "providers": {
+            "openai-compatible": {
+                "settings": provider,
+                "updatedAt": "2026-11-28T00:00:00.000Z",
+                "tokenSource": "manual",
+            }
+        },
+    }
+    folder = ".cline/data/settings"
+    return {
+        f"{folder}/cline_mcp_settings.json": json.dumps(settings, indent=2),
+        f"{folder}/providers.json": json.dumps(providers),
+    }
+
+
 HOSTS = (
     Host(
         "claude-code",
@@ -480,6 +504,7 @@ HOSTS = (
         lambda program, prompt: [program, "--auto", "-p", prompt],
         lambda _address: {"CONTINUE_TELEMETRY_ENABLED": "0"},
     ),
+    Host("cline", "cline", _cline, lambda program, prompt: [program, prompt]),
     Host("opencode", "opencode", _opencode, lambda program, prompt: [program, "run", prompt]),
 )
 

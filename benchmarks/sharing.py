@@ -56,11 +56,12 @@ def main() -> None:
         }
         shared = _opened(stack, commands["shared"])
         (socket,) = running(config, os.environ)
-        stack.callback(os.kill, ask(socket, "GET", "/status", seconds=60)["pid"], signal.SIGTERM)
-        _hooks(config, shared)
-        first = {"own": _opened(stack, commands["own"]), "shared": shared}
-        _sessions(commands, given.rounds)
-        _calls(first, given.rounds, given.calls)
+        proxy = ask(socket, "GET", "/status", seconds=60)["pid"]
+        stack.callback(os.kill, proxy, signal.SIGTERM)
+        with ExitStack() as alone:
+            own = _opened(alone, commands["own"])
+            _sessions(commands, given.rounds)
+            _calls({"own": own, "shared": shared}, given.rounds, given.calls, proxy)
         calls = given.calls * 10
         _throughput("bridges", [_opened(stack, commands["shared"]) for _ in range(BRIDGES)], TOOL, calls)
         servers = [bench.direct() for _ in range(BRIDGES)]
@@ -68,6 +69,7 @@ def main() -> None:
             stack.callback(server.close)
             server.open()
         _throughput("clients and servers without any proxy", servers, tool_name("direct"), calls)
+        _hooks(config, shared)
     print(f"load: {os.getloadavg()[0]:.1f}")
 
 
@@ -118,15 +120,32 @@ def _hooks(config: Path, client: StdioClient) -> None:
     )
 
 
-def _calls(clients: dict[str, StdioClient], rounds: int, calls: int) -> None:
-    """The same call with and without a bridge, in turns."""
+def _calls(clients: dict[str, StdioClient], rounds: int, calls: int, proxy: int) -> None:
+    """The same call with and without a bridge, in turns, with the processor time of each process."""
     times: dict[str, list[float]] = {name: [] for name in clients}
+    processes = {"own": [clients["own"].process.pid], "shared": [proxy, clients["shared"].process.pid]}
+    spent = {name: [0.0] * len(ids) for name, ids in processes.items()}
     for _ in range(rounds):
         for name, client in clients.items():
+            before = [_processor_seconds(one) for one in processes[name]]
             times[name].append(median(client.timed("tools/call", call_params(TOOL), calls)) * 1e3)
+            for at, one in enumerate(processes[name]):
+                spent[name][at] += _processor_seconds(one) - before[at]
     own, shared = (min(times[name]) for name in ("own", "shared"))
     pairs = [b - a for a, b in zip(times["own"], times["shared"], strict=True)]
     print(f"   call: p50 {own:.3f} ms own, {shared:.3f} ms shared at best; {median(pairs):+.3f} ms in pairs")
+
+    each = {name: [1e3 * one / rounds / calls for one in used] for name, used in spent.items()}
+    print(
+        f"         processor time: {each['own'][0]:.3f} ms own proxy; {each['shared'][0]:.3f} ms shared "
+        f"proxy and {each['shared'][1]:.3f} ms bridge"
+    )
+
+
+def _processor_seconds(process: int) -> float:
+    """Processor time of all threads of a process."""
+    tasks = Path(f"/proc/{process}/task").glob("*")
+    return sum(int((task / "schedstat").read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
 
 
 def _throughput(label: str, clients: list[StdioClient], tool: str, calls: int) -> None:

@@ -72,6 +72,8 @@ def dialect_of(place: tuple[str, ...], file: Path, servers: Any) -> Dialect:
 
 
 def _common(entry: dict[str, Any]) -> Converted:
+    if isinstance(inner := entry.get("transport"), dict):  # Cline, since version 3
+        entry = {**{key: value for key, value in entry.items() if key != "transport"}, **inner}
     # A list of words is that of opencode, whatever its file is called.
     return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry)
 

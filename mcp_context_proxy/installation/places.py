@@ -216,7 +216,7 @@ _HOSTS: Final = (
     HostPlace(
         name="cline",
         title="Cline",
-        files={"any": (_CLINE,)},
+        files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
         place=("mcpServers",),
         restart="nothing: Cline notices the change",
     ),
