@@ -103,6 +103,8 @@ class HostProfile:
     """True if it lists the tools again when they change."""
     elicitation: Fact[bool | None]
     sampling: Fact[bool | None]
+    instructions: Fact[bool] = Fact(True, "assumed, where it was not seen")
+    """True if it gives our instructions to its model."""
 
     @property
     def name_characters(self) -> int:
@@ -213,6 +215,7 @@ _HOSTS: Final = (
         list_changes=Fact(True, "github/copilot-cli#132, #3125: from the next message of the user on"),
         elicitation=Fact(True, "seen in 1.0.102"),
         sampling=Fact(True, "seen in 1.0.102"),
+        instructions=Fact(False, "seen in 1.0.102: only with --allow-all-mcp-server-instructions"),
     ),
     HostProfile(
         name="jetbrains",
@@ -291,6 +294,36 @@ _HOSTS: Final = (
         sampling=UNKNOWN,
     ),
     HostProfile(
+        name="cline",
+        title="Cline",
+        clients=Fact(("@cline/", "cline"), "seen in 3.0.65: @cline/core; the second is assumed"),
+        result=Fact("both", "seen in 3.0.65"),
+        names=Fact(NameRule("{server}__", 64, "refused"), "seen in 3.0.65; the length is assumed"),
+        description_bytes=UNKNOWN,
+        results=UNKNOWN,
+        tools=UNKNOWN,
+        first_list_seconds=UNKNOWN,
+        list_changes=Fact(False, "seen in 3.0.65"),
+        elicitation=Fact(False, "seen in 3.0.65"),
+        sampling=Fact(False, "seen in 3.0.65"),
+        instructions=Fact(False, "seen in 3.0.65"),
+    ),
+    HostProfile(
+        name="continue",
+        title="Continue",
+        clients=Fact(("continue",), "seen in 1.5.47: continue-cli-client"),
+        result=Fact("text", "seen in 1.5.47"),
+        names=Fact(NameRule("", 64, "refused"), "seen in 1.5.47; the length is assumed"),
+        description_bytes=UNKNOWN,
+        results=UNKNOWN,
+        tools=UNKNOWN,
+        first_list_seconds=UNKNOWN,
+        list_changes=Fact(False, "seen in 1.5.47"),
+        elicitation=Fact(False, "seen in 1.5.47"),
+        sampling=Fact(False, "seen in 1.5.47"),
+        instructions=Fact(False, "seen in 1.5.47"),
+    ),
+    HostProfile(
         name="plain",
         title="A plain client",
         clients=Fact((), "any other"),
@@ -337,14 +370,10 @@ INSTRUCTIONS_BYTES: Final = min(size for host in _HOSTS if (size := host.descrip
 """Length of the instructions that no host cuts."""
 
 
-KEEP_INSTRUCTIONS: Final = ("continue", "copilot-cli")
-"""Beginnings of the ``clientInfo.name`` of clients whose model does not get the instructions of servers: seen
-in Continue 1.5.47, and in Copilot CLI 1.0.102 without ``--allow-all-mcp-server-instructions``."""
-
-
 def shows_instructions(client: str) -> bool:
     """Return whether a client gives our instructions to its model, by the name that it sends."""
-    return not client.strip().casefold().startswith(KEEP_INSTRUCTIONS)
+    host = host_named(client)
+    return host is None or host.instructions.value
 
 
 def host_named(name: str) -> HostProfile | None:

@@ -214,6 +214,16 @@ def test_variables_of_editors_with_one_meaning_are_replaced(put: Place, machine:
     assert (server.command, server.args) == (f"{Path.home()}/a", ("b/c",))
 
 
+def test_servers_of_cline_move_from_the_transport_in_which_it_writes_them(
+    put: Place, machine: Machine
+) -> None:
+    put("cline", AWKWARD["cline", "transport inside"].encode())
+    assert machine.install("cline").names == {"a": "a", "h": "h"}
+    servers = load(machine.file, environ=machine.environ).servers
+    assert (servers["a"].command, servers["a"].args, servers["a"].enabled) == ("x", ("y",), False)
+    assert (servers["h"].url, servers["h"].headers) == ("https://example.com/mcp", {"A": "b"})
+
+
 def test_servers_of_opencode_move_from_the_place_of_its_version(put: Place, machine: Machine) -> None:
     text = AWKWARD["opencode", "v2"]
     file = put("opencode", text.encode())
