@@ -334,7 +334,7 @@ def _connect_to_port(path: Path) -> socket.socket:
     try:
         port, key = path.read_bytes().split()
         peer = socket.create_connection(("127.0.0.1", int(port)), CONNECT_SECONDS)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise OSError("the file has no port") from None
     try:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
