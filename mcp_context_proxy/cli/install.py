@@ -342,6 +342,11 @@ def uninstall_command(
             console.note(
                 f"{installation.file}: {getattr(error, 'strerror', None) or error}", style="bold red"
             )
+    for name, place in HOOK_PLACES.items():
+        with suppress(OSError, EditError):
+            if (not wanted or name in wanted) and planned_hook(place, place.path(os.environ), None):
+                removes = f"{PROGRAM} hook uninstall {name}"
+                console.note(f"The prompt hook of {PLACES[name].title} stays; '{removes}' removes it.")
     if purge and not failed:
         _purge(console, dry_run, yes)
     ctx.exit(failed)

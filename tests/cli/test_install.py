@@ -141,6 +141,16 @@ def test_host_that_keeps_its_variables_is_told_those_of_the_servers_of_all_hosts
     assert codex.read_text("utf-8") == before
 
 
+def test_uninstall_tells_of_a_prompt_hook_that_stays(run: Run, home: Path, cursor: Path) -> None:
+    run("install", "--yes", "--no-check")
+    run("hook", "install", "cursor")
+    done = run("uninstall", "--yes")
+    assert "hook uninstall cursor" in done.stdout
+    run("hook", "uninstall", "cursor")
+    run("install", "--yes", "--no-check")
+    assert "hook" not in run("uninstall", "--yes").stdout
+
+
 def test_servers_of_projects_move_when_they_are_asked_for(run: Run, home: Path) -> None:
     file = home / ".claude.json"
     entry = {"type": "stdio", "command": CALCULATOR[0], "args": CALCULATOR[1:], "env": {}}
