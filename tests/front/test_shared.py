@@ -63,16 +63,18 @@ class Machine:
 
     def proxies(self) -> list[int]:
         """The process ids of the shared proxies."""
-        found = []
+        found: dict[int, int] = {}
         for process in Path("/proc").iterdir():
             if process.name.isdigit():
                 try:
                     words = (process / "cmdline").read_bytes().split(b"\0")
+                    parent = int((process / "stat").read_text("ascii").rpartition(")")[2].split()[1])
                 except OSError:
                     continue
                 if b"--listen-on" in words and str(self.config).encode() in words:
-                    found.append(int(process.name))
-        return found
+                    found[int(process.name)] = parent
+        # A process that a proxy is about to start has its command line for a moment.
+        return [process for process, parent in found.items() if parent not in found]
 
     def sockets(self) -> list[Path]:
         return list(self.folder.rglob("*.sock"))
