@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date, time
 from typing import Any, Final, Literal, TypeAlias
 
 from mcp_context_proxy.config.source import plain_json, read_yaml, without_comments
@@ -90,12 +91,13 @@ def edited(form: Form, text: str, place: Place, remove: Collection[str], insert:
         body = "{}\n"
     wanted = _expected(_parsed(form, body), place, remove, insert)
     change = {"json": _edit_json, "toml": _edit_toml, "yaml": _edit_yaml}[form]
-    result = change(body, place, remove, insert)
-    try:
-        got = _parsed(form, result)
-    except EditError:
-        got = None
-    if got != wanted and (form != "toml" or got != _without_empty(wanted, place)):
+    got, result = None, None
+    # A form that was not thought of is refused, whatever it does to the edit.
+    with suppress(ValueError, IndexError):
+        result = change(body, place, remove, insert)
+    with suppress(EditError):
+        got = None if result is None else _parsed(form, result)
+    if result is None or (got != wanted and (form != "toml" or got != _without_empty(wanted, place))):
         raise EditError(f"its servers are written in a form that cannot be edited in place{_REMEDIES[form]}")
     return bom + (result.replace("\n", "\r\n") if crlf else result)
 
@@ -205,7 +207,9 @@ def _edit_json(text: str, place: Place, remove: Collection[str], insert: Mapping
         if comma is not None:
             spans.append((comma, comma + 1))
     for begin, end in sorted(spans, reverse=True):
-        text = text[:begin] + text[end:]
+        # What follows on its last line would end up in the comment of the line before.
+        goes_on = text[begin : begin + 1] == "\n" and not _REST_OF_LINE.match(text, end)
+        text = text[:begin] + ("\n" if goes_on else "") + text[end:]
     return _with_members(text, plain_json(text), at, insert) if insert else text
 
 
@@ -369,15 +373,15 @@ def _toml(value: Any) -> str:
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 # YAML: the parser says where each entry stands, and whole lines leave and come.
 
 
 def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
-    if text and not text.endswith("\n"):
-        text += "\n"
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     node: Any = root
     named: Any = None
@@ -387,6 +391,7 @@ def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping
     if node is None:
         if len(place) != 1:
             raise EditError(f"{'.'.join(place)} is missing; write that key first")
+        text += "" if not text or text.endswith("\n") else "\n"
         return text + f"{place[0]}:\n{_yaml_lines(insert, '  ', in_list=False)}" if insert else text
     in_list = isinstance(node, yaml.SequenceNode)
     if not node.value:  # {}, [] or nothing
@@ -426,7 +431,7 @@ def _yaml_end(text: str, begin: int, end: int) -> int:
     while rows and (not rows[-1].strip() or rows[-1].lstrip().startswith("#")):
         rows.pop()
     end = begin + sum(map(len, rows))
-    return end if text[end - 1 : end] == "\n" else text.find("\n", end) + 1
+    return end if text[end - 1 : end] == "\n" else (text.find("\n", end) + 1 or len(text))
 
 
 def _yaml_lines(insert: Mapping[str, Any], indent: str, *, in_list: bool) -> str:
