@@ -1,13 +1,14 @@
 """Large results: the text that a model gets instead, and the cost of the check for a call; run by hand.
 
-    python benchmarks/results.py [--before FOLDER | --off] [--rounds N] [--calls N]
+    python benchmarks/results.py [--before FOLDER | --pipes] [--rounds N] [--calls N]
 
 The results are made up after real ones, always the same. Sizes are those of the content that a host passes to
 its model, in tokens as the proxy estimates them elsewhere. Beside it, what the check of a result that stays
 whole adds: in this process, in turns with the same path without the check. With a checkout of another version
 in FOLDER, both proxies run beside each other, and calls whose results stay whole are measured in short turns;
-the figures are the differences, in a round, of the p50 and of the processor time of a call. With --off, the
-other version is a copy of this one that passes every result on without a look. POSIX only.
+the figures are the differences, in a round, of the p50 and of the processor time of a call. With --pipes, it
+is one proxy whose check is turned off and on between the turns by a signal, so that nothing else differs.
+POSIX only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -38,15 +40,23 @@ from mcp_context_proxy.items import Tool
 from mcp_context_proxy.results import SMALL_BYTES, KeptResults, LargeResults, with_note
 from mcp_context_proxy.results.shortening import BYTES_PER_TOKEN, Call, shorten
 
-WITHOUT_CHECK = """
+SWITCH = """
 
-async def _passed_on(self, call, result, mark):
+import signal
+
+_checked, _off = LargeResults.fitted, []
+
+
+async def _switched(self, call, result, mark):
+    if not _off:
+        return await _checked(self, call, result, mark)
     return result if mark is None else mark(result)
 
 
-LargeResults.fitted = _passed_on
+LargeResults.fitted = _switched
+signal.signal(signal.SIGUSR1, lambda *_: _off.pop() if _off else _off.append(1))
 """
-"""Lines that are added to the copy without the check."""
+"""Lines that are added to a copy of this version: the signal turns its check off, and on again."""
 
 BAR_MS = 0.02
 BAR_LEFT = 0.1
@@ -54,6 +64,9 @@ BAR_LEFT = 0.1
 
 TURN = 5
 """Calls to one proxy before the other has its turn: so few that a load on the machine meets both."""
+
+SWITCH_TURN = 25
+"""The same where one proxy is switched: enough that what the signal costs is over."""
 
 LARGE_TOKENS = 10_000
 DEFAULT_TOKENS = ResultsConfig().max_tokens
@@ -98,7 +111,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", type=Path, help="a checkout of the version to compare with")
-    parser.add_argument("--off", action="store_true", help="compare with this version without the check")
+    parser.add_argument("--pipes", action="store_true", help="turn the check of one proxy off and on")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--calls", type=int, default=300)
     arguments = parser.parse_args()
@@ -107,12 +120,15 @@ def main() -> None:
         print("\n" + sizes(tokens), flush=True)
     checks = [Figure(name, anyio.run(check, size), "ms", BAR_MS) for name, size in SIZES.items()]
     print("\n" + table("The check of a result that stays whole, added to the p50", checks), flush=True)
-    if arguments.off or arguments.before is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder)
-            before = without_check(place / "off") if arguments.off else arguments.before.resolve()
-            figures = beside(Workbench(place), before, arguments.rounds, arguments.calls)
-        print("\n" + table("Added to calls whose results stay whole", figures))
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Workbench(Path(folder))
+        if arguments.pipes:
+            figures = switched(bench, arguments.rounds, arguments.calls)
+        elif arguments.before is not None:
+            figures = beside(bench, arguments.before.resolve(), arguments.rounds, arguments.calls)
+        else:
+            return
+    print("\n" + table("Added to calls whose results stay whole", figures))
 
 
 def sizes(most_tokens: int) -> str:
@@ -272,13 +288,56 @@ def processor_seconds(client: StdioClient) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.glob("*")) / 1e9
 
 
-def without_check(folder: Path) -> Path:
-    """Make a copy of this version that passes every result on without a look."""
+def with_switch(folder: Path) -> Path:
+    """Make a copy of this version whose check of results a signal turns off and on."""
     package = Path(mcp_context_proxy.__file__).parent
     shutil.copytree(package, folder / package.name)
     with (folder / package.name / "results" / "shortening.py").open("a", encoding="utf-8") as module:
-        module.write(WITHOUT_CHECK)
+        module.write(SWITCH)
     return folder
+
+
+def switched(bench: Workbench, rounds: int, calls: int) -> list[Figure]:
+    """What the check adds to a call over pipes: one proxy with it and without it, in turns."""
+    command = proxy_command(bench.config(servers=1, results={"max_tokens": OTHER_TOKENS}))
+    folder = with_switch(bench.folder / "switch")
+    command = [*("env", f"PYTHONPATH={folder}", "PYTHONSAFEPATH=1"), *command]
+    client = StdioClient(command, "handshake", bench.folder / "proxy.log")
+    figures = []
+    try:
+        client.open()
+        client.until(partial(answers, tool_name("proxy")))
+        for name, size in SIZES.items():
+            params = call_params(tool_name("proxy"), size=size)
+            middle: list[float] = []
+            spent: list[float] = []
+            same: list[float] = []
+            for number in range(rounds + 1):
+                # By twos with the check and without: two of each kind also tell what nothing adds.
+                times: list[list[float]] = [[], [], [], []]
+                used = [0.0, 0.0, 0.0, 0.0]
+                for turn in range(4 * calls // SWITCH_TURN):
+                    which = (0, 1, 3, 2, 2, 3, 1, 0)[turn % 8]
+                    before = processor_seconds(client)
+                    times[which] += client.timed("tools/call", params, SWITCH_TURN)
+                    used[which] += processor_seconds(client) - before
+                    if which // 2 != (0, 1, 3, 2, 2, 3, 1, 0)[(turn + 1) % 8] // 2:
+                        client.process.send_signal(signal.SIGUSR1)
+                        client.call(tool_name("proxy"))
+                if number:
+                    count = len(times[0])
+                    on, off = times[0] + times[1], times[2] + times[3]
+                    middle.append((median(on) - median(off)) * 1e3)
+                    spent.append((used[0] + used[1] - used[2] - used[3]) / (2 * count) * 1e3)
+                    same.append((used[0] - used[1]) / count * 1e3)
+            figures += [
+                Figure(f"{name}: added to the p50", middle, "ms", BAR_MS),
+                Figure(f"{name}: added processor time of a call", spent, "ms", BAR_MS),
+                Figure(f"{name}: the same of two halves with the check", same, "ms"),
+            ]
+    finally:
+        client.close()
+    return figures
 
 
 def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figure]:

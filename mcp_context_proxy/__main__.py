@@ -11,11 +11,13 @@ OWN_VARIABLE = "MCP_CONTEXT_PROXY_OWN"
 def main() -> None:
     """Run the command line, or only the bridge to a shared proxy, or the hook of a host."""
     arguments = sys.argv[1:]
-    if arguments[:2] == ["hook", "run"] and sys.platform != "win32":
+    # A port instead of a socket has never been tried on Windows, so there it is for those who ask for it.
+    meets = sys.platform != "win32" or bool(os.environ.get("MCP_CONTEXT_PROXY_LOOPBACK"))
+    if arguments[:2] == ["hook", "run"] and meets:
         from mcp_context_proxy.bridge import hook  # noqa: PLC0415 - nothing else that takes time to import
 
         sys.exit(hook.run(arguments[2:], os.environ))
-    if joins(arguments) and sys.platform != "win32" and not os.environ.get(OWN_VARIABLE):
+    if joins(arguments) and meets and not os.environ.get(OWN_VARIABLE):
         from mcp_context_proxy.bridge import session  # noqa: PLC0415 - the same
 
         if session.run(arguments, os.environ):

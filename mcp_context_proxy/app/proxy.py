@@ -452,9 +452,11 @@ class Proxy:
         """Return the text about this proxy that hosts give to their models."""
         return self.introduction().text
 
-    def introduce(self) -> SessionIntroduction:
-        """Return the introduction of a session that begins; the rules in it count as given."""
+    def introduce(self, shown: bool = True) -> SessionIntroduction:
+        """Return the introduction of a session that begins; the rules in it count as given if it is shown."""
         introduced = self.introduction()
+        if not shown:
+            return replace(introduced, given={}, servers=frozenset())
         if self.usage is not None:
             self.usage.introduced(introduced.given)
         return introduced

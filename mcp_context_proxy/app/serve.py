@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -40,8 +41,6 @@ from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile, tokens_path
 
 if TYPE_CHECKING:
-    import socket
-
     from starlette.routing import BaseRoute
 
     from mcp_context_proxy.cluster.member import Member
@@ -202,15 +201,15 @@ async def _answer_commands(proxy: Proxy) -> None:
     from mcp_context_proxy.bridge import meeting  # noqa: PLC0415 - only after the start
 
     path = proxy.config.path
-    if path is None or sys.platform == "win32":
+    if path is None or (sys.platform == "win32" and not os.environ.get(meeting.PORT_VARIABLE)):
         return
     with anyio.move_on_after(COMMANDS_SECONDS):
         await proxy.wait_first_connect()
 
-    def opened() -> tuple[Path, socket.socket] | None:
+    def opened() -> tuple[Path, socket.socket, bytes | None] | None:
         try:
             own = meeting.own_socket(path, os.environ)
-            return own, meeting.listen(own)
+            return own, *meeting.listen(own, os.environ)
         except (meeting.JoinError, OSError) as error:
             logger.debug("commands cannot ask this proxy: %s", error)
             return None
@@ -239,15 +238,25 @@ async def _serve_streams(proxy: Proxy, negotiation: Negotiation, rights: Princip
     await stdio.serve(negotiation, proxy.config.limits, rights)
 
 
-async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: int) -> None:
-    """Serve the hosts of one user over a Unix socket, until none has been connected for a while."""
-    from mcp_context_proxy.front import local  # noqa: PLC0415 - POSIX only
+async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -> None:
+    """Serve the hosts of one user, until none has been connected for a while.
 
-    hosts = local.Hosts(negotiation, proxy.config.limits, partial(_local_api, proxy))
+    `listening` is the descriptor of a Unix socket, or else the file that gets the port to listen at.
+    """
+    from mcp_context_proxy.bridge import meeting  # noqa: PLC0415 - only a shared proxy has hosts that meet
+    from mcp_context_proxy.front import local  # noqa: PLC0415 - the same
+
+    if listening.isdecimal():
+        bound, key = socket.socket(fileno=int(listening)), None
+        path = Path(bound.getsockname())
+    else:
+        path = Path(listening)
+        bound, key = await in_thread(meeting.listen, path, os.environ)
+    hosts = local.Hosts(negotiation, proxy.config.limits, partial(_local_api, proxy), key)
     proxy.hosts, proxy.shared = hosts, True
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
-        await local.serve(hosts, listening, proxy.config.shared.linger_seconds)
+        await local.serve(hosts, bound, path, proxy.config.shared.linger_seconds)
         group.cancel_scope.cancel()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any, Final
+
+from mcp_context_proxy.bridge.meeting import connected
 
 BASE: Final = "/api/v1"
 """Path of the API."""
@@ -43,9 +44,11 @@ def ask(path: Path, method: str, target: str, body: Any = None, *, seconds: floa
         lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
     head = "\r\n".join([*lines, "", ""]).encode("ascii")
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer = connected(path)
+        if peer is None:
+            raise AskError("the running proxy does not answer: nobody listens there")
+        with peer:
             peer.settimeout(seconds)
-            peer.connect(str(path))
             peer.sendall(head + data)
             received = bytearray()
             while chunk := peer.recv(CHUNK):

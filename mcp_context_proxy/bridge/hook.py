@@ -35,8 +35,15 @@ CURSOR: Final = "cursor"
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Answer the hook of a host, whose name is the first argument; always return 0."""
     try:
-        signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        if sys.platform == "win32":
+            import threading  # noqa: PLC0415 - signals take less time
+
+            late = threading.Timer(SECONDS, os._exit, [0])
+            late.daemon = True
+            late.start()
+        else:
+            signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
         host, *rest = arguments
         given = json.loads(sys.stdin.buffer.read(INPUT_BYTES))
         text = _facts(host, given, _config(rest), environ)

@@ -8,6 +8,10 @@ version, and the same value of each environment variable that a server can get. 
 the socket, so sessions that differ never meet. The proxy gets these variables and no others, so that nothing
 of the session that started it reaches the servers of another, whatever the configuration names later.
 The first part of the name stands for the configuration alone: by it, commands find what runs.
+
+Where there are no such sockets, as on Windows, a private file has a port of this machine and a key. Both
+sides prove that they know the key before anything else is said, and it is never sent: whoever gets the port
+of a proxy that has gone learns nothing, and is not taken for it.
 """
 
 from __future__ import annotations
@@ -35,6 +39,19 @@ HOST_OPTIONS: Final = ("--profile", "--preset")
 LISTEN_OPTION: Final = "--listen-on"
 """Hidden option of ``serve`` with the descriptor of the socket that a bridge has opened."""
 CONFIG_VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
+
+PORT_VARIABLE: Final = "MCP_CONTEXT_PROXY_LOOPBACK"
+"""If it is set, sessions and their proxy meet at a port of this machine, and not at a Unix socket."""
+
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 64
+"""Lengths of what the two sides send each other at a port, in hexadecimal digits."""
+
+CLOSE_ON_EXEC: Final = getattr(os, "O_CLOEXEC", 0)
+
+START_SECONDS: Final = 8.0
+"""Time in which a proxy that is started listens at a port; a socket is opened for it beforehand."""
+START_PAUSE_SECONDS: Final = 0.02
 
 CONNECT_SECONDS: Final = 5.0
 """Timeout of a connection to a proxy that does not accept any."""
@@ -134,13 +151,17 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
         "variables": environment,
     }
     path = runtime_folder(environ) / f"{_configuration_part(config)}-{_digest(said)}.sock"
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
-        raise JoinError(f"the path of the socket is too long: {path}")
+    _check_length(path, environ)
     # With -P no module comes from the working folder, which may be a repository that the host has opened.
     command = [sys.executable, "-P", "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - does not fail
     folder = launch or (home if home.is_dir() else Path("/"))
     return Meeting(path, [*command, LISTEN_OPTION], folder, environment)
+
+
+def meets_at_port(environ: Mapping[str, str]) -> bool:
+    """Return whether sessions and their proxy meet at a port of this machine."""
+    return bool(environ.get(PORT_VARIABLE)) or not hasattr(socket, "AF_UNIX")
 
 
 def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path:
@@ -226,6 +247,10 @@ def runtime_folder(environ: Mapping[str, str]) -> Path:
 
 def _folders(environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield the folders that sockets may be in, the one for new ones first."""
+    if not hasattr(os, "getuid"):
+        data = environ.get("LOCALAPPDATA")
+        yield (Path(data) if data else Path("~/AppData/Local").expanduser()) / "mcp-context-proxy-run"
+        return
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
         yield Path(runtime) / "mcp-context-proxy"
@@ -233,6 +258,8 @@ def _folders(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_private(status: os.stat_result) -> bool:
+    if not hasattr(os, "getuid"):
+        return stat.S_ISDIR(status.st_mode)  # in the folder of the user, which is closed to others
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
@@ -249,17 +276,85 @@ def own_socket(config: Path, environ: Mapping[str, str]) -> Path:
         if connected(left, keep=False) is None:
             left.unlink(missing_ok=True)
     path = folder / f"{beginning}{os.getpid()}.sock"
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
-        raise JoinError(f"the path of the socket is too long: {path}")
+    _check_length(path, environ)
     return path
 
 
-def listen(path: Path) -> socket.socket:
-    """Return a socket that listens at a path, which only this user can open.
+def _check_length(path: Path, environ: Mapping[str, str]) -> None:
+    if not meets_at_port(environ) and len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise JoinError(f"the path of the socket is too long: {path}")
+
+
+def listen(path: Path, environ: Mapping[str, str]) -> tuple[socket.socket, bytes | None]:
+    """Return a socket that listens for this user alone, with the key that the other side has to know.
+
+    A Unix socket is at the path, and has no key. Otherwise the path is a file with a port and the key.
 
     Raises:
         OSError: it cannot be made there.
     """
+    if not meets_at_port(environ):
+        return _listen_at(path), None
+    listening = socket.socket()
+    try:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        key = os.urandom(32).hex().encode()
+        new = path.with_suffix(f".{os.getpid()}")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b"%d %s\n" % (listening.getsockname()[1], key))
+        new.replace(path)
+    except BaseException:
+        listening.close()
+        raise
+    return listening, key
+
+
+def proof(key: bytes, side: bytes, nonce: bytes) -> bytes:
+    """Return the proof that a side knows the key, for a nonce of the other."""
+    import hmac  # noqa: PLC0415 - a Unix socket needs none
+
+    return hmac.new(key, side + nonce, hashlib.sha256).hexdigest().encode()
+
+
+def proves(said: bytes, key: bytes, side: bytes, nonce: bytes) -> bool:
+    """Return whether a side has proved that it knows the key."""
+    import hmac  # noqa: PLC0415 - the same
+
+    return hmac.compare_digest(said, proof(key, side, nonce))
+
+
+def _connect_to_port(path: Path) -> socket.socket:
+    """Connect to the proxy whose port and key are in a file.
+
+    Raises:
+        OSError: there is no such file, or nobody listens there who knows the key.
+    """
+    try:
+        port, key = path.read_bytes().split()
+        peer = socket.create_connection(("127.0.0.1", int(port)), CONNECT_SECONDS)
+    except (ValueError, OverflowError):
+        raise OSError("the file has no port") from None
+    try:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        nonce = os.urandom(NONCE_BYTES // 2).hex().encode()
+        peer.sendall(nonce)
+        said = b""
+        while len(said) < PROOF_BYTES + NONCE_BYTES:
+            if not (more := peer.recv(PROOF_BYTES + NONCE_BYTES - len(said))):
+                raise OSError("another program has this port")
+            said += more
+        if not proves(said[:PROOF_BYTES], key, b"proxy", nonce):
+            raise OSError("another program has this port")
+        peer.sendall(proof(key, b"host", said[PROOF_BYTES:]))
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def _listen_at(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # The folder is the user's own, so nobody else comes between the two steps.
@@ -278,8 +373,6 @@ def running(config: Path, environ: Mapping[str, str]) -> list[Path]:
     The one that a host started here would join comes first, then the others that hosts share, then those that
     serve one host or HTTP, each time those started last first.
     """
-    if not hasattr(socket, "AF_UNIX"):
-        return []
     found: list[tuple[float, Path]] = []
     for folder in _folders(environ):
         with suppress(OSError):
@@ -313,14 +406,19 @@ def connect(place: Meeting) -> socket.socket:
 
 
 def connected(path: Path, *, keep: bool = True) -> socket.socket | None:
-    """Return a connection to the socket at a path; None if nobody listens there."""
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Return a connection to the proxy at a path; None if nobody listens there."""
+    peer = None
     try:
-        peer.settimeout(CONNECT_SECONDS)
-        peer.connect(str(path))
+        if path.is_socket():
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            peer.settimeout(CONNECT_SECONDS)
+            peer.connect(str(path))
+        else:
+            peer = _connect_to_port(path)
         peer.settimeout(None)
     except OSError:
-        peer.close()
+        if peer is not None:
+            peer.close()
         return None
     if not keep:
         peer.close()
@@ -334,16 +432,14 @@ def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     Raises:
         TimeoutError: somebody else has held it for too long, such as a session that is stopped.
     """
-    import fcntl  # noqa: PLC0415 - not on Windows
-
     until = time.monotonic() + seconds
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor)
                 break
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):
                 if time.monotonic() > until:
                     raise TimeoutError(f"{path} is locked by another session") from None
                 time.sleep(LOCK_PAUSE_SECONDS)
@@ -352,12 +448,60 @@ def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt  # noqa: PLC0415 - only there
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl  # noqa: PLC0415 - not on Windows
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def _log_of(place: Meeting) -> Iterator[int]:
+    """Open the log for the proxy that is started; it begins anew where it is large."""
+    with suppress(OSError):
+        if place.log.stat().st_size > LOG_BYTES:
+            place.log.unlink()
+    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | CLOSE_ON_EXEC, 0o600)
+    try:
+        yield log
+    finally:
+        os.close(log)
+
+
 def _start(place: Meeting) -> None:
-    """Open the socket, and start the proxy that will serve it; hosts can connect from now on."""
+    """Start the proxy; hosts can connect from now on.
+
+    A Unix socket is opened here, and handed over. A port is opened by the proxy, which is waited for.
+    """
     import subprocess  # noqa: PLC0415 - takes time, and most bridges start nothing
 
     with suppress(FileNotFoundError):
         place.socket.unlink()
+    if meets_at_port(place.environment):
+        # On Windows it must not end with the window of the host.
+        apart: dict[str, Any] = (
+            {"creationflags": 0x0800_0200} if sys.platform == "win32" else {"start_new_session": True}
+        )
+        with _log_of(place) as log:
+            started = subprocess.Popen(
+                [*place.command, str(place.socket)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd=place.folder,
+                env=dict(place.environment),
+                **apart,
+            )
+        until = time.monotonic() + START_SECONDS
+        while connected(place.socket, keep=False) is None:
+            if started.poll() is not None or time.monotonic() > until:
+                raise JoinError(f"the shared proxy does not start; its messages: {place.log}")
+            time.sleep(START_PAUSE_SECONDS)
+        return
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         before = os.umask(0o177)
@@ -367,11 +511,7 @@ def _start(place: Meeting) -> None:
             os.umask(before)
         listening.listen(128)
         descriptor = listening.fileno()
-        with suppress(OSError):
-            if place.log.stat().st_size > LOG_BYTES:
-                place.log.unlink()
-        log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
+        with _log_of(place) as log:
             subprocess.Popen(
                 [*place.command, str(descriptor)],
                 stdin=subprocess.DEVNULL,
@@ -382,8 +522,6 @@ def _start(place: Meeting) -> None:
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
-        finally:
-            os.close(log)
     except OSError as error:
         raise JoinError(f"the shared proxy cannot be started: {error.strerror}") from None
     finally:

@@ -33,7 +33,12 @@ from mcp_context_proxy.bridge.meeting import (
     options_of,
 )
 
-SESSION_VARIABLES: Final = ("CLAUDE_CODE_SESSION_ID", "CODEX_SESSION_ID", "GEMINI_SESSION_ID")
+SESSION_VARIABLES: Final = (
+    "CLAUDE_CODE_SESSION_ID",
+    "CODEX_SESSION_ID",
+    "GEMINI_SESSION_ID",
+    "COPILOT_AGENT_SESSION_ID",
+)
 """Variables in which hosts tell the programs that they start the id of their session, as their hooks do."""
 
 CHUNK: Final = 1 << 16
@@ -251,6 +256,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     except (JoinError, OSError) as error:
         sys.stderr.write(f"mcp-context-proxy: no shared proxy: {error}; this session has one of its own\n")
         return False
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     Bridge(place, peer, greeting(environ, arguments)).run()
     return True

@@ -60,7 +60,7 @@ def import_command(
     if text is None:
         raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(PLACES)}")
     form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
-    places: list[Place | None] = [host.place if host else _place_in(file, text)]
+    places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
     if form == "json" and isinstance(entries("json", text, ()).get("projects"), dict):
         places += project_places(console, text, projects)
     for place in places:

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,8 @@ _NAMED_SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 """A value after a name of a secret, such as in a comment, or in a setting beside the servers."""
+_REFERENCE: Final = re.compile(r"\$\{|\{env:|^\$\w+$")
+"""A value that names a variable, in the forms of hosts, and is no secret itself."""
 PROGRAM: Final = "mcp-context-proxy"
 
 
@@ -165,6 +168,8 @@ def _plans(
     plans: list[HostPlan] = []
     failed: list[str] = []
     command = own_command(configuration.file)
+    hosts = list(hosts)
+    variables = _variables(hosts, configuration)
     for host in hosts:
         file = host.file(os.environ)
         console.section(host.title)
@@ -174,7 +179,7 @@ def _plans(
             if host.name == "claude-code":
                 steps += project_places(console, text or "", projects)
             for place in steps:
-                one = plan(host, file, text, configuration, command, os.environ, place)
+                one = plan(host, file, text, configuration, command, os.environ, place, variables)
                 plans.append(one)
                 text = one.change.after if one.change else text
                 _show_plan(console, one)
@@ -183,6 +188,18 @@ def _plans(
             failed.append(f"{host.title}: {file}: {reason}")
             console.note(f"{file}: {reason}", style="bold red")
     return plans, failed
+
+
+def _variables(hosts: Sequence[HostPlace], configuration: Configuration) -> dict[str, bool]:
+    """Return the variables that our configuration refers to once the servers of these hosts are in it."""
+    trial = Configuration(configuration.file, configuration.before)
+    if not any(host.named for host in hosts):
+        return {}  # each of them hands over all
+    for host in hosts:
+        with suppress(OSError, EditError):
+            file = host.file(os.environ)
+            plan(host, file, read_text(file), trial, [PROGRAM], os.environ)
+    return trial.variables(os.environ)
 
 
 def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> list[Place | None]:
@@ -247,7 +264,7 @@ def secrets_of(servers: Iterable[Any]) -> set[str]:
             texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
             found |= {secret for _, _, secret in secret_arguments(texts)}
             found |= {secret for text in texts for _, secret in secrets_in_url(text)}
-    return {one for one in found if len(one) >= SECRET_CHARACTERS and "${" not in one}
+    return {one for one in found if len(one) >= SECRET_CHARACTERS and not _REFERENCE.search(one)}
 
 
 def _agree(console: Terminal, yes: bool, files: int) -> None:
@@ -325,6 +342,11 @@ def uninstall_command(
             console.note(
                 f"{installation.file}: {getattr(error, 'strerror', None) or error}", style="bold red"
             )
+    for name, place in HOOK_PLACES.items():
+        with suppress(OSError, EditError):
+            if (not wanted or name in wanted) and planned_hook(place, place.path(os.environ), None):
+                removes = f"{PROGRAM} hook uninstall {name}"
+                console.note(f"The prompt hook of {PLACES[name].title} stays; '{removes}' removes it.")
     if purge and not failed:
         _purge(console, dry_run, yes)
     ctx.exit(failed)
@@ -375,7 +397,7 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
     console, place = results(), HOOK_PLACES[host]
     words = own_command(configuration_file(ctx, config_path))
     at = words.index("serve")
-    change = planned_hook(place, Path.home(), [*words[:at], "hook", "run", host, *words[at + 1 :]])
+    change = planned_hook(place, place.path(os.environ), [*words[:at], "hook", "run", host, *words[at + 1 :]])
     if change is None:
         console.say("Nothing to change: the hook is there already.")
         return
@@ -396,7 +418,8 @@ def install_hook(ctx: click.Context, host: str, config_path: Path | None, dry_ru
 def uninstall_hook(host: str, dry_run: bool) -> None:
     """Remove the hook from the settings of HOST."""
     console = results()
-    change = planned_hook(HOOK_PLACES[host], Path.home(), None)
+    place = HOOK_PLACES[host]
+    change = planned_hook(place, place.path(os.environ), None)
     if change is None:
         console.say("There is no hook of ours.")
         return
@@ -404,7 +427,7 @@ def uninstall_hook(host: str, dry_run: bool) -> None:
     if dry_run:
         console.say("Nothing was changed: --dry-run.")
         return
-    if change.before is not None and is_ours_alone(HOOK_PLACES[host], change.before):
+    if change.before is not None and is_ours_alone(place, change.before):
         change.file.unlink()
     else:
         write(change)

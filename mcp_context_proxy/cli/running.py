@@ -148,7 +148,7 @@ class AnswerSource:
         return configuration_file(named_path(self._ctx, self._config_path), os.environ)
 
     def _sockets(self) -> list[Path]:
-        return running(self.file, os.environ) if hasattr(os, "getuid") else []
+        return running(self.file, os.environ)
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
@@ -337,7 +337,9 @@ def call_command(source: AnswerSource, tool: str, arguments: str, server: str | 
     try:
         given = json.loads(arguments)
     except ValueError as error:
-        raise click.BadParameter(f"it is not JSON: {error}", param_hint="JSON") from None
+        where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        text = f'it is not JSON{where}; write it between single quotes, such as \'{{"text": "a"}}\''
+        raise click.BadParameter(text, param_hint="JSON") from None
     if not isinstance(given, dict):
         raise click.BadParameter("it is not a JSON object", param_hint="JSON")
     body = {"tool": tool, "arguments": given} | ({} if server is None else {"server": server})

@@ -42,7 +42,7 @@ PROBE_SECONDS = 2.0
 )
 @click.option("--own", is_flag=True, help="With stdio: a proxy for this session alone.")
 @click.option("--shared", is_flag=True, hidden=True, help="Share a proxy with other hosts: the default.")
-@click.option("--listen-on", type=int, default=None, hidden=True)
+@click.option("--listen-on", default=None, hidden=True)
 @click.pass_context
 def serve_command(
     ctx: click.Context,
@@ -56,7 +56,7 @@ def serve_command(
     presets: tuple[str, ...],
     own: bool,
     shared: bool,
-    listen_on: int | None,
+    listen_on: str | None,
 ) -> None:
     """Serve hosts over stdio, or over HTTP: /mcp, /sse, /healthz, and the API and page at /api/v1 and /ui.
 

@@ -7,9 +7,11 @@ an entry of theirs becomes one of the common form, so that the rest of the progr
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 Dialect: TypeAlias = str
@@ -43,21 +45,37 @@ class Converted:
 
 
 def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
-    """Return an entry in the common form; values of a wrong type stay, and are refused later."""
-    return _CONVERTERS[dialect](dict(entry))
+    """Return an entry in the common form; values of a wrong type stay, and are refused later.
+
+    Of the variables that only editors know, those that mean the same everywhere are replaced.
+    """
+    home = str(Path("~").expanduser())
+    resolved = {"${userHome}": home, "${/}": os.sep, "${pathSeparator}": os.sep}
+
+    def known(text: str) -> str:
+        for variable, value in resolved.items():
+            text = text.replace(variable, value)
+        return text
+
+    return _CONVERTERS[dialect](_each_text(dict(entry), known))
 
 
-def dialect_of(place: tuple[str, ...], file_folder: str, servers: Any) -> Dialect:
-    """Return the form of the servers at a place, in a file of a folder with that name."""
+def dialect_of(place: tuple[str, ...], file: Path, servers: Any) -> Dialect:
+    """Return the form of the servers at a place in a file."""
     if isinstance(servers, list):
         return "continue"
-    if file_folder == ".gemini":
+    if file.parent.name == ".gemini":
         return "gemini"
+    if file.stem == "opencode":
+        return "opencode"
     return next(dialect for known, dialect in PLACES if known == place)
 
 
 def _common(entry: dict[str, Any]) -> Converted:
-    return Converted(entry)
+    if isinstance(inner := entry.get("transport"), dict):  # Cline, since version 3
+        entry = {**{key: value for key, value in entry.items() if key != "transport"}, **inner}
+    # A list of words is that of opencode, whatever its file is called.
+    return _opencode(entry) if isinstance(entry.get("command"), list) else Converted(entry)
 
 
 def _codex(entry: dict[str, Any]) -> Converted:

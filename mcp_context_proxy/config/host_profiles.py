@@ -103,6 +103,8 @@ class HostProfile:
     """True if it lists the tools again when they change."""
     elicitation: Fact[bool | None]
     sampling: Fact[bool | None]
+    instructions: Fact[bool] = Fact(True, "assumed, where it was not seen")
+    """True if it gives our instructions to its model."""
 
     @property
     def name_characters(self) -> int:
@@ -202,17 +204,18 @@ _HOSTS: Final = (
         name="copilot-cli",
         title="Copilot CLI",
         clients=Fact(
-            ("github-copilot", "copilot-cli"), "apify/mcp-client-capabilities; the second is assumed"
+            ("github-copilot", "copilot-cli"), "apify/mcp-client-capabilities; the second: seen in 1.0.102"
         ),
-        result=Fact("both", "github/copilot-cli#3258, #4515"),
+        result=Fact("both", "github/copilot-cli#3258, #4515; seen in 1.0.102"),
         names=Fact(NameRule("{server}-", 64, "refused"), "microsoft/mcp#842; 128 with some models: #1879"),
         description_bytes=UNKNOWN,
         results=Fact(ResultLimit(20_480, "bytes", "in a file"), "microsoft/vscode#329276"),
         tools=Fact(None, "github/copilot-cli#4038: it defers many tools instead"),
         first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "github/copilot-cli#132, #3125: from the next message of the user on"),
-        elicitation=UNKNOWN,
-        sampling=UNKNOWN,
+        elicitation=Fact(True, "seen in 1.0.102"),
+        sampling=Fact(True, "seen in 1.0.102"),
+        instructions=Fact(False, "seen in 1.0.102: only with --allow-all-mcp-server-instructions"),
     ),
     HostProfile(
         name="jetbrains",
@@ -291,6 +294,36 @@ _HOSTS: Final = (
         sampling=UNKNOWN,
     ),
     HostProfile(
+        name="cline",
+        title="Cline",
+        clients=Fact(("@cline/", "cline"), "seen in 3.0.65: @cline/core; the second is assumed"),
+        result=Fact("both", "seen in 3.0.65"),
+        names=Fact(NameRule("{server}__", 64, "refused"), "seen in 3.0.65; the length is assumed"),
+        description_bytes=UNKNOWN,
+        results=UNKNOWN,
+        tools=UNKNOWN,
+        first_list_seconds=UNKNOWN,
+        list_changes=Fact(False, "seen in 3.0.65"),
+        elicitation=Fact(False, "seen in 3.0.65"),
+        sampling=Fact(False, "seen in 3.0.65"),
+        instructions=Fact(False, "seen in 3.0.65"),
+    ),
+    HostProfile(
+        name="continue",
+        title="Continue",
+        clients=Fact(("continue",), "seen in 1.5.47: continue-cli-client"),
+        result=Fact("text", "seen in 1.5.47"),
+        names=Fact(NameRule("", 64, "refused"), "seen in 1.5.47; the length is assumed"),
+        description_bytes=UNKNOWN,
+        results=UNKNOWN,
+        tools=UNKNOWN,
+        first_list_seconds=UNKNOWN,
+        list_changes=Fact(False, "seen in 1.5.47"),
+        elicitation=Fact(False, "seen in 1.5.47"),
+        sampling=Fact(False, "seen in 1.5.47"),
+        instructions=Fact(False, "seen in 1.5.47"),
+    ),
+    HostProfile(
         name="plain",
         title="A plain client",
         clients=Fact((), "any other"),
@@ -335,6 +368,12 @@ NAME_LENGTHS: Final = tuple(sorted({room_given(host) for host in _HOSTS}))
 
 INSTRUCTIONS_BYTES: Final = min(size for host in _HOSTS if (size := host.description_bytes.value) is not None)
 """Length of the instructions that no host cuts."""
+
+
+def shows_instructions(client: str) -> bool:
+    """Return whether a client gives our instructions to its model, by the name that it sends."""
+    host = host_named(client)
+    return host is None or host.instructions.value
 
 
 def host_named(name: str) -> HostProfile | None:

@@ -54,6 +54,8 @@ _TOOL_LISTS: Final = {
     "disabled_tools": "deny",  # Codex
 }
 """Lists of tools in an entry, and what they are here."""
+_ALL: Final = ["*"]
+"""List of Copilot CLI that leaves out no tool."""
 _APPROVALS: Final = ("alwaysAllow", "autoApprove")
 """Lists of tools that a host calls without asking; it is the host that asks."""
 _ALLOWED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "allowed"), ("allowMCPServers",))
@@ -79,7 +81,7 @@ def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mist
         message = 'has neither "mcpServers" nor "servers"; it must be a host\'s MCP settings, or config.toml'
         raise ConfigError([source.problem(Mistake((), message))])
     entries = _at(source.tables, place)
-    dialect = dialect_of(place, source.file.parent.name, entries)
+    dialect = dialect_of(place, source.file, entries)
     written_at = {name: (*place, name) for name in entries} if isinstance(entries, dict) else {}
     if isinstance(entries, list):
         named = [(_name_in_list(entry, at), at) for at, entry in enumerate(entries)]
@@ -201,7 +203,7 @@ def _tool_lists(
     """Carry over the tools that a host leaves out; a list that cannot be read is a mistake, not ignored."""
     for key, ours in _TOOL_LISTS.items():
         value = entry.get(key)
-        if value is None or (key == "tools" and not isinstance(value, list)):
+        if value is None or value == _ALL or (key == "tools" and not isinstance(value, list)):
             continue
         before = server.get(ours)
         if ours == "allow" and before is not None:
@@ -245,7 +247,7 @@ def _unreadable_lists(tables: Mapping[str, Any]) -> Iterator[Mistake]:
 def _remarks(source: ConfigSource, place: KeyPath, entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield for a person which decisions of the host about tools were carried over, and which were not."""
     for key, ours in _TOOL_LISTS.items():
-        if isinstance(value := entry.get(key), list) and (value or ours == "allow"):
+        if isinstance(value := entry.get(key), list) and value != _ALL and (value or ours == "allow"):
             yield f"{source.place((*place, key))} is carried over as {ours}: {_listed(value)}"
     for key in _APPROVALS:
         if (value := entry.get(key)) and isinstance(value, list):

@@ -344,6 +344,16 @@ def _parse_toml(file: Path, text: str) -> ConfigSource:
     return ConfigSource(file, tables, of_host, cache(lambda: toml_lines(text)))
 
 
+_YAML_KINDS: Final = {
+    "merge": r"<<$",
+    "null": r"(?:~|null|Null|NULL|)$",
+    "bool": r"(?:true|True|TRUE|false|False|FALSE)$",
+    "int": r"[-+]?(?:0|[1-9][0-9]*|0x[0-9a-fA-F]+)$",
+    "float": r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$",
+}
+"""Patterns of plain values that are no texts, in the order in which they are tried."""
+
+
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
@@ -354,7 +364,8 @@ def read_yaml(text: str) -> Any:
     """
     import yaml  # noqa: PLC0415 - few hosts write it
 
-    nodes: list[Any] = [yaml.compose(text, Loader=yaml.SafeLoader)]
+    loader = _yaml_loader()
+    nodes: list[Any] = [yaml.compose(text, Loader=loader)]
     left = YAML_VALUES
     while nodes:
         node = nodes.pop()
@@ -363,7 +374,21 @@ def read_yaml(text: str) -> Any:
         if left < 0:
             raise yaml.YAMLError("it has too many values, or its aliases repeat too much of it")
         nodes += [one for pair in inner for one in pair] if isinstance(node, yaml.MappingNode) else inner
-    return yaml.safe_load(text)
+    return yaml.load(text, Loader=loader)
+
+
+@cache
+def _yaml_loader() -> Any:
+    """Return a loader of YAML 1.2, as hosts read it: ``yes``, ``on``, ``0123`` and ``1_000`` are texts."""
+    import yaml  # noqa: PLC0415 - few hosts write it
+
+    class Loader(yaml.SafeLoader):
+        """Reads plain values by the core schema."""
+
+    Loader.yaml_implicit_resolvers = {}
+    for kind, pattern in _YAML_KINDS.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), None)
+    return Loader
 
 
 def _parse_yaml(file: Path, text: str) -> ConfigSource:

@@ -1,7 +1,8 @@
 """The shared front: several hosts of one user over a Unix socket, each with a conversation of its own.
 
 Each host's session has a bridge, a process that passes lines between the host's pipes and this socket. The
-socket lies in a folder of the user, and only the user's own processes are served.
+socket lies in a folder of the user, and only the user's own processes are served. At a port instead of a
+socket, those are served who know the key in a file of that folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from mcp_context_proxy.bridge.meeting import LOG_BYTES, locked
+from mcp_context_proxy.bridge.meeting import (
+    CLOSE_ON_EXEC,
+    CONNECT_SECONDS,
+    LOG_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    locked,
+    proof,
+    proves,
+)
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol import envelope
@@ -58,16 +68,14 @@ MakeApi: TypeAlias = Callable[[], "LocalApi"]
 """Makes the REST API; called in a thread, at the first request for it."""
 
 
-async def serve(hosts: Hosts, descriptor: int, linger_seconds: float) -> None:
+async def serve(hosts: Hosts, listening: socket.socket, path: Path, linger_seconds: float) -> None:
     """Serve the hosts that connect to a listening socket, until none has been there for `linger_seconds`."""
-    listening = socket.socket(fileno=descriptor)
     listening.setblocking(False)
-    path = str(listening.getsockname())
     ours = os.stat(path).st_ino  # noqa: PTH116
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(hosts.accept, listening)
-            group.start_soon(_bound_log, Path(path).with_suffix(".log"))
+            group.start_soon(_bound_log, path.with_suffix(".log"))
             await hosts.none_for(linger_seconds)
             group.cancel_scope.cancel()
     finally:
@@ -75,11 +83,13 @@ async def serve(hosts: Hosts, descriptor: int, linger_seconds: float) -> None:
         _remove(path, ours)
 
 
-async def serve_commands(limits: Limits, path: Path, listening: socket.socket, make_api: MakeApi) -> None:
+async def serve_commands(
+    limits: Limits, path: Path, listening: socket.socket, key: bytes | None, make_api: MakeApi
+) -> None:
     """Answer the commands that ask over a listening socket, until cancelled."""
     listening.setblocking(False)
     try:
-        await Hosts(None, limits, make_api).accept(listening)
+        await Hosts(None, limits, make_api, key).accept(listening)
     finally:
         listening.close()
         with suppress(OSError):
@@ -87,9 +97,9 @@ async def serve_commands(limits: Limits, path: Path, listening: socket.socket, m
             os.rmdir(path.parent)  # noqa: PTH106 - only where it is empty
 
 
-def _remove(path: str, inode: int) -> None:
+def _remove(path: Path, inode: int) -> None:
     """Remove the socket from its folder, unless another proxy has been started there meanwhile."""
-    with suppress(OSError), locked(Path(path).with_suffix(".lock"), REMOVE_SECONDS):
+    with suppress(OSError), locked(path.with_suffix(".lock"), REMOVE_SECONDS):
         if os.stat(path).st_ino == inode:  # noqa: PTH116
             os.unlink(path)  # noqa: PTH108
 
@@ -107,7 +117,7 @@ def _rotate(path: Path) -> None:
         # Only the log that a bridge has opened for us, and not what anybody else gave as standard error.
         if written.st_size > LOG_BYTES and os.path.samestat(written, path.stat()):
             path.replace(path.with_suffix(".log.1"))
-            new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | CLOSE_ON_EXEC, 0o600)
             os.dup2(new, 2, inheritable=True)
             os.close(new)
 
@@ -119,10 +129,19 @@ class Hosts:
     name of a method.
     """
 
-    def __init__(self, negotiation: Negotiation | None, limits: Limits, make_api: MakeApi) -> None:
-        """Serve hosts by a negotiation; without one, only those who ask the REST API."""
+    def __init__(
+        self,
+        negotiation: Negotiation | None,
+        limits: Limits,
+        make_api: MakeApi,
+        key: bytes | None = None,
+    ) -> None:
+        """Serve hosts by a negotiation; without one, only those who ask the REST API.
+
+        With a `key`, whoever connects has to prove first that it knows it: anybody can connect to a port.
+        """
         self._negotiation, self._limits = negotiation, limits
-        self._make_api = make_api
+        self._make_api, self._key = make_api, key
         self._api: LocalApi | None = None
         self._api_made = anyio.Lock()
         self._connected = 0
@@ -149,7 +168,8 @@ class Hosts:
                     await anyio.sleep(ACCEPT_PAUSE_SECONDS)
                     continue
                 told = False
-                if not _is_ours(connection) or self._connected >= MOST_HOSTS:
+                ours = self._key is not None or _is_ours(connection)
+                if not ours or self._connected >= MOST_HOSTS:
                     logger.warning("a connection of another user, or one too many, was refused")
                     connection.close()
                     continue
@@ -173,6 +193,9 @@ class Hosts:
     async def _serve(self, connection: socket.socket, group: TaskGroup) -> None:
         try:
             connection.setblocking(False)
+            if self._key is not None and not await _knows(self._key, connection):
+                connection.close()
+                return
             await anyio.wait_readable(connection)
             try:
                 first = connection.recv(1, socket.MSG_PEEK)
@@ -243,6 +266,27 @@ class _Greeted(msgspec.Struct, frozen=True):
     bridge: Greeting
 
 
+TURN_MARK: Final = b'"x-codex-turn-metadata"'
+"""Member of the ``_meta`` of a call in which Codex tells its session: the programs that it starts get no
+variable with it."""
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    session_id: str
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    turn: _Turn = msgspec.field(name="x-codex-turn-metadata")
+
+
+class _Params(msgspec.Struct, frozen=True):
+    meta: _Meta = msgspec.field(name="_meta")
+
+
+class _Called(msgspec.Struct, frozen=True):
+    params: _Params
+
+
 GREETING_BYTES: Final = 16_384
 """Longest greeting: a folder has at most 4,096 bytes, which JSON may write as three times as many."""
 
@@ -277,6 +321,24 @@ def _host(conversation: Conversation, channel: SocketChannel) -> ConnectedHost:
         session=conversation.session,
         rights=conversation.rights,
     )
+
+
+async def _knows(key: bytes, connection: socket.socket) -> bool:
+    """Return whether the other side proves that it knows the key, after it has seen that we do."""
+    loop = asyncio.get_running_loop()
+
+    async def received(size: int) -> bytes:
+        data = b""
+        while len(data) < size and (more := await loop.sock_recv(connection, size - len(data))):
+            data += more
+        return data
+
+    with anyio.move_on_after(CONNECT_SECONDS), suppress(OSError):
+        nonce = os.urandom(NONCE_BYTES // 2).hex().encode()
+        asked = await received(NONCE_BYTES)
+        await loop.sock_sendall(connection, proof(key, b"proxy", asked) + nonce)
+        return proves(await received(PROOF_BYTES), key, b"host", nonce)
+    return False
 
 
 def _is_ours(connection: socket.socket) -> bool:
@@ -355,6 +417,10 @@ class SocketChannel(MessageReader):
             with suppress(msgspec.DecodeError):
                 self.greeting = msgspec.json.decode(frame, type=_Greeted).bridge
         else:
+            if TURN_MARK in frame:
+                with suppress(msgspec.DecodeError):
+                    told = msgspec.json.decode(frame, type=_Called).params.meta.turn.session_id
+                    self.greeting = msgspec.structs.replace(self.greeting, session=told)
             self._conversation.receive(frame)
 
     async def _take_large(self, frame: bytes) -> None:

@@ -12,12 +12,13 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date, time
 from typing import Any, Final, Literal, TypeAlias
 
-from mcp_context_proxy.config.source import plain_json, read_yaml, toml_lines, without_comments
+from mcp_context_proxy.config.source import plain_json, read_yaml, without_comments
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.system.later import yaml
 
@@ -31,7 +32,15 @@ _SPACE: Final = re.compile(r"\s*")
 _REST_OF_LINE: Final = re.compile(r"[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*)?(?=\r?\n)")
 _ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
 """A line with its end; `str.splitlines` also divides at characters that may stand in texts."""
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|0o[0-7]+)$")
 _INDENT: Final = re.compile(r"^([ \t]+)\S", re.MULTILINE)
+
+
+_REMEDIES: Final[Mapping[Form, str]] = {
+    "json": "",
+    "toml": "; write each as a table of its own, such as [mcp_servers.NAME]",
+    "yaml": "; write each on lines of its own",
+}
 
 
 class EditError(ContextProxyError):
@@ -49,11 +58,21 @@ def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
         found = found.get(key) if isinstance(found, dict) else None
     if found is None:
         return {}
-    if isinstance(found, list) and all(isinstance(one, dict) and "name" in one for one in found):
-        return {str(one["name"]): one for one in found}
+    if isinstance(found, list) and form == "yaml":
+        names = [_name_in_list(one, at) for at, one in enumerate(found)]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise EditError(f"two servers there are called {twice}; rename one of them first")
+        return dict(zip(names, found, strict=True))
     if not isinstance(found, dict):
-        raise EditError(f"{'.'.join(place)} does not hold servers")
+        raise EditError(f"{'.'.join(place)} is not an object")
+    if (odd := next((name for name in found if not isinstance(name, str)), None)) is not None:
+        raise EditError(f"the name {odd!r} there is not a text; put it into quotes")
     return found
+
+
+def _name_in_list(entry: Any, at: int) -> str:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return str(name) if name else f"server {at + 1}"
 
 
 def edited(form: Form, text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
@@ -65,19 +84,21 @@ def edited(form: Form, text: str, place: Place, remove: Collection[str], insert:
         EditError: the text cannot be read, or the edit would change something else.
     """
     bom, body = (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
-    crlf = "\r\n" in body
+    # Where both kinds of line ends stand, none is changed.
+    crlf = 0 < body.count("\n") == body.count("\r\n")
     body = body.replace("\r\n", "\n") if crlf else body
     if not body.strip() and form == "json":
         body = "{}\n"
     wanted = _expected(_parsed(form, body), place, remove, insert)
     change = {"json": _edit_json, "toml": _edit_toml, "yaml": _edit_yaml}[form]
-    result = change(body, place, remove, insert)
-    try:
-        got = _parsed(form, result)
-    except EditError:
-        got = None
-    if got != wanted and (form != "toml" or got != _without_empty(wanted, place)):
-        raise EditError("its servers are written in a form that cannot be edited in place")
+    got, result = None, None
+    # A form that was not thought of is refused, whatever it does to the edit.
+    with suppress(ValueError, IndexError):
+        result = change(body, place, remove, insert)
+    with suppress(EditError):
+        got = None if result is None else _parsed(form, result)
+    if result is None or (got != wanted and (form != "toml" or got != _without_empty(wanted, place))):
+        raise EditError(f"its servers are written in a form that cannot be edited in place{_REMEDIES[form]}")
     return bom + (result.replace("\n", "\r\n") if crlf else result)
 
 
@@ -91,7 +112,13 @@ def _parsed(form: Form, text: str) -> Any:
             found = {} if found is None else found
         else:
             found = json.loads(plain_json(text), strict=False) if text.strip() else {}
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise EditError(f"it is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]} ({where})") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark is not None:
+            raise EditError(f"it is not valid YAML: {error.problem} (line {mark.line + 1})") from None  # type: ignore[union-attr]
         raise EditError(f"it is not valid {form.upper()}: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict):
         raise EditError(f"it is not valid: the {form.upper()} must hold an object")
@@ -107,7 +134,7 @@ def _expected(before: Any, place: Place, remove: Collection[str], insert: Mappin
         if inner is None:
             inner = holder[key] = {}
         if not isinstance(inner, dict):
-            raise EditError(f"{'.'.join(place)} does not hold servers")
+            raise EditError(f"{'.'.join(place)} is not an object")
         holder = inner
     servers = holder.get(place[-1])
     if isinstance(servers, list):
@@ -120,7 +147,7 @@ def _expected(before: Any, place: Place, remove: Collection[str], insert: Mappin
                 name: dict(entry) if isinstance(entry, Mapping) else entry for name, entry in insert.items()
             }
     else:
-        raise EditError(f"{'.'.join(place)} does not hold servers")
+        raise EditError(f"{'.'.join(place)} is not an object")
     return after
 
 
@@ -161,12 +188,16 @@ def _edit_json(text: str, place: Place, remove: Collection[str], insert: Mapping
         at = inner
         rest.pop(0)
     if rest:
-        if inner is not None:
-            raise EditError(f"{'.'.join(place)} is not an object")
         new: Any = insert
-        for key in reversed(rest):
+        for key in reversed(rest[inner is not None :]):
             new = {key: new}
-        return _with_members(text, plain, at, new) if insert else text
+        if inner is None:
+            return _with_members(text, plain, at, new) if insert else text
+        if not plain.startswith("null", inner):
+            raise EditError(f"{'.'.join(place)} is not an object")
+        unit = found[1] if (found := _INDENT.search(text)) else "  "
+        shown = _json(new, _indent_at(text, _skip(plain, at + 1)), unit)
+        return text[:inner] + shown + text[inner + 4 :] if insert else text
     members = _members(text, plain, at)
     leaving = [one for one in members if one.key in remove or one.key in insert]
     staying = [one for one in members if one not in leaving]
@@ -176,7 +207,9 @@ def _edit_json(text: str, place: Place, remove: Collection[str], insert: Mapping
         if comma is not None:
             spans.append((comma, comma + 1))
     for begin, end in sorted(spans, reverse=True):
-        text = text[:begin] + text[end:]
+        # What follows on its last line would end up in the comment of the line before.
+        goes_on = text[begin : begin + 1] == "\n" and not _REST_OF_LINE.match(text, end)
+        text = text[:begin] + ("\n" if goes_on else "") + text[end:]
     return _with_members(text, plain_json(text), at, insert) if insert else text
 
 
@@ -247,26 +280,69 @@ def _indent_at(text: str, at: int) -> str:
 
 def _edit_toml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
     rows = _ROW.findall(text)
-    # A row of a text over several rows may look like a header, but no table begins there.
-    lines = toml_lines(text)
-    found = [(number, toml_header(row)) for number, row in enumerate(rows)]
-    headers = [(number, path) for number, path in found if path and lines.get(path) == number + 1]
-    next_headers = [number for number, _ in [*headers, (len(rows), ())][1:]]
-    leaving: set[int] = set()
-    for (number, path), next_header in zip(headers, next_headers, strict=True):
-        if path[: len(place)] == place and path[len(place) : len(place) + 1] and path[len(place)] in remove:
-            begin, end = number, next_header
-            while begin and rows[begin - 1].lstrip().startswith("#"):
-                begin -= 1
-            while not rows[end - 1].strip() or rows[end - 1].lstrip().startswith("#"):
-                end -= 1
+    runs: list[tuple[int, int]] = []
+    table: Place = ()
+    goes_on = False
+    for begin, end in _toml_statements(rows):
+        statement = "".join(rows[begin:end])
+        if not (key := _toml_key_of(statement)):
+            continue  # a comment, or nothing
+        is_header = statement.lstrip().startswith("[")
+        table = key if is_header else table
+        path = table if is_header else (*table, *key)
+        leaves = path[: len(place)] == place and len(path) > len(place) and path[len(place)] in remove
+        if leaves and goes_on:
+            runs[-1] = (runs[-1][0], end)
+        elif leaves:
+            first = begin
+            while first and rows[first - 1].lstrip().startswith("#"):
+                first -= 1
             # One of the empty rows around it leaves, too.
-            begin -= begin > 0 and not rows[begin - 1].strip()
-            leaving.update(range(begin, end))
+            first -= first > 0 and not rows[first - 1].strip()
+            runs.append((first, end))
+        goes_on = leaves
+    leaving = {row for begin, end in runs for row in range(begin, end)}
     result = "".join(row for number, row in enumerate(rows) if number not in leaving)
     for name, entry in insert.items():
         result = result.rstrip("\n") + ("\n\n" if result.strip() else "") + toml_table((*place, name), entry)
     return result
+
+
+def _toml_statements(rows: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last row, exclusive, of each statement: a header, or a key with its value."""
+    begin = 0
+    for end in range(1, len(rows) + 1):
+        # A row of a text over several rows may look like a header, but no statement begins there.
+        with suppress(tomllib.TOMLDecodeError):
+            tomllib.loads("".join(rows[begin:end]))
+            yield begin, end
+            begin = end
+
+
+def _toml_key_of(statement: str) -> Place:
+    """Return the path in a header, or that of a key with a value; empty for any other statement."""
+    head = statement.strip()
+    if head.startswith("[["):
+        # The element of an array is no table of ours, whatever its name.
+        return (*toml_header(head.partition("#")[0].strip()[1:-1] + "\n"), "[]")
+    if head.startswith("["):
+        return toml_header(statement)
+    before = ""
+    for part in head.split("=")[:-1]:
+        before += part
+        with suppress(tomllib.TOMLDecodeError):
+            return _path_to_value(tomllib.loads(f"{before} = 1"))
+        before += "="
+    return ()
+
+
+def _path_to_value(tables: Any) -> Place:
+    """Return the keys that lead to the only value in tables."""
+    path: Place = ()
+    while isinstance(tables, dict) and tables:
+        key, tables = next(iter(tables.items()))
+        path = (*path, key)
+    return path
 
 
 def toml_header(row: str) -> Place:
@@ -274,10 +350,7 @@ def toml_header(row: str) -> Place:
     path: Place = ()
     if row.lstrip().startswith("[") and not row.lstrip().startswith("[["):
         with suppress(tomllib.TOMLDecodeError):
-            inner = tomllib.loads(row)
-            while inner:
-                key, inner = next(iter(inner.items()))
-                path = (*path, key)
+            path = _path_to_value(tomllib.loads(row))
     return path
 
 
@@ -300,23 +373,25 @@ def _toml(value: Any) -> str:
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 # YAML: the parser says where each entry stands, and whole lines leave and come.
 
 
 def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
-    if text and not text.endswith("\n"):
-        text += "\n"
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     node: Any = root
+    named: Any = None
     for key in place:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for name, value in pairs if name.value == key), None)
+        named, node = next(((name, value) for name, value in pairs if name.value == key), (None, None))
     if node is None:
         if len(place) != 1:
             raise EditError(f"{'.'.join(place)} is missing; write that key first")
+        text += "" if not text or text.endswith("\n") else "\n"
         return text + f"{place[0]}:\n{_yaml_lines(insert, '  ', in_list=False)}" if insert else text
     in_list = isinstance(node, yaml.SequenceNode)
     if not node.value:  # {}, [] or nothing
@@ -324,16 +399,18 @@ def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping
         lines = _yaml_lines(insert, "  ", in_list=in_list)
         return f"{text[:start].rstrip(' ')}\n{lines}{text[end:].lstrip(chr(10))}" if insert else text
     if node.flow_style:
-        raise EditError("its servers are written on one line")
+        raise EditError(f"its servers are written on one line{_REMEDIES['yaml']}")
     starts = list(_yaml_starts(text, node, in_list))
     first = min(begin for _, begin, _ in starts)
     spans = [(begin, _yaml_end(text, begin, end)) for name, begin, end in starts if name in remove]
     if len(spans) == len(starts) and not insert:
-        raise EditError("nothing would be left of its list of servers")
+        # Without any entry, the key would have no value.
+        colon = text.index(":", named.end_mark.index) + 1
+        spans.append((colon, colon))
     indent = _indent_at(text, first + len(text[first:]) - len(text[first:].lstrip(" ")))
-    for span in sorted(spans, reverse=True):
-        text = text[: span[0]] + text[span[1] :]
-    return text[:first] + _yaml_lines(insert, indent, in_list=in_list) + text[first:]
+    for begin, end in sorted(spans, reverse=True):
+        text = text[:begin] + (f" {'[]' if in_list else '{}'}" if begin == end else "") + text[end:]
+    return text[:first] + _yaml_lines(insert, indent, in_list=in_list) + text[first:] if insert else text
 
 
 def _yaml_starts(text: str, node: Any, in_list: bool) -> Iterator[tuple[str, int, int]]:
@@ -344,7 +421,7 @@ def _yaml_starts(text: str, node: Any, in_list: bool) -> Iterator[tuple[str, int
         name = key.value
         if in_list:
             pairs = one.value if isinstance(one, yaml.MappingNode) else []
-            name = next((str(inner.value) for named, inner in pairs if named.value == "name"), "")
+            name = next((str(inner.value) for key, inner in pairs if key.value == "name"), "")
         yield str(name), begin, value.end_mark.index
 
 
@@ -354,7 +431,7 @@ def _yaml_end(text: str, begin: int, end: int) -> int:
     while rows and (not rows[-1].strip() or rows[-1].lstrip().startswith("#")):
         rows.pop()
     end = begin + sum(map(len, rows))
-    return end if text[end - 1 : end] == "\n" else text.find("\n", end) + 1
+    return end if text[end - 1 : end] == "\n" else (text.find("\n", end) + 1 or len(text))
 
 
 def _yaml_lines(insert: Mapping[str, Any], indent: str, *, in_list: bool) -> str:
@@ -363,5 +440,10 @@ def _yaml_lines(insert: Mapping[str, Any], indent: str, *, in_list: bool) -> str
         data = [{"name": name, **entry} for name, entry in insert.items()]
     if not data:
         return ""
-    shown = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=10_000)
+
+    class Dumper(yaml.SafeDumper):
+        """Puts a text into quotes that a reader of YAML 1.2 would take for a number."""
+
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("0123456789+-."))
+    shown = yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     return "".join(indent + row for row in _ROW.findall(shown))

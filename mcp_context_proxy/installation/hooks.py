@@ -34,6 +34,8 @@ class HookPlace:
     file: str
     """Path below the home folder."""
     event: str
+    folder_variable: str = ""
+    """Variable with another folder for the file, if the host has one."""
     grouped: bool = True
     """True if a hook stands in a group of hooks with one matcher."""
     timeout: int = SECONDS
@@ -42,16 +44,29 @@ class HookPlace:
     note: str = ""
     """Sentence about something that a person has to do."""
 
+    def path(self, environ: Mapping[str, str]) -> Path:
+        """Return the path of its file on this machine."""
+        if folder := environ.get(self.folder_variable):
+            return Path(folder) / Path(self.file).name
+        return Path.home() / self.file
+
 
 PLACES: Final[Mapping[str, HookPlace]] = {
     place.host: place
     for place in (
-        HookPlace(host="claude-code", file=".claude/settings.json", event="UserPromptSubmit"),
+        HookPlace(
+            host="claude-code",
+            file=".claude/settings.json",
+            folder_variable="CLAUDE_CONFIG_DIR",
+            event="UserPromptSubmit",
+        ),
         HookPlace(
             host="codex",
             file=".codex/hooks.json",
+            folder_variable="CODEX_HOME",
             event="UserPromptSubmit",
-            note="Some versions of Codex need codex_hooks = true under [features] in ~/.codex/config.toml.",
+            note="Codex skips a new hook until you trust it: start codex, open /hooks, and trust this one. "
+            "Older versions also need codex_hooks = true under [features] in config.toml.",
         ),
         HookPlace(
             host="gemini-cli", file=".gemini/settings.json", event="BeforeAgent", timeout=1000 * SECONDS
@@ -68,8 +83,8 @@ PLACES: Final[Mapping[str, HookPlace]] = {
 }
 
 
-def planned(place: HookPlace, home: Path, command: Sequence[str] | None) -> FileChange | None:
-    """Return the change that adds our hook, which starts a command, or with None removes it.
+def planned(place: HookPlace, file: Path, command: Sequence[str] | None) -> FileChange | None:
+    """Return the change that adds our hook, which starts a command, to a file, or with None removes it.
 
     None is returned if nothing changes.
 
@@ -77,7 +92,6 @@ def planned(place: HookPlace, home: Path, command: Sequence[str] | None) -> File
         EditError: the file cannot be edited in place.
         OSError: it cannot be read.
     """
-    file = home / place.file
     before = read_text(file)
     after = _with_hook(place, before, command)
     kept = read_text(kept_copy(file))
@@ -130,7 +144,7 @@ def _command_in(place: HookPlace, text: str) -> list[str] | None:
     """Return the command of our hook in a text; None if there is none."""
     for one in _hooks(place, text):
         hooks = one.get("hooks", [one]) if isinstance(one, dict) else []
-        for hook in hooks:
+        for hook in hooks if isinstance(hooks, list) else ():
             command = hook.get("command") if isinstance(hook, dict) else None
             if isinstance(command, str) and MARK in command:
                 return shlex.split(command)

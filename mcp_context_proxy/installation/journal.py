@@ -96,7 +96,7 @@ class Journal:
         )
         # The record comes first: whatever happens afterwards, what was there can be put back.
         note = self.folder / f"{name}.json"
-        _create(note, json.dumps(asdict(record), indent=1).encode("utf-8"))
+        _create(note, json.dumps(asdict(record), indent=1, default=str).encode("utf-8"))
         try:
             write(plan.change)
         except (OSError, EditError):
@@ -122,7 +122,11 @@ class Journal:
             return Undone(file, now, before if now is not None else None, records, whole=True)
         text = now.decode("utf-8")
         there = entries(installation.form, text, installation.place)
-        back = {name: entry for name, entry in installation.moved.items() if name not in there}
+        # Where our entry has the name of one that was there before, that one comes back in its place.
+        gone = installation.moved.keys() - (there.keys() - {installation.entry_name})
+        # The copy has values that a record cannot have, such as dates.
+        was = {} if before is None else entries(installation.form, before.decode("utf-8"), installation.place)
+        back = {name: was.get(name, entry) for name, entry in installation.moved.items() if name in gone}
         if installation.form == "yaml" and back and "name" in next(iter(back.values())):
             back = {name: {k: v for k, v in entry.items() if k != "name"} for name, entry in back.items()}
         remove = {installation.entry_name} & there.keys()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from mcp_context_proxy.config.host_profiles import SERVER
-from mcp_context_proxy.installation.editing import Form, Place
+from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
 
 
 def _common(command: Sequence[str]) -> dict[str, Any]:
@@ -33,8 +34,27 @@ def _zed(command: Sequence[str]) -> dict[str, Any]:
     return {"source": "custom", **_common(command), "env": {}}
 
 
+def _named_for_codex(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
+    named = entry.get("env_vars")
+    known = list(named) if isinstance(named, list) else []
+    more = [name for name in variables if name not in known]
+    return {**entry, "env_vars": [*known, *more]} if more else dict(entry)
+
+
+def _named_for_gemini(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
+    # It would hand over the reference itself for a variable that is not set.
+    env = entry.get("env")
+    known = dict(env) if isinstance(env, dict) else {}
+    more = {name: f"${name}" for name, is_set in variables.items() if is_set and name not in known}
+    return {**entry, "env": {**known, **more}} if more else dict(entry)
+
+
 def _opencode(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "local", "command": list(command), "enabled": True}
+    return {"type": "local", "command": list(command)}
+
+
+def _copilot(command: Sequence[str]) -> dict[str, Any]:
+    return {"type": "local", **_common(command), "tools": ["*"]}
 
 
 def _goose(command: Sequence[str]) -> dict[str, Any]:
@@ -60,9 +80,16 @@ class HostPlace:
     """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``). The first that exists is used, else
     the first. ``~`` is the home folder, ``{config}`` the folder of settings of that platform."""
     place: Place
+    newer: Place | None = None
+    """Place in files of a newer version, which is taken where it has tables already."""
+    folder_variable: str = ""
+    """Variable with another folder for the settings of this host, if it has one."""
     form: Form = "json"
     entry: Callable[[Sequence[str]], dict[str, Any]] = _common
     """Returns the entry that starts a command."""
+    named: Callable[[Mapping[str, Any], Mapping[str, bool]], dict[str, Any]] | None = None
+    """Adds variables, each with True if it is set here, to an entry of a host that hands over only those
+    which an entry names. None for a host that hands over all."""
     restart: str = "restart it"
     signs: tuple[str, ...] = ()
     """Paths of which one shows that the host is there although it has no such file yet."""
@@ -71,7 +98,16 @@ class HostPlace:
         """Return the path of its settings on this machine, whether the file exists or not."""
         known = self.files.get(platform) or self.files.get("any") or self.files["linux"]
         paths = [_expanded(one, environ, platform) for one in known]
+        if folder := environ.get(self.folder_variable):
+            paths = [Path(folder) / path.name for path in paths]
         return next((path for path in paths if path.exists()), paths[0])
+
+    def place_in(self, text: str) -> Place:
+        """Return the place of its servers in a text."""
+        with suppress(EditError):
+            if self.newer and (found := entries(self.form, text, self.newer)):
+                return self.newer if all(isinstance(one, dict) for one in found.values()) else self.place
+        return self.place
 
     def is_here(self, environ: Mapping[str, str], platform: str = sys.platform) -> bool:
         """Return True if there are settings of this host, or the folder for them."""
@@ -110,6 +146,7 @@ _HOSTS: Final = (
         name="claude-code",
         title="Claude Code",
         files={"any": ("~/.claude.json",)},
+        folder_variable="CLAUDE_CONFIG_DIR",
         place=("mcpServers",),
         entry=_claude_code,
         restart="start new sessions of Claude Code",
@@ -141,8 +178,10 @@ _HOSTS: Final = (
         name="codex",
         title="Codex",
         files={"any": ("~/.codex/config.toml",)},
+        folder_variable="CODEX_HOME",
         place=("mcp_servers",),
         form="toml",
+        named=_named_for_codex,
         restart="start new sessions of Codex",
     ),
     HostPlace(
@@ -150,7 +189,8 @@ _HOSTS: Final = (
         title="Gemini CLI",
         files={"any": ("~/.gemini/settings.json",)},
         place=("mcpServers",),
-        restart="start new sessions of Gemini CLI",
+        named=_named_for_gemini,
+        restart="start new sessions of Gemini CLI, in folders that you trust: elsewhere it starts no server",
     ),
     HostPlace(
         name="zed",
@@ -169,13 +209,14 @@ _HOSTS: Final = (
         title="opencode",
         files={"any": ("~/.config/opencode/opencode.json", "~/.config/opencode/opencode.jsonc")},
         place=("mcp",),
+        newer=("mcp", "servers"),
         entry=_opencode,
         restart="start new sessions of opencode",
     ),
     HostPlace(
         name="cline",
         title="Cline",
-        files={"any": (_CLINE,)},
+        files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
         place=("mcpServers",),
         restart="nothing: Cline notices the change",
     ),
@@ -205,6 +246,15 @@ _HOSTS: Final = (
         place=("mcpServers",),
         form="yaml",
         restart="reload Continue's configuration",
+    ),
+    HostPlace(
+        name="copilot-cli",
+        title="Copilot CLI",
+        files={"any": ("~/.copilot/mcp-config.json",)},
+        folder_variable="COPILOT_HOME",
+        place=("mcpServers",),
+        entry=_copilot,
+        restart="start new sessions of Copilot CLI",
     ),
 )
 

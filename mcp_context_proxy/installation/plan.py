@@ -8,6 +8,7 @@ out silently: the plan has a sentence for each decision of the host that could n
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,15 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_entries import converted, dialect_of
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import from_host, is_ourselves, names_for
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import dotted, expand, parse
+from mcp_context_proxy.config.validation_messages import mistakes
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
 from mcp_context_proxy.installation.places import HostPlace
@@ -36,6 +41,11 @@ CARRIED: Final = frozenset(
     }
 )
 """Keys of entries that are carried over, are told by a remark, or mean nothing outside their host."""
+
+HANDED_OVER: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"})
+"""Variables that each host hands over to the programs that it starts."""
+
+NO_VARIABLES: Final[Mapping[str, bool]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +104,16 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
     if not written:
         return found
     listed: Any = [] if form == "yaml" and place == ("mcpServers",) else {}
-    dialect = dialect_of(place[-1:], file.parent.name, listed)
+    dialect = dialect_of(place[-1:], file, listed)
     whole = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
         source = parse(file, whole if place == place[-1:] else _alone(place, written))
-        source, mistakes = from_host(source, lambda _warning: None)
+        source, found_wrong = from_host(source, lambda _warning: None)
     except ConfigError as error:
         raise EditError("; ".join(problem.message for problem in error.problems)) from None
     ours = {source.written(("servers", name)): name for name in source.tables["servers"]}
+    project = place[1] if place[:1] == ("projects",) else None
+    turned_off = () if project is None else entries(form, text, place[:2]).get("disabledMcpServers") or ()
     for at, (name, entry) in enumerate(written.items()):
         common = converted(dialect, entry) if isinstance(entry, dict) else None
         if common is None:
@@ -112,13 +124,20 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
             found.ours = name
         else:
             key = ours.get((*place[-1:], name)) or ours.get((*place[-1:], at), "")
-            wrong = [one.message for one in mistakes if one.path[:2] == ("servers", key)]
+            wrong = [
+                f"{dotted(one.path[2:])}: {one.message}" if one.path[2:] else one.message
+                for one in found_wrong
+                if one.path[:2] == ("servers", key)
+            ]
             table = dict(source.tables["servers"].get(key, {}))
+            if project is not None and table.get("command"):
+                # Claude Code starts it there.
+                table.setdefault("cwd", project)
+            if name in turned_off:
+                table["enabled"] = False
             wrong += _needs_host(table, environ, found.notes, name)
-            if "envFile" in entry:
-                wrong.append("its envFile is not read here; name its variables in env")
-            if not table.get("command") and not table.get("url"):
-                wrong.append("it has neither a command nor a url")
+            wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one))
+            wrong += _mistakes(table)
             if wrong:
                 found.staying[name] = "; ".join(wrong)
                 continue
@@ -128,6 +147,32 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
             if left := [one for one in entry if one not in carried]:
                 found.notes.append(f"{name}: not carried over: {', '.join(left)}")
     return found
+
+
+_ONLY_THERE: Final = {
+    "envFile": "its envFile is not read here; name its variables in env",
+    "authProviderType": "its host signs in there with credentials of its own",
+}
+"""Keys of entries with which only their host can start or reach a server, and the reason."""
+
+
+def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the mistakes that a table would have in our configuration."""
+    if bool(table.get("command")) == bool(table.get("url")):
+        yield "it has both a command and a url" if table.get("url") else "it has neither a command nor a url"
+    for key in ("command", "cwd"):
+        value = table.get(key)
+        # A bare name is looked up on the PATH.
+        if isinstance(value, str) and (key == "cwd" or re.search(r"[/\\]", value)) and not _FULL.match(value):
+            yield f"{key}: {value} counts from the folder that its host has open; write the full path"
+    try:
+        Config.model_validate({"servers": {"a": {"name": "a", **table}}})
+    except ValidationError as error:
+        yield from (f"{dotted(path[2:])}: {message}" for path, message in mistakes(error))
+
+
+_FULL: Final = re.compile(r"[/~\\]|[A-Za-z]:|\$\{")
+"""Beginning of a path that means the same everywhere, or of a variable."""
 
 
 def _alone(place: Place, written: Mapping[str, Any]) -> str:
@@ -140,6 +185,9 @@ def _needs_host(
 ) -> Iterator[str]:
     """Yield why a server needs its host; note the variables that are not set here."""
     for path, text in _texts((), table):
+        if (known := _ONLY_HOST.search(text)) is not None:
+            yield f"{dotted(path)}: only its host knows {known[0]}; write the value, or ${{VARIABLE}}"
+            continue
         for problem in expand(text, environ).problems:
             if problem.variable:
                 notes.append(
@@ -148,6 +196,10 @@ def _needs_host(
                 )
             else:
                 yield f"{dotted(path)}: {problem.message}"
+
+
+_ONLY_HOST: Final = re.compile(r"\$\{\{[^}]*\}\}|\{file:[^}]*\}|\$\{file:[^}]*\}")
+"""A value that a host looks up: a secret of Continue, or a file of opencode or Windsurf."""
 
 
 def _texts(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -199,6 +251,15 @@ class Configuration:
         self.text = edited("toml", self.text, ("servers",), {name}, {})
         del self.servers[name]
 
+    def variables(self, environ: Mapping[str, str]) -> dict[str, bool]:
+        """Return the variables that the configuration refers to, each with True if it is set."""
+        found: dict[str, bool] = {}
+        for _, text in _texts((), entries("toml", self.text, ())):
+            value = expand(text, environ)
+            found |= {name: True for name, _ in value.variables}
+            found |= {problem.variable: False for problem in value.problems if problem.variable}
+        return {name: is_set for name, is_set in sorted(found.items()) if name not in HANDED_OVER}
+
     @property
     def change(self) -> FileChange | None:
         """The change of the file; None if it stays as it is."""
@@ -229,28 +290,34 @@ def plan(
     command: Sequence[str],
     environ: Mapping[str, str],
     place: Place | None = None,
+    variables: Mapping[str, bool] = NO_VARIABLES,
 ) -> HostPlan:
     """Plan the installation in one host, and add its servers to our configuration.
 
-    With a `place`, such as a project's, its servers move, but our entry stands only with the host's own.
+    With a `place`, such as a project's, its servers move, but our entry stands only with the host's own. It
+    names the variables, each with True if it is set, that the host would keep to itself otherwise.
 
     Raises:
         EditError: the host's file cannot be read or edited.
     """
     own = place is None
-    place = place or host.place
+    place = place or host.place_in(text or "")
     found = servers_in(file, text or "", host.form, place, environ)
     names = names_for(found.moving)
     added = {name: configuration.add(names[name], table, host.name) for name, table in found.moving.items()}
     entry_name = found.ours or SERVER
     if entry_name in found.staying:
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
-    insert = {} if found.ours or not own else {entry_name: host.entry(command)}
     written = entries(host.form, text or "", place)
+    entry = dict(written[entry_name]) if found.ours else host.entry(command)
+    entry = entry if host.named is None else host.named(entry, variables)
+    insert = {entry_name: entry} if own and entry != written.get(entry_name) else {}
     moved = {name: written[name] for name in found.moving}
     change = None
     if insert or moved:
-        after = edited(host.form, text or "", place, moved.keys(), insert)
+        after = edited(host.form, text or "", place, moved.keys() | (insert.keys() & written.keys()), insert)
+        # An entry of ours that was there before comes back with the moved ones.
+        moved |= {found.ours: written[found.ours]} if found.ours and own else {}
         change = FileChange(file, text, after)
     return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
 

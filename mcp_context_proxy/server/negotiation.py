@@ -8,10 +8,12 @@ modern era may ask ``server/discover``, and each of its requests states a versio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from msgspec import Raw
+from msgspec import DecodeError, Raw
 
+from mcp_context_proxy.config.host_profiles import shows_instructions
 from mcp_context_proxy.context.delivery import SessionIntroduction
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras, validation
@@ -66,14 +68,14 @@ class Negotiation:
         *,
         gateway: Gateway,
         subscriptions: Subscriptions,
-        introduction: Callable[[], SessionIntroduction],
+        introduction: Callable[[bool], SessionIntroduction],
         header_schema: Callable[[str, bool], dict[str, Any] | None],
     ) -> None:
         """Stand in front of a gateway.
 
         `introduction` returns the text about the proxy that hosts give to their models, as it is at the
-        moment; `header_schema` returns the input schema of a tool whose arguments are repeated in headers, of
-        the listed ones alone if it is told so, and None for any other.
+        moment, and is told whether this one does. `header_schema` returns the input schema of a tool whose
+        arguments are repeated in headers, of the listed ones alone if it is told so, and None for any other.
         """
         self.gateway, self.subscriptions = gateway, subscriptions
         self._introduction, self.header_schema = introduction, header_schema
@@ -86,7 +88,7 @@ class Negotiation:
         """
         hello = _hello(params)
         rights = self.gateway.profiles.of_client(rights, hello.client_info)
-        introduction = self._introduction_to(rights)
+        introduction = self._introduction_to(rights, hello.client_info)
         session = Session(
             principal=rights.name,
             rights=rights,
@@ -98,11 +100,16 @@ class Negotiation:
 
     def initialize_again(self, params: Members, rights: Principal) -> bytes:
         """Return the result of a further ``initialize`` in an open session, which stays as it is."""
-        return _introduced(_hello(params), self._introduction_to(rights).text)
+        hello = _hello(params)
+        return _introduced(hello, self._introduction_to(rights, hello.client_info).text)
 
-    def _introduction_to(self, rights: Principal) -> SessionIntroduction:
+    def _introduction_to(self, rights: Principal, client_info: Raw | None) -> SessionIntroduction:
+        name = None
+        if client_info is not None:
+            with suppress(DecodeError):
+                name = envelope.text(envelope.members(client_info).get("name"))
         with acting_as(rights):
-            return self._introduction()
+            return self._introduction(shows_instructions(name or ""))
 
     def _rights_of(self, params: Members, rights: Principal) -> Principal:
         """Return the rights of a modern request, with the limits of its client's profile."""
@@ -135,7 +142,8 @@ class Negotiation:
 
     def discover(self, params: Members, rights: Principal) -> bytes:
         """Return the result of ``server/discover`` for a client with these rights."""
-        introduction = self._introduction_to(self._rights_of(params, rights))
+        client_info = eras.meta_of(params).get(eras.CLIENT_INFO_KEY)
+        introduction = self._introduction_to(self._rights_of(params, rights), client_info)
         members: Members = {
             "supportedVersions": envelope.raw([eras.MODERN_VERSION]),
             "capabilities": _DECLARED[Era.MODERN],

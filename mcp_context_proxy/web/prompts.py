@@ -149,8 +149,8 @@ class PromptsApi(Api):
 def host_of(wanted: PromptWanted, hosts: Callable[[], list[ConnectedHost]]) -> ConnectedHost | None:
     """Return the connection of the host that a prompt was given to; None if that cannot be told.
 
-    The host's id of its session decides. Where a host does not give it to servers, its name and its folder
-    do, if only one connection has them.
+    The host's id of its session decides. Where it is not known yet, the host's name and its folder do, if
+    only one connection has them.
     """
     connected = hosts()
     for host in connected:

@@ -123,6 +123,34 @@ def test_damaged_host_does_not_keep_others_from_being_connected(run: Run, home: 
     assert "context-proxy" in json.loads(cursor.read_bytes())["mcpServers"]
 
 
+def test_host_that_keeps_its_variables_is_told_those_of_the_servers_of_all_hosts(
+    run: Run, home: Path, cursor: Path
+) -> None:
+    cursor.write_text(
+        '{"mcpServers": {"desk": {"command": "/bin/desk", "env": {"KEY": "${env:DESK_KEY}"}}}}', "utf-8"
+    )
+    codex = home / ".codex" / "config.toml"
+    codex.parent.mkdir()
+    before = '[mcp_servers.mail]\ncommand = "/bin/mail"\nenv_vars = ["MAIL_KEY"]\n'
+    codex.write_text(before, "utf-8")
+    run("install", "--yes", "--no-check")
+    ours = tomllib.loads(codex.read_text("utf-8"))["mcp_servers"]["context-proxy"]
+    assert ours["env_vars"] == ["DESK_KEY", "MAIL_KEY"]
+    assert "env" not in json.loads(cursor.read_text("utf-8"))["mcpServers"]["context-proxy"]
+    run("uninstall", "--yes")
+    assert codex.read_text("utf-8") == before
+
+
+def test_uninstall_tells_of_a_prompt_hook_that_stays(run: Run, home: Path, cursor: Path) -> None:
+    run("install", "--yes", "--no-check")
+    run("hook", "install", "cursor")
+    done = run("uninstall", "--yes")
+    assert "hook uninstall cursor" in done.stdout
+    run("hook", "uninstall", "cursor")
+    run("install", "--yes", "--no-check")
+    assert "hook" not in run("uninstall", "--yes").stdout
+
+
 def test_servers_of_projects_move_when_they_are_asked_for(run: Run, home: Path) -> None:
     file = home / ".claude.json"
     entry = {"type": "stdio", "command": CALCULATOR[0], "args": CALCULATOR[1:], "env": {}}

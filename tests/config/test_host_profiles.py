@@ -52,6 +52,8 @@ def test_every_host_of_the_acceptance_has_a_profile() -> None:
         "Cursor",
         "opencode",
         "Gemini CLI",
+        "Cline",
+        "Continue",
         "A plain client",
     ]
 

@@ -249,7 +249,7 @@ GEMINI = """{
         pytest.param("disabled_tools", ["a"], None, ("a",), id="codex-disabled"),
         pytest.param("enabled_tools", ["a"], ("a",), (), id="codex-enabled"),
         pytest.param("enabled_tools", [], (), (), id="codex-none-enabled"),
-        pytest.param("tools", ["*"], ("*",), (), id="copilot-cli"),
+        pytest.param("tools", ["a"], ("a",), (), id="copilot-cli"),
     ],
 )
 def test_the_tools_that_a_host_leaves_out_are_carried_over(load_text, key, names, allow, deny):
@@ -260,6 +260,11 @@ def test_the_tools_that_a_host_leaves_out_are_carried_over(load_text, key, names
     ours = "allow" if allow is not None else "deny"
     told = ", ".join(names) or "no tool"
     assert server.remarks == (f"mcpServers.x.{key} (mcp.json:2) is carried over as {ours}: {told}",)
+
+
+def test_a_list_of_all_tools_leaves_out_none(load_text):
+    server = load_text('{"mcpServers": {"x": {"command": "x", "tools": ["*"]}}}', "mcp.json").servers["x"]
+    assert (server.allow, server.deny, server.remarks) == (None, (), ())
 
 
 def test_each_carried_over_setting_keeps_its_place_in_the_file_of_the_host(load_text):

@@ -205,6 +205,20 @@ def test_a_call_after_a_prompt_belongs_to_the_words_of_the_user(desk: Desk) -> N
     assert latest["query"] == "jot a thought down in a note"
 
 
+def test_a_session_that_its_host_tells_with_each_call_gets_its_own_prompts(desk: Desk) -> None:
+    """As Codex does, of which two windows may be open in one folder."""
+    with desk.another("") as one, desk.another("") as other:
+        for host, session in ((one, "turn-1"), (other, "turn-2")):
+            meta = {"x-codex-turn-metadata": {"session_id": session, "model": "x"}}
+            params = {"name": "search_available_tools", "arguments": {"query": "a note"}, "_meta": meta}
+            desk.send(host, {"id": 5, "method": "tools/call", "params": params})
+            desk.receive(host, 5)
+        sessions = {host["pid"]: host["session"] for host in desk.get("/status")["hosts"]}
+        hooked(desk, "codex", prompt="jot a thought down in a note", session_id="turn-2")
+        latest = desk.get(f"/requests?session={sessions[other.pid]}&limit=1")["requests"][0]
+        assert latest["query"] == "jot a thought down in a note"
+
+
 def test_a_call_after_a_prompt_is_attributed_to_it_and_teaches_the_words_of_the_user(
     desk: Desk, tmp_path: Path
 ) -> None:

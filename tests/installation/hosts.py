@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -117,5 +118,18 @@ SETTINGS: Final[dict[str, str]] = {
     "goose": GOOSE,
     "lm-studio": _json(("mcpServers",), COMMON),
     "continue": CONTINUE,
+    "copilot-cli": _json(
+        ("mcpServers",),
+        {
+            "desk": {"type": "local", **COMMON["desk"], "tools": ["*"]},
+            "remote": {"type": "http", **COMMON["remote"], "tools": ["*"]},
+        },
+    ),
 }
 """Settings by host; all of them have the same two servers."""
+
+_FILES: Final[dict[str, dict[str, str]]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "host_files.json").read_text("utf-8")
+)
+AWKWARD: Final = {(host, what): text for host, files in _FILES.items() for what, text in files.items()}
+"""Settings by host and by the thing that is odd about them, after files of people and documents of hosts."""

@@ -24,7 +24,7 @@ THEIRS = """{
 @pytest.mark.parametrize("host", PLACES)
 def test_a_hook_stands_in_a_new_file_in_the_form_of_its_host(tmp_path: Path, host: str) -> None:
     place = PLACES[host]
-    change = planned(place, tmp_path, COMMAND)
+    change = planned(place, tmp_path / place.file, COMMAND)
     assert change is not None
     data = json.loads(change.after)
     (entry,) = data["hooks"][place.event]
@@ -41,15 +41,15 @@ def test_hooks_of_others_and_comments_stay_and_ours_is_added_once(tmp_path: Path
     file.parent.mkdir()
     before = THEIRS.replace("EVENT", place.event)
     file.write_text(before, encoding="utf-8")
-    change = planned(place, tmp_path, COMMAND)
+    change = planned(place, tmp_path / place.file, COMMAND)
     assert change is not None
     write(change)
-    assert planned(place, tmp_path, COMMAND) is None
+    assert planned(place, tmp_path / place.file, COMMAND) is None
     now = file.read_text(encoding="utf-8")
     assert "// mine" in now
     assert "say done" in now
     assert "git status" in now
-    back = planned(place, tmp_path, None)
+    back = planned(place, tmp_path / place.file, None)
     assert back is not None
     assert "hook run" not in back.after
     assert "git status" in back.after
@@ -61,10 +61,36 @@ def test_a_removed_hook_leaves_the_same_bytes_if_nothing_else_has_changed(tmp_pa
     file.parent.mkdir()
     before = '{"hooks" : {"Stop":[] },   "model": "large" }'
     file.write_text(before, encoding="utf-8")
-    change = planned(place, tmp_path, COMMAND)
+    change = planned(place, tmp_path / place.file, COMMAND)
     assert change is not None
     file.with_name(file.name + ".before-hook").write_text(before, encoding="utf-8")
     write(change)
-    back = planned(place, tmp_path, None)
+    back = planned(place, tmp_path / place.file, None)
     assert back is not None
     assert back.after == before
+
+
+@pytest.mark.parametrize(
+    ("host", "variable", "name"),
+    [("codex", "CODEX_HOME", "hooks.json"), ("claude-code", "CLAUDE_CONFIG_DIR", "settings.json")],
+)
+def test_the_file_is_where_the_variable_of_the_host_says(
+    tmp_path: Path, host: str, variable: str, name: str
+) -> None:
+    assert PLACES[host].path({variable: str(tmp_path)}) == tmp_path / name
+    assert PLACES[host].path({}) == Path.home() / PLACES[host].file
+
+
+@pytest.mark.parametrize("host", PLACES)
+def test_odd_hooks_of_others_stay_as_they_are(tmp_path: Path, host: str) -> None:
+    place = PLACES[host]
+    file = tmp_path / "settings.json"
+    odd = ["x", None, {"hooks": None}, {"matcher": 1}, {"hooks": [{"command": "y"}, None]}]
+    file.write_text(json.dumps({"hooks": {place.event: odd}}), encoding="utf-8")
+    change = planned(place, file, COMMAND)
+    assert change is not None
+    write(change)
+    assert json.loads(file.read_text("utf-8"))["hooks"][place.event][:-1] == odd
+    back = planned(place, file, None)
+    assert back is not None
+    assert json.loads(back.after)["hooks"] == {place.event: odd}

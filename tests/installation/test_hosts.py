@@ -1,10 +1,12 @@
 """Installing in each host and undoing it, over many forms of its file."""
 
+import json
 import os
 import stat
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from mcp_context_proxy.installation.journal import Journal, read_text, write
 from mcp_context_proxy.installation.places import PLACES, hosts_here
 from mcp_context_proxy.installation.plan import Configuration, HostPlan, plan
 
-from .hosts import PROGRAM, SETTINGS, URL
+from .hosts import AWKWARD, PROGRAM, SETTINGS, URL
 
 COMMAND = ["/opt/bin/mcp-context-proxy", "serve"]
 Place = Callable[[str, bytes | None], Path]
@@ -53,11 +55,19 @@ class Machine:
         self.journal, self.environ = Journal(home / "journal"), environ
         self.file = home / "config.toml"
 
-    def install(self, host: str) -> HostPlan:
+    def install(self, host: str, **variables: bool) -> HostPlan:
         text = self.file.read_text("utf-8") if self.file.exists() else None
         configuration = Configuration(self.file, text)
         file = PLACES[host].file(self.environ)
-        one = plan(PLACES[host], file, read_text(file), configuration, COMMAND, self.environ)
+        one = plan(
+            PLACES[host],
+            file,
+            read_text(file),
+            configuration,
+            COMMAND,
+            self.environ,
+            variables=variables,
+        )
         if configuration.change:
             write(configuration.change)
         self.journal.install(one)
@@ -114,6 +124,137 @@ def test_install_then_uninstall_changes_nothing(host: str, form: str, put: Place
     assert config.servers["remote"].headers == {"Authorization": "Bearer t-0123456789"}
     assert machine.uninstall() == [True]
     assert file.read_bytes() == data
+
+
+REFUSED = {
+    ("codex", "inline tables"),
+    ("cursor", "control characters in text"),
+    ("cursor", "duplicate mcpServers"),
+    ("cursor", "list servers"),
+    ("goose", "flow all"),
+}
+"""Files that are left alone, because they cannot be read in one way or edited in place."""
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "byte order mark"])
+@pytest.mark.parametrize("case", AWKWARD, ids=" ".join)
+def test_any_file_is_left_alone_or_comes_back(
+    case: tuple[str, str], start: str, put: Place, machine: Machine
+) -> None:
+    """Byte for byte, and after another change of the file with the same servers."""
+    host, text = case[0], start + AWKWARD[case]
+    file = put(host, text.encode())
+    if case in REFUSED:
+        with pytest.raises(EditError):
+            machine.install(host)
+        assert file.read_bytes() == text.encode()
+        return
+    done = machine.install(host)
+    place, form = done.place, PLACES[host].form
+    before, after = (entries(form, one, place) for one in (text, file.read_bytes().decode()))
+    assert done.names.keys() | done.staying.keys() == before.keys()
+    assert (len(after), "context-proxy" in after) == (len(done.staying) + 1, True)
+    kept = {path: path.read_bytes() for path in machine.journal.folder.iterdir()}
+
+    mark = {"json": "// changed\n", "toml": "# changed\n", "yaml": "# changed\n"}[form]
+    written = file.read_bytes()
+    file.write_text(start + mark + written.decode().removeprefix(start), "utf-8", newline="")
+    assert machine.uninstall() == [False]
+    assert entries(form, file.read_bytes().decode(), place) == before
+
+    for path, data in kept.items():
+        path.write_bytes(data)
+    file.write_bytes(written)
+    assert machine.uninstall() == [True]
+    assert file.read_bytes() == text.encode()
+
+
+def test_array_of_tables_after_a_server_stays(put: Place, machine: Machine) -> None:
+    file = put("codex", b'[mcp_servers.a]\ncommand = "x"\n\n[[hooks]]\nname = "y"\n')
+    machine.install("codex")
+    assert tomllib.loads(file.read_text("utf-8"))["hooks"] == [{"name": "y"}]
+
+
+def test_lines_that_stay_keep_their_ends(put: Place, machine: Machine) -> None:
+    file = put("cursor", AWKWARD["cursor", "mixed line ends"].encode())
+    machine.install("cursor")
+    assert b'{\r\n  "theme": "x",\n  "mcpServers": {\n' in file.read_bytes()
+
+
+def test_values_of_yaml_are_those_that_the_host_reads(put: Place, machine: Machine) -> None:
+    """YAML 1.2, in which yes is a text and 0123 no octal number."""
+    put("goose", AWKWARD["goose", "yaml 1.1 booleans"].encode())
+    machine.install("goose")
+    servers = tomllib.loads(machine.file.read_text("utf-8"))["servers"]
+    assert servers["on"]["env"] == {"A": "yes", "B": "0123", "C": "1_000"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ('{"command": "x", "args": [1]}', "args[0]: must be text in quotes"),
+        ('{"command": "x", "url": "https://example.com"}', "both a command and a url"),
+        ('{"command": "x", "cwd": "./d"}', "cwd: ./d counts from the folder"),
+        ('{"command": "./x"}', "command: ./x counts from the folder"),
+        ('{"type": "ws", "url": "https://example.com"}', "transport: must be stdio, http or sse"),
+        ('{"command": "x", "env": {"A": "${file:/a}"}}', "env.A: only its host knows ${file:/a}"),
+    ],
+)
+def test_server_that_would_be_off_behind_the_proxy_stays(
+    entry: str, reason: str, put: Place, machine: Machine
+) -> None:
+    put("cursor", f'{{"mcpServers": {{"a": {entry}}}}}'.encode())
+    assert reason in machine.install("cursor").staying["a"]
+
+
+def test_variables_of_editors_with_one_meaning_are_replaced(put: Place, machine: Machine) -> None:
+    put("vscode", b'{"servers": {"a": {"command": "${userHome}/a", "args": ["b${/}c"]}}}')
+    machine.install("vscode")
+    server = load(machine.file, environ=machine.environ).servers["a"]
+    assert (server.command, server.args) == (f"{Path.home()}/a", ("b/c",))
+
+
+def test_servers_of_cline_move_from_the_transport_in_which_it_writes_them(
+    put: Place, machine: Machine
+) -> None:
+    put("cline", AWKWARD["cline", "transport inside"].encode())
+    assert machine.install("cline").names == {"a": "a", "h": "h"}
+    servers = load(machine.file, environ=machine.environ).servers
+    assert (servers["a"].command, servers["a"].args, servers["a"].enabled) == ("x", ("y",), False)
+    assert (servers["h"].url, servers["h"].headers) == ("https://example.com/mcp", {"A": "b"})
+
+
+def test_servers_of_opencode_move_from_the_place_of_its_version(put: Place, machine: Machine) -> None:
+    text = AWKWARD["opencode", "v2"]
+    file = put("opencode", text.encode())
+    assert machine.install("opencode").names == {"a": "a"}
+    ours = entries("json", file.read_text("utf-8"), ("mcp", "servers"))
+    assert ours == {"context-proxy": {"type": "local", "command": COMMAND}}
+    server = load(machine.file, environ=machine.environ).servers["a"]
+    assert (server.command, server.args, server.enabled) == ("npx", ("-y", "x"), False)
+
+
+def test_servers_of_a_project_keep_its_folder_and_their_switches(put: Place, machine: Machine) -> None:
+    project = {"mcpServers": {"a": {"command": "x"}, "b": {"command": "y"}}, "disabledMcpServers": ["b"]}
+    file = put("claude-code", json.dumps({"projects": {"/code/shop": project}}).encode())
+    configuration = Configuration(machine.file, None)
+    place = ("projects", "/code/shop", "mcpServers")
+    host, text = PLACES["claude-code"], read_text(file)
+    plan(host, file, text, configuration, COMMAND, machine.environ, place)
+    assert configuration.servers == {
+        "a": {"command": "x", "cwd": "/code/shop"},
+        "b": {"command": "y", "cwd": "/code/shop", "enabled": False},
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "variable", "name"),
+    [("codex", "CODEX_HOME", "config.toml"), ("claude-code", "CLAUDE_CONFIG_DIR", ".claude.json")],
+)
+def test_settings_are_where_the_variable_of_the_host_says(
+    host: str, variable: str, name: str, environ: dict[str, str], tmp_path: Path
+) -> None:
+    assert PLACES[host].file({**environ, variable: str(tmp_path)}) == tmp_path / name
 
 
 @pytest.mark.parametrize("host", SETTINGS)
@@ -190,6 +331,54 @@ def test_server_that_only_its_host_can_start_stays(put: Place, machine: Machine)
 def test_variable_that_is_not_set_is_told(put: Place, machine: Machine) -> None:
     put("cursor", b'{"mcpServers": {"a": {"command": "x", "env": {"K": "${env:DESK_KEY}"}}}}')
     assert any("DESK_KEY is not set" in note for note in machine.install("cursor").notes)
+
+
+@pytest.mark.parametrize(
+    ("host", "handed_over"),
+    [
+        ("codex", {"env_vars": ["DESK_KEY", "OTHER"]}),
+        ("gemini-cli", {"env": {"DESK_KEY": "$DESK_KEY"}}),
+        ("opencode", {}),
+    ],
+)
+def test_host_that_keeps_its_variables_hands_over_those_that_servers_need(
+    host: str, handed_over: dict[str, Any], put: Place, machine: Machine
+) -> None:
+    file = put(host, SETTINGS[host].encode())
+    machine.install(host)
+
+    def ours() -> dict[str, Any]:
+        text = file.read_text("utf-8")
+        found: dict[str, Any] = entries(PLACES[host].form, text, PLACES[host].place)["context-proxy"]
+        return found
+
+    before = ours()
+    machine.install(host, DESK_KEY=True, OTHER=False)
+    assert ours() == before | handed_over
+    assert machine.install(host, DESK_KEY=True, OTHER=False).change is None
+    machine.uninstall()
+    assert file.read_text("utf-8") == SETTINGS[host]
+
+
+def test_entry_of_ours_that_a_person_has_written_comes_back(put: Place, machine: Machine) -> None:
+    """Also after another change of the file, and where the entry has our usual name."""
+    mine = '{"command": "/usr/bin/mcp-context-proxy", "args": ["serve"], "env": {"A": "b"}}'
+    for name in ("mine", "context-proxy"):
+        file = put("gemini-cli", f'{{"mcpServers": {{"{name}": {mine}, "a": {{"command": "x"}}}}}}'.encode())
+        before = entries("json", file.read_text("utf-8"), ("mcpServers",))
+        machine.install("gemini-cli", DESK_KEY=True)
+        file.write_text("// changed\n" + file.read_text("utf-8"), "utf-8")
+        assert machine.uninstall() == [False]
+        assert entries("json", file.read_text("utf-8"), ("mcpServers",)) == before
+
+
+def test_server_with_our_name_comes_back_after_another_change(put: Place, machine: Machine) -> None:
+    file = put("cursor", b'{"mcpServers": {"context-proxy": {"command": "/bin/other"}}}')
+    before = entries("json", file.read_text("utf-8"), ("mcpServers",))
+    machine.install("cursor")
+    file.write_text("// changed\n" + file.read_text("utf-8"), "utf-8")
+    machine.uninstall()
+    assert entries("json", file.read_text("utf-8"), ("mcpServers",)) == before
 
 
 def test_tool_lists_and_switches_are_carried_over(put: Place, machine: Machine) -> None:

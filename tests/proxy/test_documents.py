@@ -152,6 +152,28 @@ async def test_the_rules_of_a_session_are_in_the_instructions_and_in_no_answer(
     assert read == "rule://tone:\n\nBe polite to everybody."
 
 
+@pytest.mark.parametrize(("name", "given"), [("continue-cli-client", True), ("cursor-vscode", False)])
+async def test_rules_come_with_the_first_answer_where_a_host_keeps_instructions_from_its_model(
+    config: Path, workshop: Workshop, name: str, given: bool
+) -> None:
+    (workshop.folder / "rules" / "tone.md").write_text(ALWAYS, encoding="utf-8")
+    async with stdio(command(config), "handshake", opened=False) as client:
+        hello = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": name, "version": "1"},
+        }
+        instructions = (await client.request("initialize", hello))["instructions"]
+        await client.notify("notifications/initialized")
+        await client.until_listed("work__echo")
+        answers = [
+            text_of(await client.call("search_available_tools", {"query": query}))
+            for query in ("say something", "say something else")
+        ]
+    assert "Be polite to everybody." in instructions
+    assert ["Be polite to everybody." in answer for answer in answers] == [given, False]
+
+
 @pytest.mark.parametrize("front", ["stdio", "http"])
 async def test_rules_that_the_instructions_have_no_room_for_come_with_the_first_answer(
     config: Path, workshop: Workshop, era: str, front: str

@@ -17,6 +17,7 @@ const HOSTS = [
   ["goose", "Goose"],
   ["lm-studio", "LM Studio"],
   ["continue", "Continue"],
+  ["copilot-cli", "Copilot CLI"],
 ];
 
 takeToken();
