@@ -100,7 +100,7 @@ class Homes:
         self._looking: WeakValueDictionary[str | None, anyio.Semaphore] = WeakValueDictionary()
         self._counts = counts
         counts.sessions = lambda: len(app.sessions)
-        app.admission.quota.replicas = counts.replicas
+        app.gateway.quota.replicas = counts.replicas
         app.sessions.prefix = f"{replicas.name}."
         contexts.on_lost = app.sessions.end_state
 
@@ -229,7 +229,7 @@ class Homes:
 
         The database is not asked for a principal that has tried too many sessions that do not exist.
         """
-        principal, guesses = principal_of(scope), self._app.guesses
+        principal, guesses = rights_of(scope).person, self._app.guesses
         async with self._looking.setdefault(principal, anyio.Semaphore(LOOKED_UP_AT_ONCE)):
             if (refusal := guesses.refusal_unseen(principal)) is not None:
                 return refusal

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Protocol
 
 import anyio
@@ -56,6 +56,17 @@ TOO_MUCH = (
 
 COMPLAINTS = 20
 """Log lines about a host's bad messages at once, and one a second after that."""
+
+
+def is_too_much(message: Envelope, encoded: bytes, methods: Collection[str]) -> bool:
+    """Return whether a message has more than any of its kind needs; `methods` are those of the gateway.
+
+    The answer to a question of a server may have images, and so any size.
+    """
+    if message.method in methods:
+        return False
+    large = message.method is not UNSET and len(encoded) > PROTOCOL_BYTES
+    return large or holds_more(encoded, MOST_VALUES)
 
 
 class FrameChannel(Protocol):
@@ -199,7 +210,7 @@ class Conversation:
         assert isinstance(request_id, int | str)
         assert isinstance(method, str)
         gateway = method in self._gateway.methods
-        if not gateway and (len(frame) > PROTOCOL_BYTES or holds_more(frame, MOST_VALUES)):
+        if is_too_much(message, frame, self._gateway.methods):
             self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
             return None
         # Set when the front no longer needs the memory of the request.

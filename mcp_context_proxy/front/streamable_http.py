@@ -24,7 +24,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.front.admission import AdmissionRules
-from mcp_context_proxy.front.conversation import MOST_VALUES, TOO_MUCH, HostMessages, Questions
+from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
 from mcp_context_proxy.front.http_exchange import Exchange
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
@@ -53,7 +53,6 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, Fields
-from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller, principal_of, rights_of
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
@@ -145,7 +144,7 @@ class StreamableHttp:
             await refusal(scope, receive, send)
 
     def _check_size(self, message: Envelope, body: bytes) -> None:
-        if message.method not in self._gateway.methods and holds_more(body, MOST_VALUES):
+        if is_too_much(message, body, self._gateway.methods):
             raise BadMessageError(_id_of(message), TOO_MUCH)
 
     # The modern era
@@ -209,6 +208,8 @@ class StreamableHttp:
         except msgspec.DecodeError:
             return
         headers.check_arguments(fields, schema, arguments, required=required)
+        # What was compared is what is sent: of a name that came twice, the last value.
+        params["arguments"] = envelope.raw(arguments)
 
     # The handshake era
 
@@ -351,7 +352,7 @@ class StreamableHttp:
         session = self._sessions.get(session_id, principal_of(scope))
         if session is None:
             # Another principal learns no more about a session than about one that does not exist.
-            return self.guesses.refusal(principal_of(scope), session_not_found())
+            return self.guesses.refusal(rights_of(scope).person, session_not_found())
         return session
 
 

@@ -28,7 +28,6 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.catalog.definitions import LETTERS
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.config.secrets import Redactor
@@ -44,7 +43,7 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.strangers import clean, named, normalized, quoted, unmarked
+from mcp_context_proxy.protocol.strangers import LETTERS, clean, named, normalized, quoted, unmarked
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system.threads import in_thread
@@ -374,9 +373,12 @@ def _cleaned(value: Any, key: str, redact: Redactor) -> Any:
 
 
 def _unchanged(value: str, key: str) -> str:
-    if clean(value) == value:
-        return value
-    raise RequestError(INVALID_PARAMS, f"it hides characters in {quoted(clean(key) or 'a name')}")
+    where = quoted(clean(key) or "a name")
+    if clean(value) != value:
+        raise RequestError(INVALID_PARAMS, f"it hides characters in {where}")
+    if key != "pattern" and unmarked(value) != value:
+        raise RequestError(INVALID_PARAMS, f"it writes the mark of a server in {where}")
+    return value
 
 
 def _bound_sampling(asked: dict[str, Any], most: int) -> None:

@@ -69,8 +69,22 @@ def canonical(definition: bytes) -> bytes:
 
 def fingerprint(definition: bytes, kind: Approvable = Approvable.TOOL) -> Fingerprint:
     """Return the fingerprint of an encoded definition."""
+    return fingerprint_if_plain(definition, kind)[0]
+
+
+def fingerprint_if_plain(definition: bytes, kind: Approvable) -> tuple[Fingerprint, bool]:
+    """Return the fingerprint of an encoded definition, and whether every reader finds the same in it.
+
+    It is not plain if a member may be named twice, or a number may be too large to be read.
+    """
     seen, rest = _parts(definition, SEEN[kind])
-    return Fingerprint(sha256(seen).digest(), sha256(rest).digest() if rest else _NO_REST)
+    found = Fingerprint(sha256(seen).digest(), sha256(rest).digest() if rest else _NO_REST)
+    return found, seen is not definition
+
+
+def is_plain(definition: bytes) -> bool:
+    """Return whether every reader finds the same in a definition; see `fingerprint_if_plain`."""
+    return _parts(definition, None)[0] is not definition
 
 
 def _parts(definition: bytes, seen: frozenset[str] | None) -> tuple[bytes, bytes]:
@@ -142,13 +156,19 @@ class Candidate(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @classmethod
     def of(
-        cls, kind: Approvable, name: str, definition: bytes, shown: bytes, hints: Hints = NO_HINTS
+        cls,
+        kind: Approvable,
+        name: str,
+        definition: bytes,
+        shown: bytes,
+        hints: Hints = NO_HINTS,
+        known: Fingerprint | None = None,
     ) -> Candidate:
-        """Return a definition to be judged, as it came and as it is shown."""
+        """Return a definition to be judged, as it came and as it is shown; `known` is its fingerprint."""
         # Nothing was removed from most definitions: they are shown as they came.
         hidden = shown is not definition and hides(json.loads(definition))
         kept = definition if len(definition) <= KEPT_BYTES else shown
-        return cls(kind, name, kept, fingerprint(definition, kind), hints, hidden)
+        return cls(kind, name, kept, known or fingerprint(definition, kind), hints, hidden)
 
 
 def list_digest(source: str, candidates: Mapping[str, Candidate]) -> bytes:

@@ -18,6 +18,7 @@ import anyio
 import pytest
 from support.commands import real_command
 from support.ledger import until
+from support.nobody import NOBODY, as_nobody, needs_another_user
 from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
@@ -277,9 +278,29 @@ def test_proxy_that_cannot_start_says_why(machine: Machine) -> None:
     assert b'"id":1,"error"' in done.stdout
 
 
-def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Server) -> None:
-    (machine.folder / "mcp-context-proxy").mkdir()
-    (machine.folder / "mcp-context-proxy").chmod(0o777)
+def planted(folder: Path, how: str) -> None:
+    """Plant the folder of sockets as another user of the machine would who is faster."""
+    if how == "a link":
+        folder.with_name("elsewhere").mkdir(0o700)
+        folder.symlink_to("elsewhere")
+        return
+    folder.mkdir(0o700)
+    if how == "of another user":
+        os.chown(folder, NOBODY, NOBODY)
+    else:
+        folder.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "open",
+        "a link",
+        pytest.param("of another user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root")),
+    ],
+)
+def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Server, how: str) -> None:
+    planted(machine.folder / "mcp-context-proxy", how)
     done = subprocess.run(
         real_command("--config", machine.config, "serve", shared=True),
         input=b"",
@@ -290,6 +311,43 @@ def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Serv
     assert b"can be changed by others" in done.stderr
     assert done.returncode == 0, "the session has a proxy of its own"
     assert machine.proxies() == []
+
+
+CONNECT = """
+import socket, sys
+peer = socket.socket(socket.AF_UNIX)
+peer.settimeout(20)
+try:
+    peer.connect(sys.argv[1])
+    peer.sendall(sys.argv[2].encode())
+    print(repr(peer.recv(1000)))
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+@needs_another_user
+@pytest.mark.skipif(not as_nobody, reason="needs root")
+@pytest.mark.parametrize("opened", [False, True], ids=["as it is", "made accessible"])
+async def test_process_of_another_user_is_not_served(machine: Machine, server: Server, opened: bool) -> None:
+    """Neither as a host nor with a command, also where somebody has opened folder and socket to all."""
+    status = "GET /api/v1/status HTTP/1.1\r\nhost: x\r\n\r\n"
+    greeting = '{"bridge":{"pid":1}}\n{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+        (path,) = machine.sockets()
+        if opened:
+            for one, mode in ((machine.folder, 0o755), (path.parent, 0o755), (path, 0o666)):
+                one.chmod(mode)
+        command = [*as_nobody, "/usr/bin/python3", "-I", "-S", "-c", CONNECT]
+        said = [
+            await anyio.run_process([*command, str(path), text], check=False) for text in (status, greeting)
+        ]
+        assert "isError" not in await client.call("work__echo", {"text": "still"})
+
+    told = {one.stdout.decode().strip() for one in said}
+    refused = {"PermissionError"} if not opened else {"b''", "ConnectionResetError", "BrokenPipeError"}
+    assert told <= refused
 
 
 async def test_program_of_a_repository_that_the_host_has_opened_does_not_run(

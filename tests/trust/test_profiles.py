@@ -9,9 +9,10 @@ import anyio
 import httpx2
 import pytest
 from starlette.applications import Starlette
-from support.proxies import Host, inside
+from support.proxies import Host, http_proxy, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
+from support.shop import environment
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.app.serve import web_routes
@@ -23,7 +24,7 @@ from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.profiles import UnknownProfileError
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, Reach, Role
+from mcp_context_proxy.trust.tokens import FILE_NAME, THE_USER, Principal, Reach, Role, TokenFile
 
 pytestmark = pytest.mark.anyio
 
@@ -349,6 +350,34 @@ async def test_the_hook_gives_the_facts_of_the_profile_of_its_host(proxy: Proxy)
     assert "notes__read_maps" in connected["text"]
     assert "ledgers" not in connected["text"].replace(body["prompt"], "")
     assert "maps" not in by_name["text"].replace(body["prompt"], "")
+
+
+async def test_a_token_that_is_bound_to_a_profile_reads_no_figures_and_no_problems(
+    workshop: Workshop,
+) -> None:
+    """Although it is an administrator's where it is not bound."""
+    workshop.server("code", tools=[tool("read_ledgers")])
+    workshop.server("vault", settings={"command": "no-such-program-anywhere"})
+    tokens = TokenFile(workshop.folder / "state" / FILE_NAME)
+    bound, free = (tokens.add(name, admin=True) for name in ("bound", "free"))
+    config = workshop.config(
+        clients={"chat": CHAT}, store={"path": str(workshop.folder / "state" / "store.sqlite3")}
+    )
+    with http_proxy(config, auth=True, env=environment()) as running:
+        async with httpx2.AsyncClient(base_url=running.base, timeout=30) as client:
+
+            async def told(token: str, path: str) -> str:
+                return (await client.get(path, headers={"authorization": f"Bearer {token}"})).text
+
+            with anyio.fail_after(60):
+                while "vault" not in await told(free, "/healthz"):
+                    pass
+            health, metrics = await told(bound, "/healthz"), await told(bound, "/metrics")
+            known = await told(free, "/metrics")
+
+    assert json.loads(health).keys() == {"status"}
+    assert "mcp_context_proxy" in known
+    assert "mcp_context_proxy_" not in metrics
 
 
 async def test_a_changed_profile_is_in_force_with_the_next_request(workshop: Workshop) -> None:
