@@ -20,6 +20,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     Envelope,
@@ -186,6 +187,18 @@ class Conversation:
 
     def take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
         """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
+        try:
+            return self._take(message, frame)
+        except Exception:
+            # boundary: a bug of the proxy costs one message, and its details are for the log
+            if self._complaints.take():
+                logger.exception("a message of the host could not be taken")
+            if isinstance(message.id, int | str) and message.method is not UNSET:
+                text = "internal error of the proxy; its log has the details"
+                self._channel.send_nowait(envelope.error_reply(message.id, INTERNAL_ERROR, text))
+            return None
+
+    def _take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
         if message.method is UNSET:
             self._questions.take_response(message)
         elif message.id is UNSET:
@@ -351,7 +364,7 @@ class Conversation:
         if message.method == "notifications/cancelled":
             with contextlib.suppress(RequestError):
                 params = _members(message.params)
-                target = envelope.value(params["requestId"]) if "requestId" in params else None
+                target = envelope.value_or_none(params.get("requestId", b"null"))
                 flight = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
                 if flight is not None:
                     flight.cancel()

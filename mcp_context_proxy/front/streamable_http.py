@@ -305,7 +305,7 @@ class StreamableHttp:
             session.questions.take_response(message)
         elif message.method == "notifications/cancelled":
             try:
-                target = envelope.value(_params_of(message).get("requestId", b"null"))
+                target = envelope.value_or_none(_params_of(message).get("requestId", b"null"))
             except RequestError:
                 return
             found = session.exchanges.get(str(target)) if isinstance(target, int | str) else None

@@ -68,6 +68,9 @@ class RequestError(Exception):
         super().__init__(message)
 
 
+CLIENT_LEVELS = 500
+"""Levels of a message of a client. Its parts are read where fewer levels are left than where it was."""
+
 ID_CHARACTERS = 1000
 """Longest id of a request. Ids are kept while requests are under way, beside what is counted."""
 
@@ -142,6 +145,11 @@ def decode_from_client(frame: bytes) -> Envelope:
         MalformedError: see `decode`; also if the message can be read but is no valid request or response.
     """
     message = decode(frame)
+    if frame.count(b"{") + frame.count(b"[") > CLIENT_LEVELS:
+        from mcp_context_proxy.protocol.validation import nests_deeper  # noqa: PLC0415 - imports this module
+
+        if nests_deeper(frame, CLIENT_LEVELS):
+            raise MalformedError(f"it nests deeper than {CLIENT_LEVELS} levels", INVALID_REQUEST)
     if message.method is UNSET:
         if message.result is UNSET and message.error is UNSET:
             raise MalformedError("it has neither a method nor a result nor an error", INVALID_REQUEST)
@@ -260,17 +268,21 @@ def text(raw: bytes | Raw | None) -> str | None:
     """Decode a JSON string; None if it is absent or of another kind."""
     if raw is None:
         return None
-    decoded = _lenient(raw)
+    decoded = value_or_none(raw)
     return decoded if isinstance(decoded, str) else None
 
 
 def number(raw: bytes | Raw | None) -> float | None:
     """Decode a JSON number; None if it is absent or of another kind."""
-    decoded = None if raw is None else _lenient(raw)
+    decoded = None if raw is None else value_or_none(raw)
     return decoded if isinstance(decoded, int | float) and not isinstance(decoded, bool) else None
 
 
-def _lenient(raw: bytes | Raw) -> Any:
+def value_or_none(raw: bytes | Raw) -> Any:
+    """Decode JSON of a peer; None if it has a number that is too large to be read, or nests too deeply.
+
+    Raw parts of a message are valid JSON, and still may be neither of these.
+    """
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):

@@ -163,15 +163,15 @@ class Gateway:
         handler = self._handlers.get(method)
         if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
-        fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
-        if fault is not None:
-            raise RequestError(INVALID_PARAMS, fault)
-        if caller.session is not None:
-            # A new token of the same principal may reach less; notifications go by the session.
-            caller.session.rights = caller.rights
-        if handler != self._call or self.tracing is not None:
-            await in_task()
         try:
+            fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
+            if fault is not None:
+                raise RequestError(INVALID_PARAMS, fault)
+            if caller.session is not None:
+                # A new token of the same principal may reach less; notifications go by the session.
+                caller.session.rights = caller.rights
+            if handler != self._call or self.tracing is not None:
+                await in_task()
             with self.drain.request():
                 if self.profiles.active or caller.rights.profile is not None:
                     await in_task()

@@ -75,7 +75,7 @@ def client_capabilities(caller: Caller) -> Mapping[str, Any]:
     """Return the declared capabilities that let servers make requests of the client, by name."""
     if caller.capabilities is None or len(caller.capabilities) <= len(b"{}"):
         return {}
-    declared = envelope.value(caller.capabilities)
+    declared = envelope.value_or_none(caller.capabilities)
     if not isinstance(declared, dict):
         return {}
     return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}
@@ -272,7 +272,8 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     """
     elicitations = None
     if error.code == eras.URL_ELICITATION_REQUIRED and isinstance(error.data, Raw):
-        elicitations = envelope.value(error.data).get("elicitations")
+        # What was checked has been written anew, but not what stands beside it.
+        elicitations = envelope.value_or_none(envelope.members(error.data).get("elicitations", Raw(b"[]")))
     requests = {}
     for number, asked in enumerate(elicitations or ()):
         # The modern era gives no ids, so the server's become the keys of the input requests.

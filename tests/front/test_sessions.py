@@ -369,6 +369,35 @@ async def test_an_argument_that_is_compared_with_its_header_reaches_the_server_o
     assert json.loads(received)["params"]["arguments"] == {"region": "eu"}
 
 
+@pytest.mark.parametrize("value", ["1e999", "9" * 5_000, "[" * 490 + "]" * 490, "[" * 600 + "]" * 600])
+async def test_json_that_cannot_be_read_is_answered_and_leaves_no_traceback(
+    proxy: HttpProxy, client: httpx2.AsyncClient, value: str
+) -> None:
+    while "work__route" not in (await client.get("/api/v1/tools")).text:
+        pass
+    session = await opened(client)
+    meta = f'"{PREFIX}protocolVersion":"{MODERN}","{PREFIX}clientCapabilities":{{}}'
+    named = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-param-region": "eu"}
+    call = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work__%s","arguments":%s,'
+    call += '"_meta":{%s}}}'
+    sent = [
+        (call % ("echo", "{}", f'{meta},"progressToken":{value}'), named | {"mcp-name": "work__echo"}),
+        (call % ("route", f'{{"region":{value}}}', meta), named | {"mcp-name": "work__route"}),
+        (call % ("echo", "{}", f'"progressToken":{value}'), session),
+    ]
+    answers = [await client.post("/mcp", content=body, headers=ACCEPT | headers) for body, headers in sent]
+    cancelled = '{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%s}}'
+    taken = await client.post("/mcp", content=cancelled % value, headers=session)
+
+    for answer in answers:
+        assert answer.status_code in (200, 400)
+        assert answer.json()["id"] == 1
+        assert answer.json()["error"]["code"] in (-32600, -32602, -32020)
+    assert taken.status_code in (202, 400)
+    assert await status(client, session) == 200
+    assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("same", [7, "7"])
 async def test_a_request_with_the_id_of_a_pending_one_is_refused(
     client: httpx2.AsyncClient, server: Server, same: int | str

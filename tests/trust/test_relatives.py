@@ -242,8 +242,8 @@ for line in sys.stdin:
     if "id" not in message:
         continue
     result = {
-        "initialize": json.dumps({"protocolVersion": "2025-06-18", "serverInfo": {"name": "r", "version": "1"},
-                                  "capabilities": {"tools": {}, "prompts": {}, "resources": {}}}),
+        "initialize": '{"protocolVersion":"2025-06-18","serverInfo":{"name":"raw","version":"1"},'
+                      '"capabilities":{"tools":{},"prompts":{},"resources":{}}}',
         **lists,
     }.get(message["method"])
     body = '"result":' + result if result else '"error":{"code":-32601,"message":"unknown"}'
