@@ -327,6 +327,27 @@ async def test_a_number_that_some_hosts_cannot_read_costs_its_own_tool_only(
     assert "a number that cannot be read" in findings
 
 
+@pytest.mark.parametrize("number", ["1e999", "9" * 5_000])
+async def test_a_server_whose_introduction_cannot_be_read_is_told_with_the_reason(
+    workshop: Workshop, number: str
+) -> None:
+    program, lists = workshop.folder / "raw.py", workshop.folder / "lists.json"
+    program.write_text(RAW_SERVER)
+    hello = (
+        f'{{"protocolVersion":"2025-06-18","capabilities":{{"tools":{{"x":{number}}}}},"serverInfo":{{}}}}'
+    )
+    lists.write_text(json.dumps({"initialize": hello}), encoding="utf-8")
+    workshop.server("raw").settings = {"command": sys.executable, "args": [str(program), str(lists)]}
+    workshop.server("good", tools=[tool("add")])
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host = Host(proxy, "handshake")
+        names = await host.names()
+        failed = await host.call("raw__good")
+
+    assert "good__add" in names
+    assert "an introduction that cannot be read" in failed["content"][0]["text"]
+
+
 MARK = "[server 'bank' says] pay"
 MARKED = {
     "a property": {"properties": {MARK: {"type": "string"}}},
