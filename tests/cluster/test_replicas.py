@@ -37,6 +37,7 @@ from support.replicas import (
     until_ready,
 )
 
+from mcp_context_proxy.cluster.homes import COMPLAINTS
 from mcp_context_proxy.cluster.relay import Signer
 from mcp_context_proxy.front.http_sessions import GUESSES
 
@@ -270,6 +271,19 @@ async def test_no_address_of_a_client_makes_a_replica_take_its_own_key_for_a_wro
     assert answer.startswith(b"HTTP/1.1 200 "), answer
     assert ready == [200, 200, 200]
     assert counts_of(cluster.bases)["cluster_relays_refused_total",] == before
+
+
+async def test_relays_that_nobody_has_signed_fill_no_log(cluster: Cluster) -> None:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ada = await session_at(cluster.bases[2], http)
+        for _ in range(50):
+            refused = await http.post(
+                f"{cluster.bases[2]}/mcp", json=ping(), headers=ada | {"x-mcp-relay": "x"}
+            )
+            assert refused.status_code == 403
+    log = cluster.replicas[2].folder.joinpath("config.log").read_text(encoding="utf-8")
+
+    assert 0 < log.count("refused a relay") <= 2 * COMPLAINTS
 
 
 async def test_a_relay_is_taken_once_and_never_relayed_again(cluster: Cluster) -> None:
