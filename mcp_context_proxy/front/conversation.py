@@ -189,14 +189,19 @@ class Conversation:
         """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
         try:
             return self._take(message, frame)
+        except RecursionError:
+            self._refuse(message, INVALID_REQUEST, envelope.TOO_DEEP)
         except Exception:
             # boundary: a bug of the proxy costs one message, and its details are for the log
             if self._complaints.take():
                 logger.exception("a message of the host could not be taken")
-            if isinstance(message.id, int | str) and message.method is not UNSET:
-                text = "internal error of the proxy; its log has the details"
-                self._channel.send_nowait(envelope.error_reply(message.id, INTERNAL_ERROR, text))
-            return None
+            self._refuse(message, INTERNAL_ERROR, "internal error of the proxy; its log has the details")
+        return None
+
+    def _refuse(self, message: Envelope, code: int, why: str) -> None:
+        """Answer a message that could not be taken, if it is a request."""
+        if isinstance(message.id, int | str) and message.method is not UNSET:
+            self._reply_now(envelope.error_reply(message.id, code, why))
 
     def _take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
         if message.method is UNSET:

@@ -130,12 +130,17 @@ class StreamableHttp:
                 self._check_size(message, body)
             except BadMessageError as error:
                 refusal = error.response
+            except RecursionError:
+                refusal = BadMessageError(None, envelope.TOO_DEEP).response
             else:
                 refusal = self.admission.refusal(scope, message, spread=modern)
-                if refusal is None and modern:
-                    refusal = await self._post_modern(scope, receive, send, fields, message)
-                elif refusal is None:
-                    refusal = await self._post(scope, receive, send, sent, message)
+                try:
+                    if refusal is None and modern:
+                        refusal = await self._post_modern(scope, receive, send, fields, message)
+                    elif refusal is None:
+                        refusal = await self._post(scope, receive, send, sent, message)
+                except RecursionError:
+                    refusal = BadMessageError(_id_of(message), envelope.TOO_DEEP).response
         elif modern:
             refusal = Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "POST"})
         else:

@@ -68,8 +68,9 @@ class RequestError(Exception):
         super().__init__(message)
 
 
-CLIENT_LEVELS = 500
-"""Levels of a message of a client. Its parts are read where fewer levels are left than where it was."""
+TOO_DEEP = "it nests too deeply to be read"
+"""Said of a message whose parts are nested so deeply that they can be passed over, and not read: where they
+are read, the interpreter has fewer levels left."""
 
 ID_CHARACTERS = 1000
 """Longest id of a request. Ids are kept while requests are under way, beside what is counted."""
@@ -145,11 +146,6 @@ def decode_from_client(frame: bytes) -> Envelope:
         MalformedError: see `decode`; also if the message can be read but is no valid request or response.
     """
     message = decode(frame)
-    if frame.count(b"{") + frame.count(b"[") > CLIENT_LEVELS:
-        from mcp_context_proxy.protocol.validation import nests_deeper  # noqa: PLC0415 - imports this module
-
-        if nests_deeper(frame, CLIENT_LEVELS):
-            raise MalformedError(f"it nests deeper than {CLIENT_LEVELS} levels", INVALID_REQUEST)
     if message.method is UNSET:
         if message.result is UNSET and message.error is UNSET:
             raise MalformedError("it has neither a method nor a result nor an error", INVALID_REQUEST)

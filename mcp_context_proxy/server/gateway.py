@@ -183,6 +183,9 @@ class Gateway:
                 return await self.sharing.keep(params, caller, result)
         except RequestError:
             raise
+        except RecursionError:
+            logger.debug("%s cannot be read", method, exc_info=True)
+            raise RequestError(INVALID_PARAMS, envelope.TOO_DEEP) from None
         except Exception:
             # boundary: a bug of the proxy fails one request, and its details are for the log
             logger.exception("%s failed", method)

@@ -19,8 +19,10 @@ from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.cli import host_check
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.clients import ClientConfig
+from mcp_context_proxy.context.presets import ChosenItem, SavedPreset
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front.http import LocalApi
+from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.profiles import UnknownProfileError
@@ -350,6 +352,40 @@ async def test_the_hook_gives_the_facts_of_the_profile_of_its_host(proxy: Proxy)
     assert "notes__read_maps" in connected["text"]
     assert "ledgers" not in connected["text"].replace(body["prompt"], "")
     assert "maps" not in by_name["text"].replace(body["prompt"], "")
+
+
+async def test_a_preset_brings_nothing_that_its_profile_does_not_have(workshop: Workshop, era: str) -> None:
+    workshop.server("code", **spec("ledgers"))
+    workshop.server("notes", **spec("maps"))
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "tone.md").write_text(document("tone", "Read each branch of the tone."))
+    config = workshop.config(
+        expose={"list_all_below": 0},
+        documents=[{"path": str(rules), "kind": "rule"}],
+        clients={
+            "coding": {"client": ["claude*"], "servers": ["code"], "documents": [], "presets": ["mixed"]}
+        },
+        context={"manage_tool": True, "set_context_tool": True},
+    )
+    async with inside(config) as proxy:
+        chosen = (
+            ChosenItem(Kind.TOOL, "notes__read_maps", "notes"),
+            ChosenItem(Kind.TOOL, "code__read_ledgers", "code"),
+            ChosenItem(Kind.RULE, "tone"),
+        )
+        proxy.contexts.presets.save("mixed", SavedPreset(added=chosen))
+        client = host(proxy, era, "claude-code")
+        seen = await everything(client)
+        listed = await client.names()
+        kept = await client.data("manage_context", {"action": "list"})
+        called = await client.call("notes__read_maps")
+
+    assert "code__read_ledgers" in seen
+    for text in (seen, json.dumps(listed), json.dumps(kept)):
+        assert "maps" not in text.replace("read the maps", "")
+        assert "branch of the tone" not in text
+    assert called["isError"]
 
 
 async def test_a_token_that_is_bound_to_a_profile_reads_no_figures_and_no_problems(
