@@ -44,9 +44,9 @@ _SPACE: Final = re.compile(rf"\s{{{BLANK_LINES + 1},}}")
 
 LETTERS: Final = dict(
     zip(
-        # Cyrillic, then Greek, in small letters.
-        "аеорсухіјѕһԁԛԝкмтв" + "αορνικτυχγ",
-        "aeopcyxijshdqwkmtb" + "aopviktuxy",
+        # Cyrillic, then Greek, in small letters, then small capitals.
+        "аеорсухіјѕһԁԛԝкмтв" + "αορνικτυχγ" + "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ",
+        "aeopcyxijshdqwkmtb" + "aopviktuxy" + "abcdefghijklmnoprstuvwyz",
         strict=True,
     )
 )
@@ -66,7 +66,7 @@ def _drawn_as(word: str) -> str:
         plain = unicodedata.normalize("NFKC", chr(code)).casefold()
         if plain in same:
             same[plain] += chr(code)
-    for other, letter in (*LETTERS.items(), *zip("ѵгꜱᴇʀᴠꮁ", "vrservr", strict=True)):
+    for other, letter in (*LETTERS.items(), *zip("ѵгꮁ", "vrr", strict=True)):
         if letter in same:
             same[letter] += other + (other.upper() if len(other.upper()) == 1 else "")
     return "".join(f"[{same[letter]}]" for letter in word)
@@ -315,6 +315,14 @@ def clean(text: str) -> str:
     # Each sees only neighbours that stay, so that cleaning a clean text changes nothing.
     text = _ATTACHED.sub(_effective, text)
     return _FILLERS.sub(_filling, text)
+
+
+def in_plain_letters(text: str) -> str:
+    """Return a text in the Latin letters that it is drawn with, to look for words in it; it is not shown."""
+    return text if text.isascii() else normalized("NFKC", text).casefold().translate(_PLAINLY)
+
+
+_PLAINLY: Final = str.maketrans(LETTERS)
 
 
 def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.protocol.strangers import clean
+from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
 
 
 class Approvable(StrEnum):
@@ -312,6 +312,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # What msgspec cannot read, such as half of a surrogate pair, is withheld or shown as it is written.
         text = candidate.definition.decode("utf-8", "replace")
+    names, text = text, in_plain_letters(text)
     if _TAG.search(text):
         return "it has a mark of a system's own messages"
     lowered, words = text.lower().replace("\u2019", "'"), list[str]()
@@ -320,7 +321,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
             words = words or _WORD.findall(lowered)
             if _follow(words, phrase):
                 return reason
-    named = owners.keys() & set(_NAME.findall(text)) if owners else ()
+    named = owners.keys() & set(_NAME.findall(names)) if owners else ()
     return f"it names a tool of server {owners[min(named)]!r}" if named else None
 
 

@@ -100,7 +100,7 @@ NOT_FLOODED = (
     "`notifications/elicitation/complete` of a question",  # each needs a question, which are bounded
     "the `instructions`",  # a server has one
     "`input_required` results",  # each needs a person who has confirmed a call
-    "files of skills",  # a client reads them: test_a_flood_of_files_that_no_manifest_has_leaves_a_few_findings
+    "files of skills",  # a client reads them, in a test of its own beside the floods
     "entries of a folder",  # a client asks for them, page by page
 )
 """Rows of what no server can send by itself as fast as it can."""
