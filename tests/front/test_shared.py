@@ -1,9 +1,11 @@
 """``serve``: the sessions of several hosts meet in one proxy."""
 
+import contextlib
 import os
 import resource
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -348,6 +350,57 @@ async def test_process_of_another_user_is_not_served(machine: Machine, server: S
     told = {one.stdout.decode().strip() for one in said}
     refused = {"PermissionError"} if not opened else {"b''", "ConnectionResetError", "BrokenPipeError"}
     assert told <= refused
+
+
+def told(path: Path, *lines: str) -> socket.socket:
+    """A connection to a shared proxy as a bridge makes it, with its first lines."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(PATIENCE)
+    peer.connect(str(path))
+    peer.sendall("".join(lines).encode())
+    return peer
+
+
+HELLO = (
+    '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18",'
+    '"capabilities":{},"clientInfo":{"name":"x","version":"1"}}}\n'
+)
+
+
+async def test_no_later_line_of_a_host_makes_it_the_session_of_another(
+    machine: Machine, server: Server
+) -> None:
+    """By the session in its greeting the words of a person find their host."""
+    ping = '{"jsonrpc":"2.0","id":2,"method":"ping"}\n'
+    async with machine.host():
+        (path,) = machine.sockets()
+        first, later = (
+            f'{{"bridge":{{"pid":{pid},"session":"{name}"}}}}\n' for pid, name in ((7, "own"), (8, "stolen"))
+        )
+        with told(path, first, HELLO, later, ping) as peer:
+            answers = peer.makefile()
+            while '"id":2' not in answers.readline():
+                continue
+            status = await anyio.to_thread.run_sync(lambda: ask(path, "GET", "/status", seconds=PATIENCE))
+
+    assert {host["pid"] for host in status["hosts"] if host["name"] == "x"} == {7}
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        '{"bridge":{"profile":"chat","presets":["%s"]}}\n' % ("x" * 20_000),
+        '{"bridge":{"profile":["chat"]}}\n',
+        '{"bridge":"chat"}\n',
+    ],
+)
+async def test_host_with_a_greeting_that_cannot_be_read_is_not_served_without_its_limits(
+    machine: Machine, server: Server, greeting: str
+) -> None:
+    async with machine.host():
+        (path,) = machine.sockets()
+        with told(path, greeting, HELLO) as peer, contextlib.suppress(ConnectionResetError):
+            assert peer.recv(1000) == b""
 
 
 async def test_program_of_a_repository_that_the_host_has_opened_does_not_run(

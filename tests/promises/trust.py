@@ -19,9 +19,9 @@ TRUST = (
         "A tool, a prompt or a resource template is listed, found and called only as it was "
         "approved: by `[approval] mode` when it came, or by a person. One that changes while its "
         "server runs, or over a restart in the same version or over the same connection, is "
-        "withheld in every mode, whichever part of it changed that models see; so is one that "
-        "hides characters or has another sign of an attack. That holds over restarts, on lists "
-        "that are remembered, and for several proxies on one store.",
+        "withheld in every mode, whichever part of it changed that models see; so is one that hides "
+        "characters or has another sign of an attack, in whatever letters it is drawn. That holds "
+        "over restarts, on lists that are remembered, and for several proxies on one store.",
         (
             APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
             APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
@@ -29,6 +29,7 @@ TRUST = (
             APPROVAL + "test_two_proxies_on_one_store_never_approve_two_first_definitions",
             APPROVING + "test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected",
             APPROVING + "test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it",
+            "trust/test_relatives.py::test_a_sign_of_an_attack_counts_in_whatever_letters_it_is_drawn",
         ),
     ),
     Promise(
