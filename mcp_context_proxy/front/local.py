@@ -323,7 +323,7 @@ async def greeting_of(connection: socket.socket) -> Greeting:
             if end:
                 try:
                     return msgspec.json.decode(line, type=_Greeted).bridge
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:
                     raise GreetingError(f"its greeting cannot be read ({error})") from None
             if not said or len(said) == GREETING_BYTES:
                 break
@@ -443,11 +443,11 @@ class SocketChannel(MessageReader):
             self._conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
         elif self._is_first and frame.startswith(GREETING_START):
             # By it the hook of a host finds its session. No later line makes another one of it.
-            with suppress(msgspec.DecodeError):
+            with suppress(msgspec.DecodeError, RecursionError):
                 self.greeting = msgspec.json.decode(frame, type=_Greeted).bridge
         else:
             if TURN_MARK in frame:
-                with suppress(msgspec.DecodeError):
+                with suppress(msgspec.DecodeError, RecursionError):
                     told = msgspec.json.decode(frame, type=_Called).params.meta.turn.session_id
                     self.greeting = msgspec.structs.replace(self.greeting, session=told)
             self._conversation.receive(frame)

@@ -1,6 +1,7 @@
 """``serve``: the sessions of several hosts meet in one proxy."""
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -386,12 +387,34 @@ async def test_no_later_line_of_a_host_makes_it_the_session_of_another(
     assert {host["pid"] for host in status["hosts"] if host["name"] == "x"} == {7}
 
 
+async def test_a_call_that_tells_its_session_and_nests_too_deeply_is_answered(
+    machine: Machine, server: Server
+) -> None:
+    deep = "[" * 5_000 + "]" * 5_000
+    meta = '{"x-codex-turn-metadata":{"session_id":"s"}}'
+    call = (
+        '{"jsonrpc":"2.0","id":2,"method":"tools/call","params":'
+        f'{{"name":"echo","arguments":{{"a":{deep}}},"_meta":{meta}}}}}\n'
+    )
+    ping = '{"jsonrpc":"2.0","id":3,"method":"ping"}\n'
+    async with machine.host():
+        (path,) = machine.sockets()
+        with told(path, '{"bridge":{"pid":7}}\n', HELLO, call, ping) as peer:
+            answers = peer.makefile()
+            answered = set()
+            while not {2, 3} <= answered:
+                line = answers.readline()
+                assert line, answered
+                answered.add(json.loads(line).get("id"))
+
+
 @pytest.mark.parametrize(
     "greeting",
     [
         '{"bridge":{"profile":"chat","presets":["%s"]}}\n' % ("x" * 20_000),
         '{"bridge":{"profile":["chat"]}}\n',
         '{"bridge":"chat"}\n',
+        '{"bridge":{"x":%s}}\n' % ("[" * 5_000 + "]" * 5_000),
     ],
 )
 async def test_host_with_a_greeting_that_cannot_be_read_is_not_served_without_its_limits(
