@@ -114,7 +114,7 @@ def built(listed: tuple[bytes, ...], approvals: Approvals | None) -> Catalog:
         name="server",
         config=ServerConfig(name="server", command="server"),
         listing=ServerListing(tools=(*listed,)),
-        introduction=True,
+        introduction=SimpleNamespace(instructions=""),
         tool_embeddings={},
         skill_embeddings={},
     )

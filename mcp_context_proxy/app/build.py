@@ -233,6 +233,7 @@ def build(config: Config, store: Store) -> Proxy:
         profiles=profiles,
         wait_for_first_lists=refresh.wait_for_first_lists,
         page_size=config.expose.page_size,
+        calls_per_second=config.limits.calls_per_second,
     )
     refresh.when_rewritten(changes.resource_updated)
 

@@ -42,6 +42,7 @@ from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile, toke
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp
 
     from mcp_context_proxy.cluster.member import Member
     from mcp_context_proxy.front.http import LocalApi
@@ -189,7 +190,8 @@ async def _serve_api(proxy: Proxy) -> None:
         async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
             routes = web_routes(proxy)
             access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
-            await page.serve(routes, settings, settings.api_port, limits, proxy.health, access)
+            within = _within_profiles(proxy)
+            await page.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
 
 
 COMMANDS_SECONDS = 2.0
@@ -363,19 +365,23 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics, with those of a member of a cluster."""
-    from mcp_context_proxy.front.profiles import InProfile  # noqa: PLC0415 - the same
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
     from mcp_context_proxy.web.page import routes  # noqa: PLC0415
 
-    counters = None if proxy.usage is None else proxy.usage.counters
-    metrics = (
-        [] if counters is None else [prometheus.route(counters, None if member is None else member.counts)]
-    )
-    shown, within = (
-        partial(shown_json, redact=proxy.redact.json),
-        partial(InProfile, profiles=proxy.gateway.profiles),
-    )
+    within = _within_profiles(proxy)
+    metrics: list[BaseRoute] = []
+    if proxy.usage is not None:
+        replica = None if member is None else member.counts
+        metrics.append(prometheus.route(proxy.usage.counters, replica, within))
+    shown = partial(shown_json, redact=proxy.redact.json)
     return [*routes(operations(proxy), shown, within), *metrics]
+
+
+def _within_profiles(proxy: Proxy) -> Callable[[ASGIApp], ASGIApp]:
+    """Return a wrapper that serves the requests of an application within the profiles of their clients."""
+    from mcp_context_proxy.front.profiles import InProfile  # noqa: PLC0415 - a stdio front alone needs none
+
+    return partial(InProfile, profiles=proxy.gateway.profiles)
 
 
 def operations(proxy: Proxy) -> list[Operation]:

@@ -32,6 +32,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
 from mcp_context_proxy.protocol.strangers import (
     BLANK_LINES,
+    LETTERS,
     clean,
     compact,
     normalized,
@@ -76,16 +77,6 @@ _INVALID_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _SEEMS_SEPARATOR = re.compile(r"[-_./ ]{2}")
 """The separator, or two characters that a person takes for it."""
 
-LETTERS: Final = dict(
-    zip(
-        # Cyrillic, then Greek, in small letters.
-        "аеорсухіјѕһԁԛԝкмтв" + "αορνικτυχγ",
-        "aeopcyxijshdqwkmtb" + "aopviktuxy",
-        strict=True,
-    )
-)
-"""Letters that are drawn like Latin ones."""
-
 _LOOKALIKES: Final = str.maketrans({**LETTERS, **dict.fromkeys("-./ ", "_"), "0": "o", "1": "l"})
 
 USER_INTERACTION: Final = "anthropic/requiresUserInteraction"
@@ -102,8 +93,11 @@ class UnfitError(ValueError):
     """A definition that cannot be shown; the text says why."""
 
 
-def fit(definition: bytes, limits: Limits) -> tuple[bytes, str]:
+def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> tuple[bytes, str]:
     """Return a definition as it may be shown, with a remark for a person where something was cut.
+
+    `is_plain` is what `fingerprints.fingerprint_if_plain` says of it, where that is known. Of a member that
+    is named twice the last stays: some readers take the first, some the last, and some refuse the whole list.
 
     Raises:
         UnfitError: It is over a bound, or hides characters where nothing can be changed.
@@ -117,12 +111,15 @@ def fit(definition: bytes, limits: Limits) -> tuple[bytes, str]:
             raise UnfitError(f"its {name} has more than {limits.schema_nodes:,} values")
     if nests_deeper(definition, limits.nesting_definitions):
         raise UnfitError(f"it nests deeper than {limits.nesting_definitions} levels")
-    if not definition.isascii() or _SUSPECT.search(definition) is not None:
+    is_plain = fingerprints.is_plain(definition) if is_plain is None else is_plain
+    if not is_plain or not definition.isascii() or _SUSPECT.search(definition) is not None:
+        objects = _Objects()
         try:
-            value = json.loads(definition, parse_float=_finite)  # not msgspec: its numbers end at 64 bits
+            # Not msgspec: its numbers end at 64 bits.
+            value = json.loads(definition, parse_float=_finite, object_pairs_hook=objects)
         except ValueError:
             raise UnfitError("it has a number that cannot be read") from None
-        if (cleaned := _cleaned(value, "", False)) != value:
+        if (cleaned := _cleaned(value, "", False)) != value or objects.repeat:
             definition = json.dumps(cleaned, ensure_ascii=False).encode()
     if b'"icons"' in definition:
         definition = _with_safe_icons(definition)
@@ -142,6 +139,17 @@ def fit(definition: bytes, limits: Limits) -> tuple[bytes, str]:
 def with_description(definition: bytes, description: str) -> bytes:
     """Return a definition with another description."""
     return envelope.encode({**envelope.members(definition), "description": envelope.raw(description)})
+
+
+class _Objects:
+    """Makes the objects of JSON, and notes whether one names a member twice."""
+
+    repeat = False
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        self.repeat = self.repeat or len(made) < len(pairs)
+        return made
 
 
 def _finite(written: str) -> float:
@@ -180,9 +188,11 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
 
 
 def _unchanged(value: str, key: str) -> str:
-    if clean(value) == value:
-        return value
-    raise UnfitError(f"it hides characters in {quoted(one_line(key) or 'a name')}, which calls depend on")
+    if clean(value) != value:
+        raise UnfitError(f"it hides characters in {quoted(one_line(key) or 'a name')}, which calls depend on")
+    if key != "pattern" and unmarked(value) != value:
+        raise UnfitError(f"it writes the mark of a server in {quoted(one_line(key))}, which calls depend on")
+    return value
 
 
 def _name(value: str, key: str) -> str:

@@ -29,9 +29,10 @@ from mcp_context_proxy.catalog.uri_owners import SKILL_SCHEME, check_uri
 from mcp_context_proxy.items import JSON, Document, Kind, Skill, SkillFile
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import SERVER_KEY
-from mcp_context_proxy.protocol.strangers import clean_json, named, one_line, quoted
+from mcp_context_proxy.protocol.strangers import clean_json, named, one_line, quoted, stranger_json
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.system.later import yaml
+from mcp_context_proxy.trust.fingerprints import is_plain
 
 MANIFEST: Final = "SKILL.md"
 
@@ -102,7 +103,12 @@ def parse_skill(server: str, entry: bytes) -> Skill:
             raise UnfitError(f"its front matter nests deeper than {NESTING} levels")
         if clean_json(frontmatter) != frontmatter:
             raise UnfitError("its front matter hides characters")
+        if stranger_json(frontmatter, bytes) != frontmatter:
+            raise UnfitError("its front matter writes the mark of a server")
         values = envelope.value(frontmatter)
+        if not is_plain(frontmatter):
+            # A member that is named twice: hosts take one of them, or refuse the whole list.
+            frontmatter = envelope.encode(values)
     except msgspec.ValidationError as error:
         raise UnfitError(f"it is no entry of a skill: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

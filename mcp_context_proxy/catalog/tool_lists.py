@@ -15,7 +15,7 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.items import Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.trust.danger import danger_of
-from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints
+from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints, fingerprint_if_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,12 @@ def _parse_tool(
     described, use_cases = config.described(name)
     try:
         own = definition if described is None else definitions.with_description(definition, described)
-        shown, remark = definitions.fit(own, limits)
+        known, is_plain = fingerprint_if_plain(definition, Approvable.TOOL)
+        shown, remark = definitions.fit(own, limits, is_plain=is_plain)
     except UnfitError as error:
         raise UnfitError(f"tool {name!r}: {error}") from None
     hints = Hints(markers.hinted or ToolClass.WRITE, markers.interactive)
-    candidate = Candidate.of(Approvable.TOOL, name, definition, shown, hints)
+    candidate = Candidate.of(Approvable.TOOL, name, definition, shown, hints, known)
     shown_members = members if shown is definition else envelope.members(shown)
     tool = Tool(
         server=config.name,

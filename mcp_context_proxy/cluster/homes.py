@@ -40,6 +40,7 @@ from mcp_context_proxy.front.http_requests import error_response, replay
 from mcp_context_proxy.front.http_sessions import SESSION_HEADER
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
@@ -56,6 +57,9 @@ ATTEMPTS: Final = 3
 
 LOOKED_UP_AT_ONCE: Final = 8
 """Sessions of one principal that are looked up in the database at a time."""
+
+COMPLAINTS_PER_SECOND, COMPLAINTS = 0.1, 10
+"""Rate and burst of log lines about relays that are refused: any client can send their header."""
 
 LONGEST_ID: Final = 128
 """Longest id of a session that is looked up: a name, a dot, and 32 digits."""
@@ -99,8 +103,9 @@ class Homes:
         self._adopting: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._looking: WeakValueDictionary[str | None, anyio.Semaphore] = WeakValueDictionary()
         self._counts = counts
+        self._complaints = Bucket(COMPLAINTS_PER_SECOND, COMPLAINTS)
         counts.sessions = lambda: len(app.sessions)
-        app.admission.quota.replicas = counts.replicas
+        app.gateway.quota.replicas = counts.replicas
         app.sessions.prefix = f"{replicas.name}."
         contexts.on_lost = app.sessions.end_state
 
@@ -118,7 +123,8 @@ class Homes:
             sole = sum(name == RELAY_HEADER for name, _ in scope["headers"]) == 1
             if not sole or not self._signer.is_valid(sent[RELAY_HEADER], scope, body):
                 self._counts.relays_refused += 1
-                logger.warning("refused a relay that was not signed with the key of this cluster")
+                if self._complaints.take():
+                    logger.warning("refused a relay that was not signed with the key of this cluster")
                 await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
                 return
         version = sent.get(VERSION_HEADER.encode())
@@ -229,7 +235,7 @@ class Homes:
 
         The database is not asked for a principal that has tried too many sessions that do not exist.
         """
-        principal, guesses = principal_of(scope), self._app.guesses
+        principal, guesses = rights_of(scope).person, self._app.guesses
         async with self._looking.setdefault(principal, anyio.Semaphore(LOOKED_UP_AT_ONCE)):
             if (refusal := guesses.refusal_unseen(principal)) is not None:
                 return refusal

@@ -64,6 +64,8 @@ class Member:
             message = "needs store.url, the database that all replicas share"
             raise ConfigError([ConfigProblem(config.path, None, "cluster.enabled", message)])
         key = key_of(settings)
+        # It may be in a file of its own, and then the configuration does not have it.
+        fleet.known.know_own(("cluster.key", key.decode("utf-8", "replace")))
         fallback = _UNSUITED.sub("-", config.store.replica or "") or secrets.token_hex(6)
         self.name = settings.replica or fallback
         self.address = settings.advertise or f"http://{_own_host(config.http.host)}:{port}"

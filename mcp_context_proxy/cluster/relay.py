@@ -175,9 +175,11 @@ class Relay:
             # The environment's proxies lead out of the cluster.
             self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
         headers = [pair for pair in scope["headers"] if _passes(pair[0])]
+        # The endpoint has no parameters. A query would reach the receiver in another spelling than was
+        # signed, and this replica would take itself for one with another key.
+        scope = {**scope, "query_string": b""}
         headers.append((RELAY_HEADER, self._signer.sign(receiver, scope, body)))
-        query = scope["query_string"]
-        url = address + scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
+        url = address + scope["path"]
         request = httpx2.Request(
             scope["method"], url, headers=headers, content=body or None, extensions=_TIMEOUTS
         )

@@ -72,6 +72,7 @@ _NEEDED: Final = frozenset({"http", "auth", "clients", "cluster"})
 _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "context": {"keep_requests": False},
     "approval": {"mode": "all"},
+    "guards": {"results": "redact"},
     "learning": {"enabled": False},
     "statistics": {"enabled": False},
     "interactions": {"enabled": False},
@@ -80,8 +81,8 @@ _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
     "rerank": {},
 }
 """Tables of which nothing is used if there is a mistake in them, with what is used instead. The mistake may
-be in a key that keeps data from being stored, or without which the others name another model. Keys of the
-other tables have their defaults one by one."""
+be in a key that keeps data from being stored or given away, or without which the others name another model.
+Keys of the other tables have their defaults one by one."""
 _TO_BEGIN: Final = "create it: a table [servers.NAME] with a command or a url is enough"
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})

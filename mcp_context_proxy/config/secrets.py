@@ -225,7 +225,15 @@ _PARAMETER: Final = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
 
 def all_secrets_of(config: Config) -> list[tuple[str, str]]:
     """Return name and value of every secret in a configuration."""
-    secrets = [secret for server in config.servers.values() for secret in secrets_of(server)]
+    return [
+        *(secret for server in config.servers.values() for secret in secrets_of(server)),
+        *own_secrets_of(config),
+    ]
+
+
+def own_secrets_of(config: Config) -> list[tuple[str, str]]:
+    """Return name and value of every secret of the proxy itself, which is that of no server."""
+    secrets = list[tuple[str, str]]()
     if config.embedding.api_key is not None:
         secrets.append(("embedding.api_key", config.embedding.api_key))
     if config.rerank.api_key is not None:

@@ -254,7 +254,9 @@ class DedicatedConnections:
 def declared_capabilities(outgoing: Outgoing) -> Mapping[str, Any]:
     """Return the capabilities to declare on a connection for the client of a request."""
     raw = outgoing.capabilities
-    capabilities = envelope.value(raw) if raw is not None else {}
+    capabilities = None if raw is None else envelope.value_or_none(raw)
+    if not isinstance(capabilities, dict):
+        return {}
     return {name: capabilities[name] for name in DECLARED if isinstance(capabilities.get(name), dict)}
 
 

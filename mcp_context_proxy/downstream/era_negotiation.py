@@ -171,12 +171,13 @@ async def discover(link: Link, seconds: float) -> Introduction:
     link.era = Era.MODERN
     outgoing = Outgoing(subject="server/discover", timeout=seconds, client_info=envelope.raw(CLIENT_INFO))
     try:
-        result = envelope.value(await link.request("server/discover", {}, outgoing))
+        answer = await link.request("server/discover", {}, outgoing)
     except RemoteError as error:
         if not _offers_modern(error) or link.era is not Era.MODERN:
             raise
         # It is modern, and named our revision among its own: once more with that.
-        result = envelope.value(await link.request("server/discover", {}, outgoing))
+        answer = await link.request("server/discover", {}, outgoing)
+    result = _read(link, answer)
     supported = result.get("supportedVersions")
     if not isinstance(supported, list) or eras.MODERN_VERSION not in supported:
         raise RemoteError(
@@ -191,7 +192,7 @@ def _offers_modern(error: RemoteError) -> bool:
     """Return whether a refusal of our revision lists that revision as one that the server speaks."""
     if error.code != UNSUPPORTED_VERSION or error.data is None:
         return False
-    data = envelope.value(envelope.encode(error.data))
+    data = envelope.value_or_none(envelope.encode(error.data))
     return isinstance(data, dict) and eras.MODERN_VERSION in (data.get("supported") or ())
 
 
@@ -208,7 +209,7 @@ async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]
         "clientInfo": envelope.raw(CLIENT_INFO),
     }
     outgoing = Outgoing(subject="initialize", timeout=limits.connect_seconds)
-    result = envelope.value(await link.request("initialize", params, outgoing))
+    result = _read(link, await link.request("initialize", params, outgoing))
     version = result.get("protocolVersion")
     if not isinstance(version, str):
         raise RemoteError(
@@ -221,6 +222,18 @@ async def initialize(link: Link, limits: Limits, capabilities: Mapping[str, Any]
         )
     await link.notify("notifications/initialized")
     return _introduction(Era.HANDSHAKE, version, result.get("serverInfo"), result)
+
+
+def _read(link: Link, answer: bytes) -> dict[str, JSON]:
+    """Decode the words by which a server introduces itself.
+
+    Raises:
+        BadAnswerError: they have a number or a depth that cannot be read.
+    """
+    result = envelope.value_or_none(answer)
+    if not isinstance(result, dict):
+        raise BadAnswerError(link.server, "with an introduction that cannot be read")
+    return result
 
 
 def _introduction(spoken: Era, version: str, info: JSON, result: Mapping[str, JSON]) -> Introduction:

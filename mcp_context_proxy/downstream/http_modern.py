@@ -100,7 +100,7 @@ class ModernHttp:
             sent["mcp-name"] = headers.encoded(name)
             header_map = self.header_maps.get(name) if self.header_maps and method == "tools/call" else None
             if header_map:
-                arguments = envelope.value(params.get("arguments", Raw(b"{}")))
+                arguments = envelope.value_or_none(params.get("arguments", Raw(b"{}")))
                 sent.update(
                     headers.argument_headers(header_map, arguments if isinstance(arguments, dict) else {})
                 )

@@ -185,7 +185,7 @@ class Admission:
         """Note the elicitations in the data of an error that sends a person to URLs."""
         if not isinstance(data, Raw) or len(data) > NOTIFICATION_BYTES:
             return
-        decoded = envelope.value(data)
+        decoded = envelope.value_or_none(data)
         entries = decoded.get("elicitations") if isinstance(decoded, dict) else None
         for entry in entries if isinstance(entries, list) else ():
             given = entry.get(eras.ELICITATION_ID) if isinstance(entry, dict) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Protocol
 
 import anyio
@@ -20,6 +20,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     Envelope,
@@ -56,6 +57,17 @@ TOO_MUCH = (
 
 COMPLAINTS = 20
 """Log lines about a host's bad messages at once, and one a second after that."""
+
+
+def is_too_much(message: Envelope, encoded: bytes, methods: Collection[str]) -> bool:
+    """Return whether a message has more than any of its kind needs; `methods` are those of the gateway.
+
+    The answer to a question of a server may have images, and so any size.
+    """
+    if message.method in methods:
+        return False
+    large = message.method is not UNSET and len(encoded) > PROTOCOL_BYTES
+    return large or holds_more(encoded, MOST_VALUES)
 
 
 class FrameChannel(Protocol):
@@ -175,6 +187,23 @@ class Conversation:
 
     def take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
         """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
+        try:
+            return self._take(message, frame)
+        except RecursionError:
+            self._refuse(message, INVALID_REQUEST, envelope.TOO_DEEP)
+        except Exception:
+            # boundary: a bug of the proxy costs one message, and its details are for the log
+            if self._complaints.take():
+                logger.exception("a message of the host could not be taken")
+            self._refuse(message, INTERNAL_ERROR, "internal error of the proxy; its log has the details")
+        return None
+
+    def _refuse(self, message: Envelope, code: int, why: str) -> None:
+        """Answer a message that could not be taken, if it is a request."""
+        if isinstance(message.id, int | str) and message.method is not UNSET:
+            self._reply_now(envelope.error_reply(message.id, code, why))
+
+    def _take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
         if message.method is UNSET:
             self._questions.take_response(message)
         elif message.id is UNSET:
@@ -199,7 +228,7 @@ class Conversation:
         assert isinstance(request_id, int | str)
         assert isinstance(method, str)
         gateway = method in self._gateway.methods
-        if not gateway and (len(frame) > PROTOCOL_BYTES or holds_more(frame, MOST_VALUES)):
+        if is_too_much(message, frame, self._gateway.methods):
             self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
             return None
         # Set when the front no longer needs the memory of the request.
@@ -340,7 +369,7 @@ class Conversation:
         if message.method == "notifications/cancelled":
             with contextlib.suppress(RequestError):
                 params = _members(message.params)
-                target = envelope.value(params["requestId"]) if "requestId" in params else None
+                target = envelope.value_or_none(params.get("requestId", b"null"))
                 flight = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
                 if flight is not None:
                     flight.cancel()

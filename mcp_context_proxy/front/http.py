@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
@@ -21,7 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.admission import AdmissionRules, Quota
+from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
 from mcp_context_proxy.front.http_connections import (
     HEADER_BYTES,
@@ -83,7 +84,7 @@ def application(
     Where there are several replicas, `homes` puts that before the endpoint which leads a request to its home.
     """
     guesses = UnknownSessions()
-    admission = AdmissionRules(negotiation.gateway.drain, Quota(limits.calls_per_second))
+    admission = AdmissionRules(negotiation.gateway)
     streamable = StreamableHttp(negotiation, limits, guesses, admission)
     events = EventStreams(negotiation, limits, guesses, admission)
 
@@ -102,7 +103,7 @@ def application(
         Mount(MESSAGES_PATH, app=InProfile(events.message, profiles)),
         *more,
     ]
-    return guarded(routes, policy, health, limits, lifespan)
+    return guarded(routes, policy, health, limits, lifespan, partial(InProfile, profiles=profiles))
 
 
 def guarded(
@@ -111,8 +112,12 @@ def guarded(
     health: Health,
     limits: Limits,
     lifespan: Lifespan[Starlette] | None = None,
+    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Starlette:
-    """Return an ASGI application of some routes and ``/healthz``, all of them guarded."""
+    """Return an ASGI application of some routes and ``/healthz``, all of them guarded.
+
+    Requests for ``/healthz`` are served `within` the limits of their clients.
+    """
 
     async def healthz(request: Request) -> Response:
         facts = health()
@@ -122,6 +127,8 @@ def guarded(
             facts = {"status": facts["status"]}
         return JSONResponse(facts, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
+    answered = Route(HEALTH_PATH, healthz, methods=["GET"])
+    answered.app = within(answered.app)
     pages = [
         route.path
         for route in routes
@@ -129,7 +136,7 @@ def guarded(
         and (route.path in (ROOT_PATH, PAGES_PATH) or route.path.startswith(PAGES_PATH + "/"))
     ]
     return Starlette(
-        routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
+        routes=[*routes, answered],
         middleware=[
             Middleware(Guard, policy=policy, pages=pages, most_of_one=max(limits.http_connections // 2, 1)),
             Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),

@@ -1,7 +1,7 @@
 """Sessions of the handshake era over streamable HTTP: who they belong to, and bounds.
 
-When all places are taken, a session of the principal that has most of them makes room, the one that was idle
-for longest: nobody ends the sessions of others by opening many. Nothing is kept for clients that
+When all places are taken, a session of the person who has most of them makes room, the one that was idle for
+longest: nobody ends the sessions of others by opening many. Nothing is kept for clients that
 come back, so a call whose stream has broken off is cancelled. Only one request with an id, and one stream of
 its own, can be open in a session; the next one waits until the one before it has ended. A session serves the
 principal that opened it; for any other it does not exist.
@@ -44,31 +44,31 @@ ENDED = RequestError(INTERNAL_ERROR, "the session was ended meanwhile; the reque
 
 
 PRINCIPALS_KEPT = 1000
-"""Principals whose guesses are counted; of more, the one that guessed first begins anew."""
+"""People whose guesses are counted; of more, the one who guessed first begins anew."""
 
 
 class UnknownSessions:
-    """Limit on answers to requests for sessions that do not exist, for each principal."""
+    """Limit on answers to requests for sessions that do not exist, for each person."""
 
     def __init__(self) -> None:
         self._buckets: dict[str | None, Bucket] = {}
 
-    def refusal(self, principal: str | None, not_found: Response) -> Response:
-        """Return the response to one of them: `not_found`, or 429 to a principal that tries many."""
-        if self._bucket_of(principal).take():
+    def refusal(self, person: str | None, not_found: Response) -> Response:
+        """Return the response to one of them: `not_found`, or 429 to somebody who tries many."""
+        if self._bucket_of(person).take():
             return not_found
         return _too_many()
 
-    def refusal_unseen(self, principal: str | None) -> Response | None:
-        """Return the response to a principal that has tried too many already; None if it may try one more."""
-        return _too_many() if self._bucket_of(principal).is_empty else None
+    def refusal_unseen(self, person: str | None) -> Response | None:
+        """Return the response to somebody who has tried too many already; None if they may try one more."""
+        return _too_many() if self._bucket_of(person).is_empty else None
 
-    def _bucket_of(self, principal: str | None) -> Bucket:
-        bucket = self._buckets.get(principal)
+    def _bucket_of(self, person: str | None) -> Bucket:
+        bucket = self._buckets.get(person)
         if bucket is None:
             if len(self._buckets) >= PRINCIPALS_KEPT:
                 del self._buckets[next(iter(self._buckets))]
-            bucket = self._buckets[principal] = Bucket(GUESSES_PER_SECOND, GUESSES)
+            bucket = self._buckets[person] = Bucket(GUESSES_PER_SECOND, GUESSES)
         return bucket
 
 
@@ -146,12 +146,12 @@ class HttpSessions:
     def make_room(self) -> bool:
         """End an idle session if there is no place; return whether there is one now."""
         while len(self._open) >= self._limits.sessions:
-            held = Counter(session.owner for session in self._open.values())
+            held = Counter(session.state.rights.person for session in self._open.values())
             idle = [session for session in self._open.values() if not session.under_way]
             if not idle:
                 return False
             # Of those with as many, the first in the order of idleness.
-            self.end(max(idle, key=lambda session: held[session.owner]))
+            self.end(max(idle, key=lambda session: held[session.state.rights.person]))
         return True
 
     def open(self, state: Session, owner: str | None) -> StreamableSession:

@@ -7,6 +7,7 @@ reach of a person are the ones that the configuration gives to the values of the
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import time
@@ -25,6 +26,9 @@ from mcp_context_proxy.trust.tokens import EVERYTHING, NOTHING, Principal, Reach
 
 TOKEN_CHARACTERS: Final = 16 * 1024
 """Longest token; honest ones have one or two thousand characters."""
+
+HEADER_CHARACTERS: Final = 8 * 1024
+"""Longest header of a token that is looked at before anything else; honest ones have a hundred."""
 
 KID_CHARACTERS: Final = 256
 SUBJECT_CHARACTERS: Final = 1024
@@ -96,8 +100,18 @@ class IssuedTokens:
 
     @staticmethod
     def may_be(token: str) -> bool:
-        """Return whether a token has the form of one of an issuer; no other token has."""
-        return FORM.fullmatch(token) is not None
+        """Return whether a token looks like one of an issuer: it begins with a header, which is an object.
+
+        Any other is counted as a guess, and compared with the proxy's own, which may have dots in it.
+        """
+        if FORM.fullmatch(token) is None:
+            return False
+        encoded = token.partition(".")[0][:HEADER_CHARACTERS]
+        try:
+            header = msgspec.json.decode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+        except (ValueError, RecursionError, msgspec.DecodeError):
+            return False
+        return isinstance(header, dict)
 
     async def verify(self, token: str) -> Issued:
         """Return whose token this is.

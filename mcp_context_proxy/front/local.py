@@ -208,7 +208,10 @@ class Hosts:
             elif self._negotiation is None:
                 connection.close()
             else:
-                await self._converse(self._negotiation, connection, greeting_of(connection))
+                await self._converse(self._negotiation, connection, await greeting_of(connection))
+        except GreetingError as error:
+            logger.warning("a connection was refused: %s", error)
+            connection.close()
         except Exception:
             # boundary: a bug of the proxy ends one connection, and its details are for the log
             logger.exception("a connection of the shared proxy has failed")
@@ -294,15 +297,38 @@ GREETING_START: Final = b'{"bridge":'
 """Beginning of the line with them. No message of a host begins so."""
 
 
-def greeting_of(connection: socket.socket) -> Greeting:
-    """Return the greeting of a bridge, which it writes at once, ahead of everything; none is taken away."""
-    try:
-        line, end, _ = connection.recv(GREETING_BYTES, socket.MSG_PEEK).partition(b"\n")
-        if end and line.startswith(GREETING_START):
-            return msgspec.json.decode(line, type=_Greeted).bridge
-    except (OSError, msgspec.DecodeError):
-        pass
-    return Greeting()
+GREETING_SECONDS: Final = 5.0
+"""Time for a greeting that has begun; a bridge writes it at once."""
+
+
+class GreetingError(Exception):
+    """A greeting that cannot be read: its host may have limits, and is not served without them."""
+
+
+async def greeting_of(connection: socket.socket) -> Greeting:
+    """Return the greeting of a bridge, which it writes ahead of everything; nothing is taken away.
+
+    Raises:
+        GreetingError: there is one, and it cannot be read.
+    """
+    with anyio.move_on_after(GREETING_SECONDS):
+        while True:
+            try:
+                said = connection.recv(GREETING_BYTES, socket.MSG_PEEK)
+            except OSError:
+                said = b""
+            line, end, _ = said.partition(b"\n")
+            if not line.startswith(GREETING_START[: len(line)]) or (end and len(line) < len(GREETING_START)):
+                return Greeting()
+            if end:
+                try:
+                    return msgspec.json.decode(line, type=_Greeted).bridge
+                except (msgspec.DecodeError, RecursionError) as error:
+                    raise GreetingError(f"its greeting cannot be read ({error})") from None
+            if not said or len(said) == GREETING_BYTES:
+                break
+            await anyio.sleep(ACCEPT_PAUSE_SECONDS / 10)
+    raise GreetingError("its greeting is too long, or does not end")
 
 
 def _host(conversation: Conversation, channel: SocketChannel) -> ConnectedHost:
@@ -364,6 +390,8 @@ class SocketChannel(MessageReader):
         self._socket: asyncio.Transport | None = None
         self.greeting = Greeting()
         """The greeting of the bridge."""
+        self._is_first = True
+        """True until the first line has come."""
         self.since = time_of_day()
 
     @classmethod
@@ -413,15 +441,17 @@ class SocketChannel(MessageReader):
         if isinstance(frame, Oversized):
             why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
             self._conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
-        elif frame.startswith(GREETING_START):
-            with suppress(msgspec.DecodeError):
+        elif self._is_first and frame.startswith(GREETING_START):
+            # By it the hook of a host finds its session. No later line makes another one of it.
+            with suppress(msgspec.DecodeError, RecursionError):
                 self.greeting = msgspec.json.decode(frame, type=_Greeted).bridge
         else:
             if TURN_MARK in frame:
-                with suppress(msgspec.DecodeError):
+                with suppress(msgspec.DecodeError, RecursionError):
                     told = msgspec.json.decode(frame, type=_Called).params.meta.turn.session_id
                     self.greeting = msgspec.structs.replace(self.greeting, session=told)
             self._conversation.receive(frame)
+        self._is_first = False
 
     async def _take_large(self, frame: bytes) -> None:
         assert self._conversation is not None

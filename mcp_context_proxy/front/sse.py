@@ -109,7 +109,7 @@ class EventStreams:
         if conversation is None or owner != principal_of(scope):
             # Another principal learns no more about a session than about one that does not exist.
             not_found = Response("Could not find session", HTTPStatus.NOT_FOUND)
-            return self._guesses.refusal(principal_of(scope), not_found)
+            return self._guesses.refusal(rights_of(scope).person, not_found)
         return conversation
 
 

@@ -24,7 +24,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.front.admission import AdmissionRules
-from mcp_context_proxy.front.conversation import MOST_VALUES, TOO_MUCH, HostMessages, Questions
+from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
 from mcp_context_proxy.front.http_exchange import Exchange
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
@@ -53,7 +53,6 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, Fields
-from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller, principal_of, rights_of
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
@@ -131,12 +130,17 @@ class StreamableHttp:
                 self._check_size(message, body)
             except BadMessageError as error:
                 refusal = error.response
+            except RecursionError:
+                refusal = BadMessageError(None, envelope.TOO_DEEP).response
             else:
                 refusal = self.admission.refusal(scope, message, spread=modern)
-                if refusal is None and modern:
-                    refusal = await self._post_modern(scope, receive, send, fields, message)
-                elif refusal is None:
-                    refusal = await self._post(scope, receive, send, sent, message)
+                try:
+                    if refusal is None and modern:
+                        refusal = await self._post_modern(scope, receive, send, fields, message)
+                    elif refusal is None:
+                        refusal = await self._post(scope, receive, send, sent, message)
+                except RecursionError:
+                    refusal = BadMessageError(_id_of(message), envelope.TOO_DEEP).response
         elif modern:
             refusal = Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "POST"})
         else:
@@ -145,7 +149,7 @@ class StreamableHttp:
             await refusal(scope, receive, send)
 
     def _check_size(self, message: Envelope, body: bytes) -> None:
-        if message.method not in self._gateway.methods and holds_more(body, MOST_VALUES):
+        if is_too_much(message, body, self._gateway.methods):
             raise BadMessageError(_id_of(message), TOO_MUCH)
 
     # The modern era
@@ -209,6 +213,8 @@ class StreamableHttp:
         except msgspec.DecodeError:
             return
         headers.check_arguments(fields, schema, arguments, required=required)
+        # What was compared is what is sent: of a name that came twice, the last value.
+        params["arguments"] = envelope.raw(arguments)
 
     # The handshake era
 
@@ -304,7 +310,7 @@ class StreamableHttp:
             session.questions.take_response(message)
         elif message.method == "notifications/cancelled":
             try:
-                target = envelope.value(_params_of(message).get("requestId", b"null"))
+                target = envelope.value_or_none(_params_of(message).get("requestId", b"null"))
             except RequestError:
                 return
             found = session.exchanges.get(str(target)) if isinstance(target, int | str) else None
@@ -351,7 +357,7 @@ class StreamableHttp:
         session = self._sessions.get(session_id, principal_of(scope))
         if session is None:
             # Another principal learns no more about a session than about one that does not exist.
-            return self.guesses.refusal(principal_of(scope), session_not_found())
+            return self.guesses.refusal(rights_of(scope).person, session_not_found())
         return session
 
 

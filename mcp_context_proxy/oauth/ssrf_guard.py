@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import Final, TypeAlias
@@ -96,12 +98,24 @@ class Destinations:
         except ValueError:
             literal = False
             if _through_proxy(url):
-                # The HTTP proxy of the network resolves the name, and connects.
+                # The HTTP proxy of the network resolves a name, and connects. An address in another spelling,
+                # such as 127.1, is no name.
+                with suppress(OSError):
+                    self._allowed(url, [IPv4Address(socket.inet_aton(url.host))])
                 return [request]
             name = url.raw_host.decode("ascii")
             resolved = await anyio.getaddrinfo(name, url.port, type=socket.SOCK_STREAM)
             addresses = (ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in resolved)
             found = list(dict.fromkeys(addresses))
+        allowed = self._allowed(url, found)
+        return [request] if literal else [_to(address, request) for address in allowed]
+
+    def _allowed(self, url: httpx2.URL, found: Sequence[Address]) -> list[Address]:
+        """Return those of the addresses of a host that may be connected to.
+
+        Raises:
+            OAuthFlowError: there are none.
+        """
         allowed = [address for address in found if _reach(address) <= self.reach]
         if not allowed:
             where = ", ".join(str(address) for address in found) or "nowhere"
@@ -110,7 +124,7 @@ class Destinations:
                 f"it leads to {url.host}{at}, an address nearer to this machine than its own; where that is "
                 "meant, set oauth.issuer to its authorization server, or auth.jwks_url to the keys"
             )
-        return [request] if literal else [_to(address, request) for address in allowed]
+        return allowed
 
 
 def _host(url: str | httpx2.URL) -> str:

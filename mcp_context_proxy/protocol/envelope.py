@@ -68,6 +68,10 @@ class RequestError(Exception):
         super().__init__(message)
 
 
+TOO_DEEP = "it nests too deeply to be read"
+"""Said of a message whose parts are nested so deeply that they can be passed over, and not read: where they
+are read, the interpreter has fewer levels left."""
+
 ID_CHARACTERS = 1000
 """Longest id of a request. Ids are kept while requests are under way, beside what is counted."""
 
@@ -260,17 +264,21 @@ def text(raw: bytes | Raw | None) -> str | None:
     """Decode a JSON string; None if it is absent or of another kind."""
     if raw is None:
         return None
-    decoded = _lenient(raw)
+    decoded = value_or_none(raw)
     return decoded if isinstance(decoded, str) else None
 
 
 def number(raw: bytes | Raw | None) -> float | None:
     """Decode a JSON number; None if it is absent or of another kind."""
-    decoded = None if raw is None else _lenient(raw)
+    decoded = None if raw is None else value_or_none(raw)
     return decoded if isinstance(decoded, int | float) and not isinstance(decoded, bool) else None
 
 
-def _lenient(raw: bytes | Raw) -> Any:
+def value_or_none(raw: bytes | Raw) -> Any:
+    """Decode JSON of a peer; None if it has a number that is too large to be read, or nests too deeply.
+
+    Raw parts of a message are valid JSON, and still may be neither of these.
+    """
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):

@@ -210,7 +210,7 @@ def _looked_at(name: str, arguments: Members) -> Any:
     if len(arguments[name]) > TAKEN_APART_BYTES:
         size = f"{len(arguments[name]):,} bytes; {TAKEN_APART_BYTES:,} are allowed where headers repeat it"
         raise RequestError(INVALID_PARAMS, f"the argument {name!r} has {size}")
-    return envelope.value(arguments[name])
+    return envelope.value_or_none(arguments[name])
 
 
 def _at(arguments: Any, path: tuple[str, ...]) -> Any:

@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain
 from typing import Final, Literal
 
 from mcp_context_proxy.errors import NOTICE
@@ -41,15 +42,47 @@ BLANKS: Final = 60
 
 _SPACE: Final = re.compile(rf"\s{{{BLANK_LINES + 1},}}")
 
+LETTERS: Final = dict(
+    zip(
+        # Cyrillic, then Greek, in small letters, then small capitals.
+        "аеорсухіјѕһԁԛԝкмтв" + "αορνικτυχγ" + "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ",
+        "aeopcyxijshdqwkmtb" + "aopviktuxy" + "abcdefghijklmnoprstuvwyz",
+        strict=True,
+    )
+)
+"""Letters that are drawn like Latin ones."""
+
+_STYLED: Final = (
+    *(range(0x2B0, 0x2E5), range(0x1D2C, 0x1D6B), range(0x2100, 0x2185)),
+    *(range(0x24B6, 0x24EA), range(0x1D400, 0x1D800), range(0xFF21, 0xFF5B)),
+)
+"""Blocks of letters in other styles, which Unicode takes for the plain ones: raised, bold, in circles."""
+
+
+def _drawn_as(word: str) -> str:
+    """Return a regular expression of a word in whatever letters it is drawn."""
+    same: dict[str, str] = {letter: f"{letter}{letter.upper()}" for letter in word}
+    for code in chain(*_STYLED):
+        plain = unicodedata.normalize("NFKC", chr(code)).casefold()
+        if plain in same:
+            same[plain] += chr(code)
+    for other, letter in (*LETTERS.items(), *zip("ѵгꮁ", "vrr", strict=True)):
+        if letter in same:
+            same[letter] += other + (other.upper() if len(other.upper()) == 1 else "")
+    return "".join(f"[{same[letter]}]" for letter in word)
+
+
+_OPENING: Final = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\u298b\ufe5d\ufe47"
+_QUOTES: Final = r"'\"`\u00ab\u00b4\u02b9-\u02bc\u2018-\u201f\u2032-\u2037\u2039\u275b-\u275e\uff02\uff07"
 _MARK: Final = re.compile(
-    r"[\[\uff3b\u3010\u3014]\s*server(?=\s*['\"`\u2018\u2019\u201c\u201d])", re.IGNORECASE
+    rf"[{_OPENING}]\s*{_drawn_as('server')}(?=[\s:]*[{_QUOTES}]|(?![\w-])[^\]\n]{{1,100}}\b(?:says|asks)\b)"
 )
 """Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it."""
 
 _SUSPECT: Final = re.compile(rb"[^ -~\t\r\n]|\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
 """Bytes that JSON of plain words has none of. A result of a call is never searched for them."""
 
-_MAY_MARK: Final = re.compile(rb"server|\\\\u", re.IGNORECASE)
+_MAY_MARK: Final = re.compile(rb"server|\\\\u|[\xc2-\xf4]", re.IGNORECASE)
 """Bytes without which JSON has no such mark, in letters or in escapes."""
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -282,6 +315,14 @@ def clean(text: str) -> str:
     # Each sees only neighbours that stay, so that cleaning a clean text changes nothing.
     text = _ATTACHED.sub(_effective, text)
     return _FILLERS.sub(_filling, text)
+
+
+def in_plain_letters(text: str) -> str:
+    """Return a text in the Latin letters that it is drawn with, to look for words in it; it is not shown."""
+    return text if text.isascii() else normalized("NFKC", text).casefold().translate(_PLAINLY)
+
+
+_PLAINLY: Final = str.maketrans(LETTERS)
 
 
 def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:

@@ -125,7 +125,7 @@ def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
         return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
     meta = eras.meta_of(params)
     token, level = meta.get("progressToken"), meta.get(eras.LOG_LEVEL_KEY)
-    if token is not None and type(envelope.value(token)) not in (int, str):
+    if token is not None and type(envelope.value_or_none(token)) not in (int, str):
         return "progressToken must be a string or an integer"
     if modern and not _is(meta.get(eras.CLIENT_CAPABILITIES_KEY), OBJECT):
         return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line, quoted
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.notifications import ChangeNotifier
@@ -88,6 +89,14 @@ class Consent:
         Raises:
             RequestError: the call continues one that nobody knows; it was not sent.
         """
+        raw = params.get("arguments", Raw(b"{}"))
+        large = len(raw) > BLOCKING_BYTES
+        if (name := await in_thread(repeated_name, raw) if large else repeated_name(raw)) is not None:
+            shown = quoted(one_line(self.redact(name), NAME_CHARACTERS))
+            why = (
+                f"its arguments name {shown} twice, so a person would be shown one value, and another may run"
+            )
+            return _not_run(caller.name_of(tool), why)
         if caller.era is Era.MODERN and self._continues(tool, params, caller):
             return params
         try:
@@ -207,6 +216,27 @@ def _digest(tool: Tool, params: Members, caller: Caller, state: Raw | None) -> b
         arguments = raw.hex()
     call = json.dumps([caller.principal, tool.server, tool.name, arguments, envelope.text(state)])
     return hashlib.sha256(call.encode()).digest()
+
+
+def repeated_name(raw: bytes | Raw) -> str | None:
+    """Return a name that an object in the arguments of a call has twice; None if there is none.
+
+    Servers differ in which of the two they take. What cannot be shown in any case is not looked at.
+    """
+    encoded = bytes(raw)
+    if nests_deeper(encoded, NESTING_SHOWN):
+        return None
+    found: list[str] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) < len(pairs):
+            found.append(Counter(name for name, _ in pairs).most_common(1)[0][0])
+
+    try:
+        json.loads(encoded, object_pairs_hook=members)
+    except ValueError:
+        return None
+    return found[0] if found else None
 
 
 def described_arguments(raw: bytes | Raw, redact: Callable[[str], str]) -> str:

@@ -5,7 +5,8 @@ error, so that each request is answered, also one that is refused or given up. N
 are answered before it, by `server/negotiation.py`.
 
 The gateway also cuts lists into pages where that is configured (by default a list has one page: many hosts
-read no more), and drains requests when the proxy stops (`Drain`).
+read no more), and drains requests when the proxy stops (`Drain`). Fronts over HTTP count the calls of each
+person (`Quota`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import base64
 import binascii
 import hashlib
 import logging
+import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 import msgspec
@@ -35,6 +38,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
 )
 from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.validation import LOG_LEVELS, most_verbose
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
@@ -49,7 +53,7 @@ from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.flights import Flight, in_task
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import acting_as
+from mcp_context_proxy.trust.tokens import Principal, acting_as
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -107,10 +111,12 @@ class Gateway:
         profiles: Profiles,
         wait_for_first_lists: Callable[[], Awaitable[None]],
         page_size: int = 0,
+        calls_per_second: float = 0.0,
     ) -> None:
         """Route requests to these parts; `page_size` is the number of entries on a page, 0 for no pages.
 
-        `wait_for_first_lists` waits a short time for servers of which nothing is known.
+        `wait_for_first_lists` waits a short time for servers of which nothing is known; `calls_per_second` is
+        the rate of calls of each person over HTTP, 0 for no limit.
         """
         self._wait_for_first_lists = wait_for_first_lists
         self._fleet, self._contexts, self._open_sessions = fleet, contexts, open_sessions
@@ -120,6 +126,7 @@ class Gateway:
         """Notifications that are being passed on; True if one came again meanwhile."""
         self.drain = Drain()
         """Ends the requests that are under way when the proxy stops."""
+        self.quota = Quota(calls_per_second)
         self.tracing: Tracing | None = None
         """Makes spans of requests; None while nobody collects them."""
         self.sharing: ContextSharing | None = None
@@ -156,15 +163,15 @@ class Gateway:
         handler = self._handlers.get(method)
         if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
-        fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
-        if fault is not None:
-            raise RequestError(INVALID_PARAMS, fault)
-        if caller.session is not None:
-            # A new token of the same principal may reach less; notifications go by the session.
-            caller.session.rights = caller.rights
-        if handler != self._call or self.tracing is not None:
-            await in_task()
         try:
+            fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
+            if fault is not None:
+                raise RequestError(INVALID_PARAMS, fault)
+            if caller.session is not None:
+                # A new token of the same principal may reach less; notifications go by the session.
+                caller.session.rights = caller.rights
+            if handler != self._call or self.tracing is not None:
+                await in_task()
             with self.drain.request():
                 if self.profiles.active or caller.rights.profile is not None:
                     await in_task()
@@ -176,6 +183,9 @@ class Gateway:
                 return await self.sharing.keep(params, caller, result)
         except RequestError:
             raise
+        except RecursionError:
+            logger.debug("%s cannot be read", method, exc_info=True)
+            raise RequestError(INVALID_PARAMS, envelope.TOO_DEEP) from None
         except Exception:
             # boundary: a bug of the proxy fails one request, and its details are for the log
             logger.exception("%s failed", method)
@@ -424,3 +434,41 @@ class _Request:
             raise RequestError(
                 SHUTTING_DOWN, "shutting down: the request was given up; it may or may not have run"
             ) from None
+
+
+PRINCIPALS_KEPT: Final = 10_000
+"""People with a rate of their own, some 2 MB; of more, the one who was idle for longest is forgotten, who has
+all of their calls again by then."""
+
+
+class Quota:
+    """The rate of calls of each person over HTTP, whatever profile their clients have."""
+
+    def __init__(self, per_second: float) -> None:
+        """Let each person make so many calls a second, and as many at once; 0 sets no limit."""
+        self._rate = per_second
+        self.replicas: Callable[[], int] = lambda: 1
+        """Returns the number of replicas that share the calls of a client."""
+        self._buckets: OrderedDict[str | None, Bucket] = OrderedDict()
+
+    def take(self, rights: Principal, *, spread: bool = False) -> bool:
+        """Count a call; return whether it is within the rate.
+
+        Of calls that are `spread` over several replicas, each replica sees a part, and counts it for all.
+        """
+        if not self._rate:
+            return True
+        person = rights.person
+        bucket = self._buckets.pop(person, None) or Bucket(self._rate, max(math.ceil(self._rate), 1))
+        self._buckets[person] = bucket
+        if len(self._buckets) > PRINCIPALS_KEPT:
+            self._buckets.popitem(last=False)
+        return bucket.take(max(self.replicas(), 1) if spread else 1)
+
+    @property
+    def seconds(self) -> int:
+        """Whole seconds after which a person has a call again."""
+        return max(math.ceil(1 / self._rate), 1) if self._rate else 1
+
+    def __str__(self) -> str:
+        return f"too many calls: limits.calls_per_second is {self._rate:g} for each principal; it did not run"

@@ -2,7 +2,8 @@
 
 A record has names, numbers and fingerprints, and no text. So a definition that has changed since is taken
 from the record of approvals, which keeps the former ones; the text of a document that has changed is gone.
-An item that cannot be rendered as it was is named, never replaced by its form of today.
+An item that cannot be rendered as it was is named, never replaced by its form of today. Former definitions
+are for those who see everybody's requests: models get none of what waits for approval.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mcp_context_proxy.server.search_answers import Note, answer_tokens, search_
 from mcp_context_proxy.store import ApprovalStore
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.fingerprints import Fingerprint
+from mcp_context_proxy.trust.tokens import ACTING, Role
 
 NOT_RANKED: Final = frozenset({Mode.RETAINED, Mode.UNCERTAIN, Mode.EXPANSION})
 """Modes of items that no search has found."""
@@ -142,7 +144,9 @@ class PastRequests:
             today = item_by(snapshot, (one.type, one.name))
             was: Item | None = today
             if one.fingerprint is not None and (today is None or today.fingerprint != one.fingerprint):
-                was = self._former(one, today) if one.type is Kind.TOOL else None
+                # One that changed may wait for a person, or be beyond the reach of its principal by now.
+                known = one.type is Kind.TOOL and ACTING.get().may(Role.VIEW)
+                was = self._former(one, today) if known else None
             if was is None:
                 missing.append(one.name)
             else:

@@ -62,8 +62,8 @@ class _ParkedCall:
 async def _identity(params: Members) -> Any:
     """Return a key that is equal for equal params; large ones are equal only byte for byte."""
     encoded = envelope.encode(params)
-    if len(encoded) <= envelope.TAKEN_APART_BYTES:
-        return envelope.value(encoded)
+    if len(encoded) <= envelope.TAKEN_APART_BYTES and (known := envelope.value_or_none(encoded)) is not None:
+        return known
     return await in_thread(lambda: hashlib.sha256(encoded).digest())
 
 

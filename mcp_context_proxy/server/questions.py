@@ -28,7 +28,6 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.catalog.definitions import LETTERS
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.config.secrets import Redactor
@@ -44,7 +43,7 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.strangers import clean, named, normalized, quoted, unmarked
+from mcp_context_proxy.protocol.strangers import LETTERS, clean, named, normalized, quoted, unmarked
 from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system.threads import in_thread
@@ -76,7 +75,7 @@ def client_capabilities(caller: Caller) -> Mapping[str, Any]:
     """Return the declared capabilities that let servers make requests of the client, by name."""
     if caller.capabilities is None or len(caller.capabilities) <= len(b"{}"):
         return {}
-    declared = envelope.value(caller.capabilities)
+    declared = envelope.value_or_none(caller.capabilities)
     if not isinstance(declared, dict):
         return {}
     return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}
@@ -273,7 +272,8 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
     """
     elicitations = None
     if error.code == eras.URL_ELICITATION_REQUIRED and isinstance(error.data, Raw):
-        elicitations = envelope.value(error.data).get("elicitations")
+        # What was checked has been written anew, but not what stands beside it.
+        elicitations = envelope.value_or_none(envelope.members(error.data).get("elicitations", Raw(b"[]")))
     requests = {}
     for number, asked in enumerate(elicitations or ()):
         # The modern era gives no ids, so the server's become the keys of the input requests.
@@ -374,9 +374,12 @@ def _cleaned(value: Any, key: str, redact: Redactor) -> Any:
 
 
 def _unchanged(value: str, key: str) -> str:
-    if clean(value) == value:
-        return value
-    raise RequestError(INVALID_PARAMS, f"it hides characters in {quoted(clean(key) or 'a name')}")
+    where = quoted(clean(key) or "a name")
+    if clean(value) != value:
+        raise RequestError(INVALID_PARAMS, f"it hides characters in {where}")
+    if key != "pattern" and unmarked(value) != value:
+        raise RequestError(INVALID_PARAMS, f"it writes the mark of a server in {where}")
+    return value
 
 
 def _bound_sampling(asked: dict[str, Any], most: int) -> None:

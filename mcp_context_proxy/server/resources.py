@@ -261,7 +261,7 @@ def _refusing(era: Era, uri: str) -> Iterator[None]:
             yield
     except RequestError as error:
         # In the modern era a resource that is not found is an invalid parameter, named in the data.
-        names_uri = isinstance(error.data, Raw) and envelope.value(error.data) == {"uri": uri}
+        names_uri = isinstance(error.data, Raw) and envelope.value_or_none(error.data) == {"uri": uri}
         if era is Era.HANDSHAKE and error.code == INVALID_PARAMS and names_uri:
             error.code = RESOURCE_NOT_FOUND
         raise

@@ -208,8 +208,9 @@ class Skills:
         result = await self.read(uri, params, caller)
         if result is None:
             raise _not_found(uri, caller.era)
-        contents = envelope.value(result).get("contents")
-        text = contents[0].get("text") if contents else None
+        contents = (envelope.value_or_none(result) or {}).get("contents")
+        first = contents[0] if isinstance(contents, list) and contents else None
+        text = first.get("text") if isinstance(first, dict) else None
         if not isinstance(text, str):
             raise RequestError(INVALID_PARAMS, f"{uri!r} is no text; read it as a resource", {"uri": uri})
         owner = _owner_of(uri)

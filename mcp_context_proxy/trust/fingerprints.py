@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.protocol.strangers import clean
+from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
 
 
 class Approvable(StrEnum):
@@ -69,8 +69,22 @@ def canonical(definition: bytes) -> bytes:
 
 def fingerprint(definition: bytes, kind: Approvable = Approvable.TOOL) -> Fingerprint:
     """Return the fingerprint of an encoded definition."""
+    return fingerprint_if_plain(definition, kind)[0]
+
+
+def fingerprint_if_plain(definition: bytes, kind: Approvable) -> tuple[Fingerprint, bool]:
+    """Return the fingerprint of an encoded definition, and whether every reader finds the same in it.
+
+    It is not plain if a member may be named twice, or a number may be too large to be read.
+    """
     seen, rest = _parts(definition, SEEN[kind])
-    return Fingerprint(sha256(seen).digest(), sha256(rest).digest() if rest else _NO_REST)
+    found = Fingerprint(sha256(seen).digest(), sha256(rest).digest() if rest else _NO_REST)
+    return found, seen is not definition
+
+
+def is_plain(definition: bytes) -> bool:
+    """Return whether every reader finds the same in a definition; see `fingerprint_if_plain`."""
+    return _parts(definition, None)[0] is not definition
 
 
 def _parts(definition: bytes, seen: frozenset[str] | None) -> tuple[bytes, bytes]:
@@ -142,13 +156,19 @@ class Candidate(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @classmethod
     def of(
-        cls, kind: Approvable, name: str, definition: bytes, shown: bytes, hints: Hints = NO_HINTS
+        cls,
+        kind: Approvable,
+        name: str,
+        definition: bytes,
+        shown: bytes,
+        hints: Hints = NO_HINTS,
+        known: Fingerprint | None = None,
     ) -> Candidate:
-        """Return a definition to be judged, as it came and as it is shown."""
+        """Return a definition to be judged, as it came and as it is shown; `known` is its fingerprint."""
         # Nothing was removed from most definitions: they are shown as they came.
         hidden = shown is not definition and hides(json.loads(definition))
         kept = definition if len(definition) <= KEPT_BYTES else shown
-        return cls(kind, name, kept, fingerprint(definition, kind), hints, hidden)
+        return cls(kind, name, kept, known or fingerprint(definition, kind), hints, hidden)
 
 
 def list_digest(source: str, candidates: Mapping[str, Candidate]) -> bytes:
@@ -292,6 +312,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # What msgspec cannot read, such as half of a surrogate pair, is withheld or shown as it is written.
         text = candidate.definition.decode("utf-8", "replace")
+    names, text = text, in_plain_letters(text)
     if _TAG.search(text):
         return "it has a mark of a system's own messages"
     lowered, words = text.lower().replace("\u2019", "'"), list[str]()
@@ -300,7 +321,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
             words = words or _WORD.findall(lowered)
             if _follow(words, phrase):
                 return reason
-    named = owners.keys() & set(_NAME.findall(text)) if owners else ()
+    named = owners.keys() & set(_NAME.findall(names)) if owners else ()
     return f"it names a tool of server {owners[min(named)]!r}" if named else None
 
 

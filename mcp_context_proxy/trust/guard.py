@@ -31,6 +31,7 @@ from mcp_context_proxy.config.secrets import (
     in_json,
     in_urls,
     names_secret,
+    own_secrets_of,
     secrets_of,
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
@@ -106,8 +107,7 @@ class KnownSecrets:
         self._configured = [
             (name, secret) for name, server in config.servers.items() for secret in secrets_of(server)
         ]
-        keys = (("embedding.api_key", config.embedding.api_key), ("rerank.api_key", config.rerank.api_key))
-        self._configured += [(None, (name, value)) for name, value in keys if value is not None]
+        self._configured += [(None, secret) for secret in own_secrets_of(config)]
         self._forget_forms()
 
     def know_own(self, secret: Secret) -> None:

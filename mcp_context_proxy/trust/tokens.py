@@ -135,6 +135,13 @@ class Principal:
         object.__setattr__(self, "limited", not whole)
 
     @property
+    def person(self) -> str | None:
+        """The name without that of a profile: whoever has clients of several is one person."""
+        if self.profile is None or self.name is None:
+            return self.name
+        return self.name.removesuffix(MARK + self.profile.name).rstrip() or None
+
+    @property
     def owner(self) -> str:
         """Owner of their words, calls, pairs and counts: administrators share one, empty."""
         return "" if self.may(Role.ADMIN) else self.name or "unnamed"

@@ -401,7 +401,13 @@ class ContextsApi(Api):
             session.overrides = wanted.options.overrides()
         return await self._session_data(session)
 
-    @Operation("GET", "/presets", "The saved presets, by name.", answer=PresetsResponse)
+    @Operation(
+        "GET",
+        "/presets",
+        "The saved presets, by name. They name tools of any server.",
+        answer=PresetsResponse,
+        role=Role.VIEW,
+    )
     async def _list_presets(self, given: Given) -> dict[str, Any]:
         del given
         return self._presets()

@@ -191,11 +191,13 @@ async def serve(
     limits: Limits,
     health: http.Health,
     access: Callable[[auth.Policy], auth.Policy] = lambda policy: policy,
+    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> None:
     """Serve the API and the pages on a port of this machine beside the stdio front, until cancelled.
 
     Each host starts a proxy of its own, and only one of them can have the port: if it is taken, or there is
-    no token, the log says so and nothing else suffers. `access` adds to the policy who else may connect.
+    no token, the log says so and nothing else suffers. `access` adds to the policy who else may connect;
+    requests for ``/healthz`` are served `within` the limits of their clients.
     """
     try:
         credentials = credentials_for(settings.model_copy(update={"host": LOOPBACK}))
@@ -207,4 +209,4 @@ async def serve(
     policy = access(auth.policy(LOOPBACK, port, (), credentials.token))
     message = "serving http://%s:%d/api/v1 and /ui%s"
     logger.log(credentials.level, message, LOOPBACK, port, credentials.whereabouts)
-    await http.serve(http.guarded(routes, policy, health, limits), bound, limits)
+    await http.serve(http.guarded(routes, policy, health, limits, within=within), bound, limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
@@ -37,8 +38,15 @@ if TYPE_CHECKING:
 _PREFIX: Final = "mcp_context_proxy"
 
 
-def route(counters: Counters, cluster: ClusterCounts | None = None) -> Route:
-    """Return the route of the metrics, with those of a replica where there are several."""
+def route(
+    counters: Counters,
+    cluster: ClusterCounts | None = None,
+    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> Route:
+    """Return the route of the metrics, with those of a replica where there are several.
+
+    Its requests are served `within` the limits of their clients.
+    """
     registry = CollectorRegistry()
     registry.register(ProxyCollector(counters))
     if cluster is not None:
@@ -52,7 +60,9 @@ def route(counters: Counters, cluster: ClusterCounts | None = None) -> Route:
         text = await in_thread(encode, registry)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})
 
-    return Route(PATH, endpoint, methods=["GET"])
+    made = Route(PATH, endpoint, methods=["GET"])
+    made.app = within(made.app)
+    return made
 
 
 class ProxyCollector(Collector):

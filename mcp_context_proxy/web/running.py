@@ -229,13 +229,17 @@ class RunningApi(Api):
         "Call a tool as a host would; the call is in the audit and in the statistics.",
         body=CallWanted,
         answer=CallAnswer,
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.BAD_GATEWAY),
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY),
         role=Role.OPERATE,
         decides=True,
     )
     async def _call_tool(self, given: Given) -> CallAnswer:
         wanted: CallWanted = given.body
         name = exposed_name(self._proxy, wanted.tool, wanted.server)
+        # A replica sees only its share of requests that belong to no session.
+        if not self._proxy.gateway.quota.take(given.principal, spread=True):
+            text = str(self._proxy.gateway.quota)
+            raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{text[0].upper()}{text[1:]}.")
         params = {"name": envelope.raw(name), "arguments": envelope.raw(wanted.arguments)}
         try:
             result = await self._proxy.gateway.handle("tools/call", params, _caller(given))

@@ -37,6 +37,7 @@ from support.replicas import (
     until_ready,
 )
 
+from mcp_context_proxy.cluster.homes import COMPLAINTS
 from mcp_context_proxy.cluster.relay import Signer
 from mcp_context_proxy.front.http_sessions import GUESSES
 
@@ -246,6 +247,43 @@ async def test_a_relay_that_no_replica_has_signed_for_this_request_is_refused(
         )
         assert (answer.status_code, answer.headers["x-mcp-relay"], answer.content) == (403, "refused", b"")
         assert counts_of(cluster.bases[:1])["cluster_relays_refused_total",] == before + 1
+
+
+@pytest.mark.parametrize("query", ['?a="b"', "?a=b c", "?%2e=<>", "?q={x}|y"])
+async def test_no_address_of_a_client_makes_a_replica_take_its_own_key_for_a_wrong_one(
+    cluster: Cluster, query: str
+) -> None:
+    """A library spells some queries anew, so that a relay with one would not fit its signature."""
+    host, _, port = cluster.bases[1].removeprefix("http://").partition(":")
+    before = counts_of(cluster.bases)["cluster_relays_refused_total",]
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ada = await session_at(cluster.bases[0], http)
+    body = json.dumps(ping()).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in ada.items())
+    lines = f"POST /mcp{query.replace(' ', '%20')} HTTP/1.1\r\nhost: {host}:{port}\r\n{head}"
+    lines += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        await stream.send(lines.encode() + body)
+        answer = b"".join([part async for part in stream])
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ready = [(await http.get(f"{base}/readyz")).status_code for base in cluster.bases]
+
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    assert ready == [200, 200, 200]
+    assert counts_of(cluster.bases)["cluster_relays_refused_total",] == before
+
+
+async def test_relays_that_nobody_has_signed_fill_no_log(cluster: Cluster) -> None:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ada = await session_at(cluster.bases[2], http)
+        for _ in range(50):
+            refused = await http.post(
+                f"{cluster.bases[2]}/mcp", json=ping(), headers=ada | {"x-mcp-relay": "x"}
+            )
+            assert refused.status_code == 403
+    log = cluster.replicas[2].folder.joinpath("config.log").read_text(encoding="utf-8")
+
+    assert 0 < log.count("refused a relay") <= 2 * COMPLAINTS
 
 
 async def test_a_relay_is_taken_once_and_never_relayed_again(cluster: Cluster) -> None:

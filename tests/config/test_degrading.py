@@ -95,6 +95,12 @@ def test_an_unset_variable_of_a_header_is_one_problem(problems):
         ("[statistics]\nenabled = 'no'", "statistics", {"enabled": False}),
         ("[interactions]\nenabled = true\nkeep = 'all'", "interactions", {"enabled": False}),
         ("[context]\nkeep_requests = 'no'", "context", {"keep_requests": False}),
+        ("[approval]\nmode = 'al'", "approval", {"mode": "all"}),
+        (
+            "[guards]\nresults = 'redakt'\npublic = ['A']",
+            "guards",
+            {"secrets": True, "results": "redact", "public": ()},
+        ),
         ("[store]\npath = 3", "store", {"path": "memory"}),
         (
             "[embedding]\nendpoint = 'http://h/v1'\nmodel = 'm'\napi_key = '${GONE}'",

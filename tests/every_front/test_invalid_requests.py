@@ -1,10 +1,14 @@
 """Requests for something that does not exist, and requests that are wrong."""
 
 import json
+import subprocess
+from collections import Counter
 from typing import Any
 
 import pytest
-from support.raw_client import RawClient, RpcError
+from support.proxies import command
+from support.raw_client import PATIENCE, RawClient, RpcError
+from support.servers import Workshop, tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.pairwise]
 
@@ -48,6 +52,66 @@ async def test_the_answer_to_an_invalid_request_shows_nothing_of_the_proxys_insi
         told = f"{error.message} {json.dumps(error.data)}"
 
     assert [sign for sign in INSIDE if sign in told] == []
+
+
+UNREADABLE = {
+    "a number beyond all": "1e999",
+    "a number of too many digits": "9" * 5_000,
+    "half a character": '"\\ud800"',
+    **{f"{depth} levels": "[" * depth + "]" * depth for depth in (500, 880, 920, 950, 965, 980)},
+    "deeper than any parser reads": '{"a":' * 5_000 + "1" + "}" * 5_000,
+}
+"""JSON that is valid, and that a decoder may still not read."""
+
+PLACES = [
+    ("tools/call", '{"name":"old__echo","arguments":{},"_meta":{"progressToken":%s}}'),
+    ("tools/call", '{"name":"old__echo","arguments":{},"_meta":{"io.github.mcp-context-proxy/query":%s}}'),
+    ("tools/call", '{"name":"old__echo","arguments":{},"_meta":%s}'),
+    ("tools/call", '{"name":"search_available_tools","arguments":{"query":"x","top_n":%s}}'),
+    ("tools/call", '{"name":"call_tool","arguments":%s}'),
+    ("tools/list", '{"cursor":%s}'),
+    ("prompts/get", '{"name":"with_context","arguments":%s}'),
+    ("completion/complete", '{"ref":{"type":"ref/prompt","name":%s},"argument":{"name":"a","value":"x"}}'),
+    ("resources/read", '{"uri":%s}'),
+    ("subscriptions/listen", '{"notifications":{"resourceSubscriptions":[%s]}}'),
+    ("initialize", '{"protocolVersion":%s,"capabilities":{},"clientInfo":{"name":"x","version":"1"}}'),
+    ("no/such/method", '{"x":%s}'),
+]
+
+
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+def test_json_that_cannot_be_read_has_one_answer_and_ends_nothing(workshop: Workshop, value: str) -> None:
+    """Over standard streams, where one message that is not taken may be the end of all others."""
+    workshop.server("old", tools=[tool("echo")])
+    hello = '{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}'
+    lines = [f'{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{hello}}}']
+    lines += [
+        f'{{"jsonrpc":"2.0","id":{number},"method":"{method}","params":{params % value}}}'
+        for number, (method, params) in enumerate(PLACES, 1)
+    ]
+    lines += [
+        f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params % value}}}'
+        for params in ('{"requestId":%s}', "%s")
+    ]
+    lines += [f'{{"jsonrpc":"2.0","id":"ask-1","error":{{"code":{value},"message":"x"}}}}']
+    lines += ['{"jsonrpc":"2.0","id":"last","method":"ping"}']
+    done = subprocess.run(
+        command(workshop.config(), "serve"),
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    counted = Counter(answer["id"] for answer in answers if "method" not in answer)
+
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert counted["last"] == 1
+    for number, (method, _) in enumerate(PLACES, 1):
+        assert counted[number] == 1, (number, method)
+    assert not [answer for answer in answers if "internal error" in json.dumps(answer)]
 
 
 async def test_an_unknown_method_is_refused(client: RawClient) -> None:

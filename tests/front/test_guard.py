@@ -66,6 +66,20 @@ async def test_other_host_names_are_answered_with_misdirected_request(host: str)
     assert await status(LOCAL, [("host", host)]) == 421
 
 
+@pytest.mark.parametrize("named", [{"origin": "http://evil.example:8765"}, {"sec-fetch-site": "same-origin"}])
+async def test_where_every_host_is_served_a_name_that_leads_here_finds_nothing_without_the_token(
+    named: dict[str, str],
+) -> None:
+    everywhere = policy("0.0.0.0", 8765, (), "correct-horse-battery")
+    headers = [("host", "evil.example:8765"), *named.items()]
+
+    assert [await status(everywhere, headers, path) for path in ("/healthz", "/mcp", "/api/v1/tools")] == [
+        200,
+        401,
+        401,
+    ]
+
+
 async def test_two_host_headers_or_none_are_answered_with_misdirected_request() -> None:
     assert await status(LOCAL, [("host", "localhost:8765"), ("host", "evil.example")]) == 421
     assert await status(LOCAL, []) == 421

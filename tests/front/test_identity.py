@@ -1,6 +1,7 @@
 """Identity over real HTTP: people of an issuer, their sessions, their roles, and the end of their tokens."""
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from support.proxies import HttpProxy, http_proxy
 from support.raw_client import HANDSHAKE, MODERN, OWN, PREFIX
 from support.servers import Server, Workshop, tool
 
+from mcp_context_proxy.front.guesses import WRONG_AT_ONCE
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +97,7 @@ async def test_somebody_without_a_token_is_led_to_the_issuer(
     client: httpx2.AsyncClient, issuer: Issuer
 ) -> None:
     refused = await client.post("/mcp", json=message("ping"), headers=ACCEPT)
-    forged = await client.post("/mcp", json=message("ping"), headers=ACCEPT | bearer("a.b.c"))
+    forged = await client.post("/mcp", json=message("ping"), headers=ACCEPT | bearer("e30.b.c"))
     paths = ["/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"]
     told = [(await client.get(path)).json() for path in paths]
 
@@ -106,6 +108,26 @@ async def test_somebody_without_a_token_is_led_to_the_issuer(
     assert told[0] == told[1]
     assert told[0]["resource"] == AUDIENCE
     assert told[0]["authorization_servers"] == [issuer.url]
+
+
+async def test_what_begins_with_no_header_is_a_token_of_the_proxy_and_wrong_ones_are_guesses(
+    workshop: Workshop, issuer: Issuer
+) -> None:
+    own = "correct.horse.battery-staple"
+    config = workshop.config(auth=issuer.settings(), http={"resource_url": AUDIENCE})
+    with http_proxy(config, auth=True, env=dict(os.environ) | {"MCP_CONTEXT_PROXY_TOKEN": own}) as proxy:
+        async with httpx2.AsyncClient(base_url=proxy.base, timeout=30) as client:
+
+            async def status(token: str) -> int:
+                return (await client.get("/api/v1/requests", headers=bearer(token))).status_code
+
+            served = [await status(own), await status(issuer.token("anna"))]
+            guessed = [await status(f"wrong.horse.{number}") for number in range(WRONG_AT_ONCE)]
+            slow = await client.get("/api/v1/requests", headers=bearer("wrong.horse.again"))
+
+    assert served == [200, 200]
+    assert set(guessed) == {401}
+    assert slow.status_code == 429
 
 
 async def test_sessions_and_handles_go_on_with_a_new_token_of_the_same_person_alone(

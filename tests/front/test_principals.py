@@ -228,6 +228,35 @@ async def test_many_sessions_and_guesses_of_one_principal_harm_no_other(workshop
     assert statuses == [200, 200, 404]
 
 
+async def test_many_sessions_and_guesses_of_a_person_harm_no_other_whatever_the_profile(
+    workshop: Workshop,
+) -> None:
+    config = workshop.config(limits={"sessions": 3}, clients={name: {} for name in "abcd"})
+    with http_proxy(config, env=environment()) as proxy:
+        async with httpx2.AsyncClient(base_url=proxy.base, timeout=20) as client:
+            first, unknown = await session_of(client, ALICE), ACCEPT | {"mcp-session-id": "0" * 32}
+
+            async def status(place: str, body: dict[str, Any], headers: dict[str, str]) -> int:
+                return (await client.post(place, json=body, headers=headers)).status_code
+
+            opened = [
+                await status(f"/mcp/p/{name}", message("initialize", **WHO), ACCEPT | MALLORY)
+                for name in "abcd"
+            ]
+            with anyio.fail_after(30):
+                while await status("/mcp/p/a", message("ping"), unknown | MALLORY) != 429:
+                    continue
+            elsewhere = await status("/mcp/p/b", message("ping"), unknown | MALLORY)
+            others = [
+                (await ping(client, first, ALICE)).status_code,
+                (await ping(client, unknown, ALICE)).status_code,
+            ]
+
+    assert opened == [200] * 4
+    assert elsewhere == 429
+    assert others == [200, 404]
+
+
 async def test_initialize_keeps_no_long_introduction(client: httpx2.AsyncClient) -> None:
     params = WHO | {"clientInfo": {"name": "x" * 100_000, "version": "1"}}
     answer = await client.post("/mcp", json=message("initialize", **params), headers=ALICE | ACCEPT)

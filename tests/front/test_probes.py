@@ -20,8 +20,9 @@ from support.shop import TOKEN, environment
 from mcp_context_proxy.app import open_proxy
 from mcp_context_proxy.app.readiness import STARTING_SECONDS, ReadinessCheck
 from mcp_context_proxy.config import load
-from mcp_context_proxy.front.admission import Quota
 from mcp_context_proxy.front.probes import Readiness
+from mcp_context_proxy.server.gateway import Quota
+from mcp_context_proxy.trust.tokens import Principal
 
 pytestmark = pytest.mark.anyio
 
@@ -233,14 +234,14 @@ async def test_calls_beyond_the_rate_of_a_principal_get_429_and_say_when_to_try_
 def test_each_principal_has_a_rate_of_its_own_and_0_sets_none() -> None:
     quota, unlimited = Quota(0.01), Quota(0.0)
 
-    assert [quota.take(name) for name in ("anna", "anna", "ben", None, "ben")] == [
+    assert [quota.take(Principal(name)) for name in ("anna", "anna", "ben", None, "ben")] == [
         True,
         False,
         True,
         True,
         False,
     ]
-    assert all(unlimited.take("anna") for _ in range(1_000))
+    assert all(unlimited.take(Principal("anna")) for _ in range(1_000))
 
 
 async def test_a_proxy_is_ready_once_its_servers_have_answered_or_failed(

@@ -19,6 +19,7 @@ from support.raw_client import HANDSHAKE, MODERN, PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse
 
+from mcp_context_proxy.front.conversation import MOST_VALUES, PROTOCOL_BYTES
 from mcp_context_proxy.front.http_sessions import GUESSES
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +29,8 @@ STREAM = {"accept": "text/event-stream"}
 PLACES = 3
 NO_IDS = ["1.5", "null", "true"]
 SECRET = "argument-51c0"
+DEPTHS = (500, 800, 880, 900, 920, 940, 960, 980, 1_000, 5_000)
+"""Levels about as many as the interpreter reads."""
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +338,66 @@ async def test_a_compressed_body_is_refused_and_not_decompressed(client: httpx2.
     answer = await client.post("/mcp", content=b"\x1f\x8b" + b"\0" * 100, headers=headers)
 
     assert answer.status_code == 415
+
+
+@pytest.mark.parametrize("method", ["server/discover", "ping", "subscriptions/listen", "no/such"])
+@pytest.mark.parametrize("kind", ["bytes", "values"])
+async def test_a_request_of_the_protocol_has_the_bounds_that_it_has_over_stdio(
+    client: httpx2.AsyncClient, method: str, kind: str
+) -> None:
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+    filling = "x" * (PROTOCOL_BYTES + 1) if kind == "bytes" else [0] * (MOST_VALUES + 1)
+    headers = ACCEPT | {"mcp-protocol-version": MODERN, "mcp-method": method}
+    body = message(method, filling=filling, _meta=meta)
+    answer = await client.post("/mcp", json=body, headers=headers)
+
+    assert answer.status_code == 400
+    assert "which no message of its kind needs" in answer.json()["error"]["message"]
+
+
+async def test_an_argument_that_is_compared_with_its_header_reaches_the_server_once(
+    client: httpx2.AsyncClient, server: Server
+) -> None:
+    """A server may take the first of two, and what stands in between has gone by the header."""
+    meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+    body = json.dumps(message("tools/call", name="work__route", arguments={"region": "eu"}, _meta=meta))
+    headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "work__route"}
+    twice = body.replace('"region": "eu"', '"region": "us", "region": "eu"')
+    answer = await client.post("/mcp", content=twice, headers=ACCEPT | headers | {"mcp-param-region": "eu"})
+    received = server.ledger.lines("tools/call")[-1]
+
+    assert "isError" not in answer.json()["result"]
+    assert received.count('"region"') == 1
+    assert json.loads(received)["params"]["arguments"] == {"region": "eu"}
+
+
+@pytest.mark.parametrize("value", ["1e999", "9" * 5_000, *("[" * depth + "]" * depth for depth in DEPTHS)])
+async def test_json_that_cannot_be_read_is_answered_and_leaves_no_traceback(
+    proxy: HttpProxy, client: httpx2.AsyncClient, value: str
+) -> None:
+    while "work__route" not in (await client.get("/api/v1/tools")).text:
+        pass
+    session = await opened(client)
+    meta = f'"{PREFIX}protocolVersion":"{MODERN}","{PREFIX}clientCapabilities":{{}}'
+    named = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-param-region": "eu"}
+    call = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work__%s","arguments":%s,'
+    call += '"_meta":{%s}}}'
+    sent = [
+        (call % ("echo", "{}", f'{meta},"progressToken":{value}'), named | {"mcp-name": "work__echo"}),
+        (call % ("route", f'{{"region":{value}}}', meta), named | {"mcp-name": "work__route"}),
+        (call % ("echo", "{}", f'"progressToken":{value}'), session),
+    ]
+    answers = [await client.post("/mcp", content=body, headers=ACCEPT | headers) for body, headers in sent]
+    cancelled = '{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%s}}'
+    taken = await client.post("/mcp", content=cancelled % value, headers=session)
+
+    for answer in answers:
+        assert answer.status_code in (200, 400)
+        assert answer.json()["id"] == 1
+        assert answer.json()["error"]["code"] in (-32700, -32600, -32602, -32020)
+    assert taken.status_code in (202, 400)
+    assert await status(client, session) == 200
+    assert "Traceback" not in proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("same", [7, "7"])

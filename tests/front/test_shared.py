@@ -1,9 +1,12 @@
 """``serve``: the sessions of several hosts meet in one proxy."""
 
+import contextlib
+import json
 import os
 import resource
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +21,7 @@ import anyio
 import pytest
 from support.commands import real_command
 from support.ledger import until
+from support.nobody import NOBODY, as_nobody, needs_another_user
 from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
@@ -277,9 +281,29 @@ def test_proxy_that_cannot_start_says_why(machine: Machine) -> None:
     assert b'"id":1,"error"' in done.stdout
 
 
-def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Server) -> None:
-    (machine.folder / "mcp-context-proxy").mkdir()
-    (machine.folder / "mcp-context-proxy").chmod(0o777)
+def planted(folder: Path, how: str) -> None:
+    """Plant the folder of sockets as another user of the machine would who is faster."""
+    if how == "a link":
+        folder.with_name("elsewhere").mkdir(0o700)
+        folder.symlink_to("elsewhere")
+        return
+    folder.mkdir(0o700)
+    if how == "of another user":
+        os.chown(folder, NOBODY, NOBODY)
+    else:
+        folder.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "open",
+        "a link",
+        pytest.param("of another user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root")),
+    ],
+)
+def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Server, how: str) -> None:
+    planted(machine.folder / "mcp-context-proxy", how)
     done = subprocess.run(
         real_command("--config", machine.config, "serve", shared=True),
         input=b"",
@@ -290,6 +314,116 @@ def test_folder_that_others_can_write_is_not_used(machine: Machine, server: Serv
     assert b"can be changed by others" in done.stderr
     assert done.returncode == 0, "the session has a proxy of its own"
     assert machine.proxies() == []
+
+
+CONNECT = """
+import socket, sys
+peer = socket.socket(socket.AF_UNIX)
+peer.settimeout(20)
+try:
+    peer.connect(sys.argv[1])
+    peer.sendall(sys.argv[2].encode())
+    print(repr(peer.recv(1000)))
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+@needs_another_user
+@pytest.mark.skipif(not as_nobody, reason="needs root")
+@pytest.mark.parametrize("opened", [False, True], ids=["as it is", "made accessible"])
+async def test_process_of_another_user_is_not_served(machine: Machine, server: Server, opened: bool) -> None:
+    """Neither as a host nor with a command, also where somebody has opened folder and socket to all."""
+    status = "GET /api/v1/status HTTP/1.1\r\nhost: x\r\n\r\n"
+    greeting = '{"bridge":{"pid":1}}\n{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+        (path,) = machine.sockets()
+        if opened:
+            for one, mode in ((machine.folder, 0o755), (path.parent, 0o755), (path, 0o666)):
+                one.chmod(mode)
+        command = [*as_nobody, "/usr/bin/python3", "-I", "-S", "-c", CONNECT]
+        said = [
+            await anyio.run_process([*command, str(path), text], check=False) for text in (status, greeting)
+        ]
+        assert "isError" not in await client.call("work__echo", {"text": "still"})
+
+    told = {one.stdout.decode().strip() for one in said}
+    refused = {"PermissionError"} if not opened else {"b''", "ConnectionResetError", "BrokenPipeError"}
+    assert told <= refused
+
+
+def told(path: Path, *lines: str) -> socket.socket:
+    """A connection to a shared proxy as a bridge makes it, with its first lines."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(PATIENCE)
+    peer.connect(str(path))
+    peer.sendall("".join(lines).encode())
+    return peer
+
+
+HELLO = (
+    '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18",'
+    '"capabilities":{},"clientInfo":{"name":"x","version":"1"}}}\n'
+)
+
+
+async def test_no_later_line_of_a_host_makes_it_the_session_of_another(
+    machine: Machine, server: Server
+) -> None:
+    """By the session in its greeting the words of a person find their host."""
+    ping = '{"jsonrpc":"2.0","id":2,"method":"ping"}\n'
+    async with machine.host():
+        (path,) = machine.sockets()
+        first, later = (
+            f'{{"bridge":{{"pid":{pid},"session":"{name}"}}}}\n' for pid, name in ((7, "own"), (8, "stolen"))
+        )
+        with told(path, first, HELLO, later, ping) as peer:
+            answers = peer.makefile()
+            while '"id":2' not in answers.readline():
+                continue
+            status = await anyio.to_thread.run_sync(lambda: ask(path, "GET", "/status", seconds=PATIENCE))
+
+    assert {host["pid"] for host in status["hosts"] if host["name"] == "x"} == {7}
+
+
+async def test_a_call_that_tells_its_session_and_nests_too_deeply_is_answered(
+    machine: Machine, server: Server
+) -> None:
+    deep = "[" * 5_000 + "]" * 5_000
+    meta = '{"x-codex-turn-metadata":{"session_id":"s"}}'
+    call = (
+        '{"jsonrpc":"2.0","id":2,"method":"tools/call","params":'
+        f'{{"name":"echo","arguments":{{"a":{deep}}},"_meta":{meta}}}}}\n'
+    )
+    ping = '{"jsonrpc":"2.0","id":3,"method":"ping"}\n'
+    async with machine.host():
+        (path,) = machine.sockets()
+        with told(path, '{"bridge":{"pid":7}}\n', HELLO, call, ping) as peer:
+            answers = peer.makefile()
+            answered = set()
+            while not {2, 3} <= answered:
+                line = answers.readline()
+                assert line, answered
+                answered.add(json.loads(line).get("id"))
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        '{"bridge":{"profile":"chat","presets":["%s"]}}\n' % ("x" * 20_000),
+        '{"bridge":{"profile":["chat"]}}\n',
+        '{"bridge":"chat"}\n',
+        '{"bridge":{"x":%s}}\n' % ("[" * 5_000 + "]" * 5_000),
+    ],
+)
+async def test_host_with_a_greeting_that_cannot_be_read_is_not_served_without_its_limits(
+    machine: Machine, server: Server, greeting: str
+) -> None:
+    async with machine.host():
+        (path,) = machine.sockets()
+        with told(path, greeting, HELLO) as peer, contextlib.suppress(ConnectionResetError):
+            assert peer.recv(1000) == b""
 
 
 async def test_program_of_a_repository_that_the_host_has_opened_does_not_run(

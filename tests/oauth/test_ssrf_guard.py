@@ -118,6 +118,21 @@ async def test_only_a_server_in_the_private_network_can_name_addresses_in_it(hos
     assert await Destinations(PUBLIC, NetworkReach.PRIVATE).pinned(request) == [request]
 
 
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "169.254.169.254", "127.1", "2852039166", "0xa9.0xfe.0xa9.0xfe"]
+)
+async def test_behind_a_network_proxy_addresses_that_are_written_out_are_still_checked(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "")
+    name = httpx2.Request("GET", "https://login.example/")
+    with refused():
+        await Destinations(PUBLIC).pinned(httpx2.Request("GET", f"https://{host}/"))
+
+    assert await Destinations(PUBLIC).pinned(name) == [name], "the proxy resolves it"
+
+
 @pytest.mark.parametrize("host", ["8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"])
 async def test_every_server_can_name_public_addresses(host: str) -> None:
     request = httpx2.Request("GET", f"https://{host}/")

@@ -42,14 +42,17 @@ CLIENTS = (
     ),
     Promise(
         "Web pages of other origins reach nothing, with or without a token: Host, Origin and "
-        "Sec-Fetch-Site are checked on every route; only the probes are answered under any Host, and not "
-        "to a browser. A link to the page `/ui` works.",
+        "Sec-Fetch-Site are checked on every route; only the probes are answered under any Host, "
+        "and not to a browser. Where the proxy listens for other machines and `allowed_hosts` is "
+        "empty, every Host is served, and a page under a name that was made to lead here finds what "
+        "anybody finds without the token. A link to the page `/ui` works.",
         (
             "front/test_web_pages.py::test_nothing_is_loaded_into_a_page_of_another_origin",
             "front/test_web_pages.py::test_a_link_of_another_page_leads_to_the_pages_and_nowhere_else",
             "front/test_web_pages.py::test_a_real_page_of_another_origin_leaves_no_trace_in_a_proxy_without_a_token",
             HTTP + "test_requests_of_a_foreign_web_page_are_refused",
             "front/test_guard.py::test_other_host_names_are_answered_with_misdirected_request",
+            "front/test_guard.py::test_where_every_host_is_served_a_name_that_leads_here_finds_nothing_without_the_token",
         ),
     ),
     Promise(
@@ -81,10 +84,11 @@ CLIENTS = (
     Promise(
         "Sessions never see each other's responses, cancellations or tokens, and no server sees a "
         "client's token. A client that guesses session ids is refused, and no log contains them. A "
-        "session, a context, a parked call and a request id are usable only by the principal that opened "
-        "them, and `context://requests` has only the queries of the principal that reads it. No principal "
-        "ends the sessions of another by opening many, or takes all the connections or all the room for "
-        "large requests.",
+        "session, a context, a parked call and a request id are usable only by the principal that "
+        "opened them, and `context://requests` has only the queries of the principal that reads it. "
+        "No principal ends the sessions of another by opening many, or takes all the connections or "
+        "all the room for large requests; whoever has clients of several profiles is one person in "
+        "all of these bounds.",
         (
             "front/test_principals.py::test_many_sessions_and_guesses_of_one_principal_harm_no_other",
             "trust/test_tokens.py::test_the_streams_of_one_principal_leave_room_for_those_of_others",
@@ -100,6 +104,8 @@ CLIENTS = (
             "downstream/test_urls.py::test_configured_headers_are_sent_and_none_of_the_client",
             SESSIONS + "test_guessing_session_ids_is_rate_limited_without_affecting_real_sessions",
             SESSIONS + "test_the_log_has_no_session_ids_and_no_contents",
+            "front/test_quota.py::test_neither_a_profile_nor_the_api_gives_anybody_more_calls",
+            "front/test_principals.py::test_many_sessions_and_guesses_of_a_person_harm_no_other_whatever_the_profile",
         ),
     ),
     Promise(
@@ -122,8 +128,8 @@ CLIENTS = (
         ),
     ),
     Promise(
-        "Nothing leaves the machine through the proxy itself unless a server or a model service is "
-        "configured.",
+        "Nothing leaves the machine through the proxy itself unless a server, a model service, an "
+        "issuer of tokens, a database, other replicas or an exporter of traces is configured.",
         (
             CONNECTIONS + "test_the_proxy_connects_to_nothing_but_its_configured_servers",
             CONNECTIONS + "test_its_libraries_in_machine_code_connect_to_nothing_either",
@@ -131,13 +137,16 @@ CLIENTS = (
         ),
     ),
     Promise(
-        "A server cannot direct a login to an address nearer to this machine than its own, or to one that "
-        "gives a machine its credentials, no matter what a name resolves to at any moment.",
+        "A server cannot direct a login to an address nearer to this machine than its own, or to "
+        "one that gives a machine its credentials, no matter what a name resolves to at any moment. "
+        "Behind a network proxy, which resolves names itself, that goes for addresses in whatever "
+        "spelling, and not for names.",
         (
             "oauth/test_ssrf_guard.py::test_a_remote_server_cannot_redirect_a_login_to_this_machine",
             "oauth/test_ssrf_guard.py::test_no_server_leads_to_a_metadata_service_with_credentials",
             "oauth/test_ssrf_guard.py::test_a_name_is_resolved_once_and_the_checked_address_is_connected_to",
             "oauth/test_ssrf_guard.py::test_a_renewal_connects_to_no_nearer_address_than_the_login",
+            "oauth/test_ssrf_guard.py::test_behind_a_network_proxy_addresses_that_are_written_out_are_still_checked",
         ),
     ),
     Promise(
@@ -169,14 +178,16 @@ CLIENTS = (
         ),
     ),
     Promise(
-        "A bearer token has at least 16 characters. Wrong ones are counted for each address and for all "
-        "together, and after too many each token waits for a second before it is looked at; one on a "
-        "connection that has sent the right one never waits.",
+        "A bearer token has at least 16 characters. Wrong ones are counted for each address and for "
+        "all together, and after too many each token waits for a second before it is looked at; one "
+        "on a connection that has sent the right one never waits. What begins as a token of an "
+        "issuer does is no guess: its signature decides.",
         (
             "front/test_token.py::test_a_weak_token_in_the_environment_is_refused_with_a_remedy",
             "front/test_token.py::test_a_short_token_in_a_file_is_refused_with_its_length_and_not_shown",
             "front/test_guesses.py::test_no_more_than_a_few_tokens_a_second_are_looked_at",
             "front/test_guesses.py::test_the_right_token_is_served_at_once_from_elsewhere_and_a_second_later_from_there",
+            "front/test_identity.py::test_what_begins_with_no_header_is_a_token_of_the_proxy_and_wrong_ones_are_guesses",
         ),
     ),
     Promise(
@@ -213,8 +224,9 @@ CLIENTS = (
         ),
     ),
     Promise(
-        "A listed tool has its hints and its `_meta` as its server sent them. `call_read_only_tool` calls "
-        "no tool that does not say it is read-only, and `call_tool` is marked destructive.",
+        "A listed tool has its hints and its `_meta` as its server sent them, but for hints that "
+        "wait for approval. `call_read_only_tool` calls no tool that does not say it is read-only, "
+        "and `call_tool` is marked destructive.",
         (
             MARKERS + "test_a_listed_tool_has_every_marker_as_its_server_sent_it",
             MARKERS + "test_call_read_only_tool_runs_only_what_says_that_it_is_read_only",
@@ -235,9 +247,10 @@ CLIENTS = (
     ),
     Promise(
         'With `"ask"` for a tool or its class, no call of such a tool is sent unless a person has '
-        "accepted it. The question names server and tool and shows the arguments without secrets and "
-        "hidden characters; a call that was declined, cancelled or not answered does not run, and says "
-        "so; nobody is asked twice for one call.",
+        "accepted it. The question names server and tool and shows the arguments without secrets "
+        "and hidden characters; a call that was declined, cancelled or not answered does not run, "
+        "and says so; nobody is asked twice for one call. Arguments that name anything twice, of "
+        "which a server might take the value that was not shown, are neither asked about nor sent.",
         (
             PERMISSIONS + "test_every_way_of_calling_has_the_same_rule",
             CONSENT + "test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once",
@@ -252,6 +265,8 @@ CLIENTS = (
             CONSENT + "test_a_question_that_nobody_answers_ends_and_the_call_does_not_run",
             CONSENT + "test_an_answer_that_comes_too_late_is_told_that_the_call_did_not_run",
             CONSENT + "test_nobody_is_asked_twice_for_a_call_whose_server_asks_for_input",
+            "server/test_consent.py::test_arguments_that_servers_read_in_two_ways_are_not_asked_about_and_not_sent",
+            "server/test_consent.py::test_no_second_value_comes_in_with_the_answer_to_a_question_of_the_server",
         ),
     ),
     Promise(

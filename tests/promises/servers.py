@@ -21,11 +21,14 @@ LARGE = "server/test_large_results.py::"
 
 SERVERS = (
     Promise(
-        "Every request gets exactly one response, whatever the server behind it does.",
+        "Every request gets exactly one response, whatever the server behind it does and whatever "
+        "is in the request.",
         (
             MODES,
             SOAK,
             STOPPING + "test_a_call_that_outlasts_the_drain_timeout_fails_and_is_cancelled",
+            "every_front/test_invalid_requests.py::test_json_that_cannot_be_read_has_one_answer_and_ends_nothing",
+            "front/test_sessions.py::test_json_that_cannot_be_read_is_answered_and_leaves_no_traceback",
         ),
     ),
     Promise(
@@ -109,29 +112,36 @@ SERVERS = (
         ),
     ),
     Promise(
-        "No schema of a server is validated, resolved or compiled, and no link or `$ref` is ever followed.",
+        "No schema of a server is validated or compiled, and no link is ever followed. A `$ref` "
+        "leads a few steps within its own definition, for the signature that a search shows, and "
+        "nowhere else.",
         (
             DEFINITIONS + "test_recursive_schemas_are_never_expanded_and_references_never_fetched",
             DEFINITIONS + "test_links_in_a_result_are_passed_on_and_never_followed",
         ),
     ),
     Promise(
-        "A bad entry in a list is withheld on its own; the rest of the list stays.",
+        "A bad entry in a list is withheld on its own; the rest of the list stays. No listed "
+        "definition names a member twice or has a number that is too large to be read, for which "
+        "some hosts refuse the whole list.",
         (
             DEFINITIONS + "test_invalid_entries_do_not_affect_valid_tools",
             DEFINITIONS + "test_a_schema_that_is_too_deep_withholds_its_own_tool_only",
             "trust/test_relatives.py::test_an_entry_of_any_depth_costs_only_itself_and_no_result_is_cut",
             "downstream/test_listing.py::test_a_header_of_a_tool_that_cannot_be_read_costs_only_that_tool",
+            "trust/test_relatives.py::test_no_list_has_a_name_twice_which_some_hosts_refuse_and_others_read_in_two_ways",
+            "trust/test_relatives.py::test_a_number_that_some_hosts_cannot_read_costs_its_own_tool_only",
         ),
     ),
     Promise(
-        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible, private or "
-        "reordering characters, no runs of empty lines. That goes for definitions, instructions, errors, "
-        "failed results, progress, log messages, logins, stored queries, commands and the page. An error "
-        "and a log message name their server, and no server can write the mark of another in any of "
-        "these, nor in data beside them: `[server 'x'` becomes `(server 'x'`. A result that reports an "
-        "error is bounded and shortened like any other. Fields that a call depends on are not changed; a "
-        "tool that hides something there is withheld.",
+        "Texts that models and terminals see hide nothing: no terminal escapes, no invisible, "
+        "private or reordering characters, no runs of empty lines. That goes for definitions, "
+        "instructions, errors, failed results, progress, log messages, logins, stored queries, "
+        "commands and the page. An error and a log message name their server, and no server can "
+        "write the mark of another in any of these, nor in data beside them: `[server 'x'` becomes "
+        "`(server 'x'`, in whatever letters and brackets it is drawn. A result that reports an "
+        "error is bounded and shortened like any other. Fields that a call depends on are not "
+        "changed; a tool that hides something there, or writes such a mark, is withheld.",
         (
             STRANGERS + "test_no_words_beside_a_successful_result_have_the_mark_of_another_server",
             STRANGERS + "test_a_notification_hides_nothing_in_members_that_nobody_knows",
@@ -153,6 +163,8 @@ SERVERS = (
             STANDING + "test_instructions_of_servers_come_a_line_each_after_our_own",
             "catalog/test_definitions.py::test_no_accepted_definition_has_invisible_characters_in_its_texts",
             "catalog/test_definitions.py::test_a_tool_with_invisible_characters_in_names_or_values_is_withheld",
+            "protocol/test_strangers.py::test_no_letters_that_are_drawn_alike_make_the_mark_of_a_server",
+            "trust/test_relatives.py::test_no_name_and_no_value_in_a_schema_passes_for_the_words_of_another_server",
         ),
     ),
     Promise(
@@ -172,10 +184,10 @@ SERVERS = (
         ),
     ),
     Promise(
-        "Secrets from the configuration and from logins never appear in logs, errors, failed results, "
-        "questions to a person or a model, or a server's last output, not even in encoded form. What "
-        "commands and the page show about servers is redacted, too, even a name that a server took from "
-        "its secret.",
+        "Secrets from the configuration and from logins never appear in logs, errors, failed "
+        "results, questions to a person or a model, or a server's last output, neither as they are "
+        "nor in escapes, percent-encoding, base64 or hexadecimal digits. What commands and the page "
+        "show about servers is redacted, too, even a name that a server took from its secret.",
         (
             "cli/test_install.py::test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private",
             "cli/test_strangers.py::test_no_command_prints_a_secret_that_a_server_uses_as_a_name",
@@ -208,7 +220,7 @@ SERVERS = (
     ),
     Promise(
         "On Linux, no server can read the environment, the memory or the open files of the proxy, "
-        "although it runs as the same user.",
+        "although it runs as the same user, unless that is root.",
         ("faults/test_spying.py::test_a_server_reads_neither_environment_nor_memory_nor_files_of_the_proxy",),
     ),
     Promise(

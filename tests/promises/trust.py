@@ -19,9 +19,9 @@ TRUST = (
         "A tool, a prompt or a resource template is listed, found and called only as it was "
         "approved: by `[approval] mode` when it came, or by a person. One that changes while its "
         "server runs, or over a restart in the same version or over the same connection, is "
-        "withheld in every mode, whichever part of it changed that models see; so is one that "
-        "hides characters or has another sign of an attack. That holds over restarts, on lists "
-        "that are remembered, and for several proxies on one store.",
+        "withheld in every mode, whichever part of it changed that models see; so is one that hides "
+        "characters or has another sign of an attack, in whatever letters it is drawn. That holds "
+        "over restarts, on lists that are remembered, and for several proxies on one store.",
         (
             APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
             APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
@@ -29,19 +29,21 @@ TRUST = (
             APPROVAL + "test_two_proxies_on_one_store_never_approve_two_first_definitions",
             APPROVING + "test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected",
             APPROVING + "test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it",
+            "trust/test_relatives.py::test_a_sign_of_an_attack_counts_in_whatever_letters_it_is_drawn",
         ),
     ),
     Promise(
-        "Nothing that a model can reach approves a definition, and models get neither its new "
-        "text nor its old one while it waits. A person approves by the hash of what they were "
-        "shown, on the command line or with the bearer token; without a token nobody can over "
-        "HTTP.",
+        "Nothing that a model can reach approves a definition, and models get neither its new text "
+        "nor its old one while it waits, nor does anybody below the role `view` in a past request. "
+        "A person approves by the hash of what they were shown, on the command line or with the "
+        "bearer token; without a token nobody can over HTTP.",
         (
             APPROVAL + "test_a_person_approves_only_what_they_have_seen",
             "cli/test_approval.py::test_what_is_not_shown_whole_cannot_be_approved_by_its_hash",
             "web/test_approvals.py::test_what_the_page_does_not_show_whole_has_no_hash_there",
             APPROVING + "test_no_method_of_the_protocol_and_no_tool_decides",
             "web/test_approvals.py::test_without_a_token_nobody_sees_or_approves_definitions",
+            "trust/test_limited_principals.py::test_a_former_definition_is_rendered_for_nobody_below_view",
         ),
     ),
     Promise(
@@ -84,9 +86,10 @@ TRUST = (
         ),
     ),
     Promise(
-        "A named token is kept only as its hash. It reaches the servers and classes of tools that it was"
-        " given, by every way alike: what it may not reach is not listed, found, called, read or "
-        "subscribed to, and no message tells of it.",
+        "A named token is kept only as its hash. It reaches the servers and classes of tools that "
+        "it was given, by every way alike: what it may not reach is not listed, found, called, read "
+        "or subscribed to, and no message, preset or past request tells more of it than a name that "
+        "was given before.",
         (
             "trust/test_limited_principals.py::test_no_query_is_read_in_words_that_only_other_servers_have",
             TOKENS + "test_the_file_has_no_token_and_is_for_its_owner_alone",
@@ -97,6 +100,8 @@ TRUST = (
             LIMITED + "test_nothing_is_said_about_servers_that_are_off",
             LIMITED + "test_log_messages_of_other_servers_do_not_reach_its_session",
             LIMITED + "test_the_api_shows_a_limited_principal_its_part_alone",
+            "trust/test_limited_principals.py::test_what_concerns_everybody_needs_an_administrator",
+            "trust/test_profiles.py::test_a_token_that_is_bound_to_a_profile_reads_no_figures_and_no_problems",
         ),
     ),
     Promise(
@@ -127,10 +132,11 @@ TRUST = (
         ),
     ),
     Promise(
-        "A secret of the configuration or of a login goes in no request to a server that was not given it: "
-        "not in arguments of tools and prompts, URIs, completions or answers to questions, in escapes, "
-        "percent-encoding, base64 and hexadecimal digits neither, in lines or one around another. The "
-        "refusal names the variable, never the value. `[guards]` turns that off.",
+        "A secret of the configuration or of a login goes in no request to a server that was not "
+        "given it: not in arguments of tools and prompts, URIs, completions or answers to "
+        "questions, in escapes, percent-encoding, base64 and hexadecimal digits neither, in lines "
+        "or one around another. The refusal names the variable, never the value. `[guards]` turns "
+        "that off.",
         (
             "trust/test_guard.py::test_a_secret_is_found_in_the_name_of_a_param_too",
             "trust/test_guard.py::test_a_refusal_names_no_server_that_its_principal_does_not_reach",
@@ -144,6 +150,7 @@ TRUST = (
             "trust/test_guard.py::test_a_secret_is_found_in_whatever_text_it_stands",
             "trust/test_guard.py::test_a_secret_of_the_proxy_itself_goes_to_no_server",
             "trust/test_guard.py::test_values_that_occur_by_chance_do_not_count",
+            "trust/test_guard.py::test_the_key_of_a_cluster_and_the_password_of_a_database_go_to_no_server",
         ),
     ),
     Promise(

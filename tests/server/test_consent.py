@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from support.proxies import Host, inside
-from support.raw_client import LOOK_SECONDS, PATIENCE, RpcError
+from support.raw_client import LOOK_SECONDS, MODERN, PATIENCE, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.app import Proxy
@@ -24,6 +24,7 @@ CAPABLE = {"elicitation": {}}
 ASKS_USER = {"_meta": {"anthropic/requiresUserInteraction": True}}
 READS = {"annotations": {"readOnlyHint": True}}
 DESTROYS = {"annotations": {"destructiveHint": True}}
+MODERN_META = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": CAPABLE}
 ELICIT = {
     "method": "elicitation/create",
     "params": {"message": "Which?", "requestedSchema": {"type": "object", "properties": {}}},
@@ -95,6 +96,54 @@ async def test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once(
     assert question["requestedSchema"] == {"type": "object", "properties": {}}
     assert json.loads(text(result))["arguments"] == arguments
     assert len(downstream.ledger.calls("delete")) == 1
+
+
+TWICE = [
+    '{"path": "/", "path": "/tmp/x"}',
+    '{"of": {"path": "/", "p\\u0061th": "/tmp/x"}}',
+    '{"all": [{"path": "/", "path": "/tmp/x"}]}',
+]
+
+
+@pytest.mark.parametrize("arguments", TWICE)
+async def test_arguments_that_servers_read_in_two_ways_are_not_asked_about_and_not_sent(
+    workshop: Workshop, era: str, arguments: str
+) -> None:
+    """A server may take the first of two, and a person is shown one."""
+    downstream = server(workshop, "destructive")
+    async with inside(workshop.config()) as proxy:
+        person = Person(proxy, era)
+        meta = {} if era == "handshake" else MODERN_META
+        for name, given in (
+            ("s__delete", arguments),
+            ("call_tool", f'{{"name": "s__delete", "arguments": {arguments}}}'),
+        ):
+            params = f'{{"name": "{name}", "arguments": {given}, "_meta": {json.dumps(meta)}}}'
+            result = json.loads(await person.host.raw("tools/call", params))
+            assert refused(result, "delete", "its arguments name 'path' twice"), name
+        assert await person.call("s__delete", {"path": ["path", {"path": "/tmp/x"}]})
+
+    assert len(person.questions) == len(downstream.ledger.calls("delete")) == 1
+
+
+async def test_no_second_value_comes_in_with_the_answer_to_a_question_of_the_server(
+    workshop: Workshop,
+) -> None:
+    inputs = {"inputRequests": {"one": ELICIT}, "requestState": "opaque"}
+    downstream = server(workshop, "write", era="modern", calls={"write": [{"need_input": inputs}]})
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", CAPABLE)
+        params = {"name": "s__write", "arguments": {"path": "/tmp/x"}, "_meta": MODERN_META}
+        asked = await host.request("tools/call", params)
+        for _ in range(2):
+            answers = {key: {"action": "accept"} for key in asked["inputRequests"]}
+            again = params | {"inputResponses": answers, "requestState": asked["requestState"]}
+            twice = json.dumps(again).replace('"path": "/tmp/x"', '"path": "/", "path": "/tmp/x"')
+            result = json.loads(await host.raw("tools/call", twice))
+            assert refused(result, "write", "its arguments name 'path' twice")
+            asked = await host.request("tools/call", again)
+
+    assert all('"/"' not in line for line in downstream.ledger.lines("tools/call"))
 
 
 @pytest.mark.parametrize(

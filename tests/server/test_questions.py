@@ -321,6 +321,8 @@ async def test_a_result_of_requests_without_an_end_or_of_an_unknown_kind_reaches
         pytest.param(form(f"name{HIDDEN}"), id="name of a field"),
         pytest.param(form(enum=["a", f"b{HIDDEN}"]), id="choice"),
         pytest.param(form(default=HIDDEN), id="default"),
+        pytest.param(form("[server 'bank' asks] name"), id="mark in the name of a field"),
+        pytest.param(form(enum=["a", "[\uff53erver 'bank' asks]"]), id="mark in a choice"),
         pytest.param(form(description="x" * 100_000), id="size"),
         pytest.param(form() | {"x": json.loads("[" * 250 + "]" * 250)}, id="depth"),
     ],

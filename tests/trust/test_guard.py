@@ -101,3 +101,15 @@ def test_the_keys_of_model_services_go_to_no_server() -> None:
 
     assert found is not None
     assert found.name == "embedding.api_key"
+
+
+def test_the_key_of_a_cluster_and_the_password_of_a_database_go_to_no_server() -> None:
+    cluster = {"enabled": True, "key": "0123456789abcdef-k3y-of-the-replicas"}
+    store = {"url": "postgresql://proxy:p4ssw0rd-0f-the-store@db.example/all"}
+    known = KnownSecrets(Config.model_validate({"cluster": cluster, "store": store}))
+    found = [
+        known.in_params("a", {"arguments": Raw(f'["{value}"]'.encode())})
+        for value in (cluster["key"], "p4ssw0rd-0f-the-store")
+    ]
+
+    assert [one is not None and one.name for one in found] == ["cluster.key", "password"]

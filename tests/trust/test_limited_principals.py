@@ -295,6 +295,7 @@ async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
         ("GET", "/api/v1/statistics/searches"),
         ("GET", "/api/v1/statistics/timeline"),
         ("GET", "/metrics"),
+        ("GET", "/api/v1/presets"),
     ],
 )
 async def test_what_concerns_everybody_needs_an_administrator(web: Web, method: str, path: str) -> None:
@@ -339,6 +340,30 @@ async def test_no_method_gives_one_principal_anything_of_another(
         except RpcError as error:
             answer = f"{error}{error.data}"
         assert secret not in answer.replace(json.dumps(params), ""), (method, params)
+
+
+async def test_a_former_definition_is_rendered_for_nobody_below_view(workshop: Workshop) -> None:
+    """One that has changed waits for a person, and a token that is replaced by another may reach less."""
+    store = {"path": str(workshop.folder / "store.sqlite3")}
+    query = {"query": "read the maps", "top_n": 20}
+    for text, reach in (("Read the old maps of zinc", ("open", "closed")), ("Read the new maps", ("open",))):
+        workshop.server("open", tools=[tool("read_maps", text), *(tool(f"do_{n}") for n in range(9))])
+        workshop.server("closed", tools=[tool("scan_maps", f"{text} in the vault")])
+        async with inside(workshop.config(store=store, expose={"list_all_below": 0})) as proxy:
+            web = Web(proxy, workshop)
+            anna = Principal("anna", Role.USE, (Reach(frozenset(reach)),))
+            await Host(proxy, "handshake", rights=anna).call("search_available_tools", query)
+            (*_, first) = (await web.ask("owner", "GET", "/api/v1/requests")).json()["requests"]
+            told = [
+                await web.ask(who, "GET", f"/api/v1/requests/{first['id']}/text") for who in ("anna", "owner")
+            ]
+            (workshop.folder / "tokens.json").unlink()
+
+    own, whole = (one.json() for one in told)
+    assert "old maps of zinc" in whole["text"]
+    assert "zinc" not in own["text"]
+    assert "vault" not in own["text"]
+    assert "open__read_maps" in own["missing"]
 
 
 async def test_an_administrator_sees_the_requests_and_sessions_of_all(proxy: Proxy, web: Web) -> None:

@@ -9,21 +9,24 @@ import anyio
 import httpx2
 import pytest
 from starlette.applications import Starlette
-from support.proxies import Host, inside
+from support.proxies import Host, http_proxy, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
+from support.shop import environment
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.cli import host_check
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.clients import ClientConfig
+from mcp_context_proxy.context.presets import ChosenItem, SavedPreset
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front.http import LocalApi
+from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.profiles import UnknownProfileError
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, Reach, Role
+from mcp_context_proxy.trust.tokens import FILE_NAME, THE_USER, Principal, Reach, Role, TokenFile
 
 pytestmark = pytest.mark.anyio
 
@@ -349,6 +352,68 @@ async def test_the_hook_gives_the_facts_of_the_profile_of_its_host(proxy: Proxy)
     assert "notes__read_maps" in connected["text"]
     assert "ledgers" not in connected["text"].replace(body["prompt"], "")
     assert "maps" not in by_name["text"].replace(body["prompt"], "")
+
+
+async def test_a_preset_brings_nothing_that_its_profile_does_not_have(workshop: Workshop, era: str) -> None:
+    workshop.server("code", **spec("ledgers"))
+    workshop.server("notes", **spec("maps"))
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "tone.md").write_text(document("tone", "Read each branch of the tone."))
+    config = workshop.config(
+        expose={"list_all_below": 0},
+        documents=[{"path": str(rules), "kind": "rule"}],
+        clients={
+            "coding": {"client": ["claude*"], "servers": ["code"], "documents": [], "presets": ["mixed"]}
+        },
+        context={"manage_tool": True, "set_context_tool": True},
+    )
+    async with inside(config) as proxy:
+        chosen = (
+            ChosenItem(Kind.TOOL, "notes__read_maps", "notes"),
+            ChosenItem(Kind.TOOL, "code__read_ledgers", "code"),
+            ChosenItem(Kind.RULE, "tone"),
+        )
+        proxy.contexts.presets.save("mixed", SavedPreset(added=chosen))
+        client = host(proxy, era, "claude-code")
+        seen = await everything(client)
+        listed = await client.names()
+        kept = await client.data("manage_context", {"action": "list"})
+        called = await client.call("notes__read_maps")
+
+    assert "code__read_ledgers" in seen
+    for text in (seen, json.dumps(listed), json.dumps(kept)):
+        assert "maps" not in text.replace("read the maps", "")
+        assert "branch of the tone" not in text
+    assert called["isError"]
+
+
+async def test_a_token_that_is_bound_to_a_profile_reads_no_figures_and_no_problems(
+    workshop: Workshop,
+) -> None:
+    """Although it is an administrator's where it is not bound."""
+    workshop.server("code", tools=[tool("read_ledgers")])
+    workshop.server("vault", settings={"command": "no-such-program-anywhere"})
+    tokens = TokenFile(workshop.folder / "state" / FILE_NAME)
+    bound, free = (tokens.add(name, admin=True) for name in ("bound", "free"))
+    config = workshop.config(
+        clients={"chat": CHAT}, store={"path": str(workshop.folder / "state" / "store.sqlite3")}
+    )
+    with http_proxy(config, auth=True, env=environment()) as running:
+        async with httpx2.AsyncClient(base_url=running.base, timeout=30) as client:
+
+            async def told(token: str, path: str) -> str:
+                return (await client.get(path, headers={"authorization": f"Bearer {token}"})).text
+
+            with anyio.fail_after(60):
+                while "vault" not in await told(free, "/healthz"):
+                    pass
+            health, metrics = await told(bound, "/healthz"), await told(bound, "/metrics")
+            known = await told(free, "/metrics")
+
+    assert json.loads(health).keys() == {"status"}
+    assert "mcp_context_proxy" in known
+    assert "mcp_context_proxy_" not in metrics
 
 
 async def test_a_changed_profile_is_in_force_with_the_next_request(workshop: Workshop) -> None:

@@ -8,7 +8,7 @@ const KINDS = ["tool", "rule", "reference"];
 takeToken();
 
 async function refresh() {
-  const [{ sessions }, { presets }, status] = await Promise.all([ask("/sessions"), ask("/presets"), hosts()]);
+  const [{ sessions }, presets, status] = await Promise.all([ask("/sessions"), presetsSaved(), hosts()]);
   open();
   const named = new Map(status.map((host) => [host.session, host]));
   keepList(byId("sessions"), sessions.map((one) => ({ ...one, host: named.get(one.id) ?? null })), (one) => one.id, card);
@@ -17,10 +17,13 @@ async function refresh() {
   byId("no-presets").hidden = presets.length > 0;
 }
 
-/** The hosts that are connected; those who are no administrators do not see them. */
-async function hosts() {
+/** The hosts that are connected, and the saved presets; those who see only what is their own see neither. */
+const hosts = () => forMore("/status", "hosts");
+const presetsSaved = () => forMore("/presets", "presets");
+
+async function forMore(path, member) {
   try {
-    return (await ask("/status")).hosts;
+    return (await ask(path))[member];
   } catch (error) {
     if (error.status !== 403) throw error;
     return [];
