@@ -145,7 +145,7 @@ async def meant(engine, documents, requests, title: str, catalog) -> None:
     )
 
 
-async def after_results(engine, results: Sequence[sets.Recorded], have: set[str], title: str) -> None:
+async def after_results(engine, results: Sequence[sets.Recorded], title: str) -> None:
     rates = Rates()
     tools = {(one.server, one.name): one for one in engine._catalog.snapshot.tools.values()}
     for one in results:
@@ -219,7 +219,9 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
     wanted = {"all": (True, False), "held-out": (True,), "others": (False,)}[part]
     lists = real_tools()
     documents = [one for one in sets.documents() if one.held_out in wanted]
-    results = [one for one in sets.results() if one.held_out in wanted]
+    results = {
+        file: [one for one in sets.results(file) if one.held_out in wanted] for file in sets.RESULTS
+    }
     requests = {asked: names for asked, names in sets.requests().items() if sets.held_out(asked) in wanted}
     config = Config.model_validate({"context": {"expand_results": True}})
     chance = np.random.default_rng(11)
@@ -258,7 +260,9 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
         if not number:
             await handbooks(tools, documents, title)
             with ContextEngine(Catalog(tools), config, store=STORE) as engine:
-                await after_results(engine, results, have, title)
+                for file, own in results.items():
+                    await after_results(engine, own, f"{title}, {file}")
+                await after_results(engine, [one for own in results.values() for one in own], title)
     if with_speed:
         await speed(lists, documents, requests)
 
