@@ -217,7 +217,7 @@ def introduction(snapshot: Snapshot, most_bytes: int) -> SessionIntroduction:
         for one in snapshot.documents.values()
         if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS
     ]
-    rules.sort(key=lambda rule: -rule.priority)
+    rules.sort(key=lambda rule: rule.priority)
     texts: list[str] = []
     given: dict[ItemKey, Delivered] = {}
     left: list[Document] = []

@@ -137,6 +137,11 @@ class SessionContext:
         return "connection"
 
     @property
+    def client(self) -> str | None:
+        """The name under which its client introduced itself; None where that is not known."""
+        return None
+
+    @property
     def changed(self) -> bool:
         """True if its tool list can differ from the list without a session."""
         return bool(self.shown or self.added or self.removed)
@@ -235,6 +240,11 @@ class Session(SessionContext):
     """Servers of whose instructions the client was told."""
     subscriptions: set[str] = field(default_factory=set)
     """URIs of resources whose updates the client asked for."""
+
+    @property
+    def client(self) -> str | None:
+        """The name under which its client introduced itself; None where it gave none."""
+        return eras.name_of(None if self.hello is None else self.hello.client_info)
 
     def subscribes(self, uri: str) -> bool:
         """Return whether the client subscribed to this resource, or to one that contains it."""
