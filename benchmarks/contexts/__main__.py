@@ -219,9 +219,7 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
     wanted = {"all": (True, False), "held-out": (True,), "others": (False,)}[part]
     lists = real_tools()
     documents = [one for one in sets.documents() if one.held_out in wanted]
-    results = {
-        file: [one for one in sets.results(file) if one.held_out in wanted] for file in sets.RESULTS
-    }
+    results = {file: [one for one in sets.results(file) if one.held_out in wanted] for file in sets.RESULTS}
     requests = {asked: names for asked, names in sets.requests().items() if sets.held_out(asked) in wanted}
     config = Config.model_validate({"context": {"expand_results": True}})
     chance = np.random.default_rng(11)

@@ -90,9 +90,7 @@ _OF_ONE = frozenset({"contents", "details", "settings", "status", "info", "stati
 """Words that end in s and are no number of things."""
 
 _NAME = frozenset(terms("name"))
-_TELLING_WHY = frozenset(
-    terms("log logs output trace report console message events describe diagnose debug")
-)
+_TELLING_WHY = frozenset(terms("log logs output trace report console message events describe diagnose debug"))
 _FAILED = re.compile(r"fail|error|crash|exception|\b50\d\b", re.IGNORECASE)
 _NOTHING_FAILED = re.compile(
     r"""\b\w*(?:fail|error|exception)\w*["']?\s*[:=]\s*(?:null|none|false|0\b|\[\s*\]|""|'')"""

@@ -80,7 +80,9 @@ async def test_an_answer_is_rendered_again_as_the_model_read_it(proxy: Proxy, qu
     assert rendered.missing == ()
 
 
-async def test_an_answer_is_rendered_with_the_items_that_it_left_out_for_the_budget(workshop: Workshop) -> None:
+async def test_an_answer_is_rendered_with_the_items_that_it_left_out_for_the_budget(
+    workshop: Workshop,
+) -> None:
     async with inside(settings(workshop, TEXTS, context={"max_tokens": 60})) as proxy:
         told = (await Host(proxy, "handshake").call(SEARCH, {"query": QUERY}))["content"][0]["text"]
         rendered = await proxy.past_requests.rendered(await latest(proxy))
