@@ -79,7 +79,7 @@ class Rates:
 
 
 def keys(engine: ContextEngine, context, modes=None) -> set[tuple[str, str]]:
-    """Tools of a context by server and own name, which differs from the exposed one where that is too long."""
+    """Tools of a context by server and own name; exposed names may be shortened."""
     tools = engine._catalog.snapshot.tools
     return {
         tools[one.name].key for one in context.of(Kind.TOOL) if modes is None or one.include_mode in modes

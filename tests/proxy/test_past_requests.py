@@ -80,7 +80,7 @@ async def test_an_answer_is_rendered_again_as_the_model_read_it(proxy: Proxy, qu
     assert rendered.missing == ()
 
 
-async def test_an_answer_is_rendered_with_the_items_that_it_left_out_for_the_budget(
+async def test_an_answer_is_rendered_with_what_it_left_out_for_the_budget(
     workshop: Workshop,
 ) -> None:
     async with inside(settings(workshop, TEXTS, context={"max_tokens": 60})) as proxy:

@@ -292,10 +292,11 @@ RULES = {
 async def test_the_instructions_have_the_rules_in_the_order_of_their_priority(
     workshop: Workshop, folder: Path
 ) -> None:
-    words = "word " * 300  # so that both are more than there is room for
+    front = "---\ninclude: always\npriority: {}\n---\n"
+    words = "word " * 300  # so that all are more than there is room for
     priorities = {"late": 900, "first": 1, "middle": 500}
     files = {
-        f"{name}.md": f"---\ninclude: always\npriority: {number}\n---\nThe {name} rule. {words[: number * 2]}\n"
+        f"{name}.md": front.format(number) + f"The {name} rule. {words[: number * 2]}\n"
         for name, number in priorities.items()
     }
     write(folder, files)
