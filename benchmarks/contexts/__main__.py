@@ -145,6 +145,20 @@ async def meant(engine, documents, requests, title: str, catalog) -> None:
     )
 
 
+async def repeated(engine: ContextEngine, documents: Sequence[sets.Written], title: str) -> None:
+    """Documents about a tool, shown for a request that repeats what its description says word by word."""
+    tools = {one.key: one for one in engine._catalog.snapshot.tools.values()}
+    present = {item.name for item in engine._catalog.snapshot.documents.values()}
+    asked = shown = 0
+    for one in (document for document in documents if document.name in present):
+        for key in (min(need) for need in one.needs if min(need) in tools):
+            request = tools[key].description.strip().split(". ")[0][:200]
+            context = await engine.build(request, remember=False)
+            asked += 1
+            shown += any(item.name == one.name for item in context.of(*DOCUMENT_KINDS))
+    print(f"{title}: documents shown for a request that repeats a tool's description: {shown}/{asked}")
+
+
 async def after_results(engine, results: Sequence[sets.Recorded], title: str) -> None:
     rates = Rates()
     tools = {(one.server, one.name): one for one in engine._catalog.snapshot.tools.values()}
@@ -255,6 +269,8 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
                         if best:
                             SERVER_OF.setdefault(asked, best[0].server or "")
                 await meant(engine, [d for d in present if d in fitting], served, title, catalog)
+                if not number:
+                    await repeated(engine, present, title)
         if not number:
             await handbooks(tools, documents, title)
             with ContextEngine(Catalog(tools), config, store=STORE) as engine:
