@@ -231,6 +231,16 @@ def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = E
     return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}"
 
 
+def _too_large(context: RequestContext, snapshot: Snapshot, name_of: NameOf) -> str:
+    """Return that things fit, and none into the budget, with the names of the best."""
+    names = "\n".join(
+        f"- {current_name(item, snapshot, name_of)} ({item.tokens:,} tokens)"
+        for item in context.dropped[:NEAREST]
+    )
+    budget = f"{context.options.max_tokens:,} tokens that a context may have"
+    return f"What fits is too large for the {budget}:\n{names}\n{HOW_TO_GO_ON}"
+
+
 def search_text(
     answer: SearchAnswer,
     notes: Sequence[Note],
@@ -257,6 +267,8 @@ def search_text(
     found = answer.found
     searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
     results, known, documents = found.results, _known(*searched), _documents(answer)
+    if not results and answer.context.dropped:
+        return "\n\n".join([_too_large(answer.context, found.snapshot, name_of), *_titled(documents)])
     if not results:
         return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]

@@ -221,9 +221,7 @@ DESK = tuple(
 async def test_a_list_is_followed_by_reading_one_of_its_things() -> None:
     with ContextEngine(Catalog(DESK)) as engine:
         session = Session(overrides=Overrides(expand_results=True))
-        engine.called(
-            session, "list_tickets", '[{"ticket_id": "HD-7", "title": "No sound"}]'
-        )
+        engine.called(session, "list_tickets", '[{"ticket_id": "HD-7", "title": "No sound"}]')
         steps = brought(await engine.build("go on", session))
 
     assert next(iter(steps)) == "desk__get_ticket"

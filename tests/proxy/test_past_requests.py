@@ -91,6 +91,22 @@ async def test_an_answer_is_rendered_with_what_it_left_out_for_the_budget(
     assert rendered.text == told
 
 
+async def test_an_answer_says_that_what_fits_is_too_large_rather_than_that_nothing_fits(
+    workshop: Workshop,
+) -> None:
+    async with inside(settings(workshop, TEXTS, context={"max_tokens": 10})) as proxy:
+        told = (await Host(proxy, "handshake").call(SEARCH, {"query": "Send a letter by post"}))["content"][
+            0
+        ]["text"]
+        rendered = await proxy.past_requests.rendered(await latest(proxy))
+
+    assert told.startswith(
+        "What fits is too large for the 10 tokens that a context may have:\n- s__post_letter"
+    )
+    assert "None of" not in told
+    assert rendered.text == told
+
+
 async def test_a_replay_does_not_call_new_what_the_session_had_by_hand(proxy: Proxy) -> None:
     session = SessionContext()
     proxy.contexts.add(session, Kind.TOOL, "s__post_message")
