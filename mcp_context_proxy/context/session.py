@@ -207,11 +207,13 @@ class _Content(msgspec.Struct):
 
 class _ToolResult(msgspec.Struct):
     content: list[_Content] = []
-    isError: bool = False  # noqa: N815 - the protocol's word
 
 
 def result_text(result: bytes, characters: int) -> str | None:
-    """Return the text of a call's result, cut; None if it has none, or is an error."""
+    """Return the text of a call's result, cut; None if it has none.
+
+    An error is read as well: it often says what has to be done first.
+    """
     if len(result) > RESULT_BYTES:
         return None
     try:
@@ -219,7 +221,7 @@ def result_text(result: bytes, characters: int) -> str | None:
     except msgspec.DecodeError:
         return None
     text = "\n".join(content.text for content in decoded.content)[:characters]
-    return None if decoded.isError or not text.strip() else text
+    return text if text.strip() else None
 
 
 @dataclass(slots=True, eq=False)

@@ -228,6 +228,19 @@ async def test_a_list_is_followed_by_reading_one_of_its_things() -> None:
     assert not {"desk__search_tickets", "desk__create_ticket", "desk__delete_ticket"} & steps.keys()
 
 
+async def test_an_error_brings_what_has_to_be_done_first() -> None:
+    names = ("edit_document", "protect_document", "unprotect_document", "add_heading", "convert_to_pdf")
+    words = [tool(name, f"{name.replace('_', ' ').capitalize()}", server="word") for name in names]
+    said = "Cannot change it: the document is protected. Unprotect it first."
+    with ContextEngine(Catalog(words)) as engine:
+        session = Session(overrides=Overrides(expand_results=True))
+        result = json.dumps({"content": [{"type": "text", "text": said}], "isError": True}).encode()
+        session.called(words[0], result, ResultReading())
+        context = await engine.build("go on", session)
+
+    assert next(iter(brought(context))) == "word__unprotect_document"
+
+
 @pytest.mark.parametrize(
     ("said", "failed"),
     [
