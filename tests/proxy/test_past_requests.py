@@ -100,9 +100,7 @@ async def test_an_answer_says_that_what_fits_is_too_large_rather_than_that_nothi
         ]["text"]
         rendered = await proxy.past_requests.rendered(await latest(proxy))
 
-    assert told.startswith(
-        "What fits is too large for the 10 tokens that a context may have:\n- s__post_letter"
-    )
+    assert told.startswith("Left out, because they do not fit into 10 tokens: s__post_letter (")
     assert "None of" not in told
     assert rendered.text == told
 
