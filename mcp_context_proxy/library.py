@@ -31,7 +31,7 @@ from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext,
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
 from mcp_context_proxy.context.session import SessionContext as Session
-from mcp_context_proxy.context.session import Sessions, item_by, key_of
+from mcp_context_proxy.context.session import Sessions, item_by, key_of, resolve_in
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
@@ -253,6 +253,17 @@ class ContextEngine(engine.ContextEngine):
         selection = Selection(query=query, origin="context", options=options)
         answer = await self._local.off_loop(partial(self._selector.select, selection, snapshot))
         return [_selected(item, snapshot) for item in answer.context.items]
+
+    def called(self, session: Session, name: str, result: str = "", server: str | None = None) -> None:
+        """Note that a session has called a tool, with the text of its result.
+
+        In its next contexts the tool stays, documents that name it come, and with the setting
+        ``context.expand_results`` or ``Overrides(expand_results=True)`` the tools that fit after the result.
+        """
+        tool = resolve_in(session, self._catalog.snapshot, Kind.TOOL, name, server)
+        assert isinstance(tool, Tool)
+        answer = msgspec.json.encode({"content": [{"type": "text", "text": result}]})
+        session.called(tool, answer, self.result_reading)
 
     def __enter__(self) -> Self:
         return self

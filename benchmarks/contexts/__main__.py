@@ -78,21 +78,21 @@ class Rates:
         return f"recall {recall:.3f} ({met}), precision {precision:.3f} ({right})"
 
 
-def keys(context, modes=None) -> set[tuple[str, str]]:
-    tools = context.of(Kind.TOOL)
+def keys(engine: ContextEngine, context, modes=None) -> set[tuple[str, str]]:
+    """Tools of a context by server and own name; exposed names may be shortened."""
+    tools = engine._catalog.snapshot.tools
     return {
-        (one.server, one.name.removeprefix(f"{one.server}__"))
-        for one in tools
-        if modes is None or one.include_mode in modes
+        tools[one.name].key for one in context.of(Kind.TOOL) if modes is None or one.include_mode in modes
     }
 
 
-def brought_by(context, document: str) -> set[tuple[str, str]]:
+def brought_by(engine: ContextEngine, context, document: str) -> set[tuple[str, str]]:
     """Tools that a document brought; others that were found beside it may bring their own."""
     why = {f"named in {document}", f"described in {document}"}
+    tools = engine._catalog.snapshot.tools
     return {
-        (item.server, item.name.removeprefix(f"{item.server}__"))
-        for item in context.items
+        tools[item.name].key
+        for item in context.of(Kind.TOOL)
         if item.include_mode is Mode.EXPANSION and item.why.split(":")[0] in why
     }
 
@@ -108,11 +108,11 @@ async def expansion(
         context = await engine.build(one.request, remember=False)
         if any(item.name == one.name for item in context.of(*DOCUMENT_KINDS)):
             shown += 1
-            by_request.add(needs, brought_by(context, one.name), keys(context))
+            by_request.add(needs, brought_by(engine, context, one.name), keys(engine, context))
         session = Session()
         engine.add(session, Kind(one.kind), one.name)
         context = await engine.build("go", session, remember=False)
-        alone.add(needs, brought_by(context, one.name), ())
+        alone.add(needs, brought_by(engine, context, one.name), ())
     print(f"{title}: brought by the document alone: {alone}")
     print(f"{title}: found by its request {shown}/{len(documents)}; in context then: {by_request}")
 
@@ -134,7 +134,7 @@ async def meant(engine, documents, requests, title: str, catalog) -> None:
         names = {item.name for item in context.of(*DOCUMENT_KINDS)}
         shown += len(names)
         irrelevant += len(names - applying)
-        more += len(keys(context, {Mode.EXPANSION}))
+        more += len(keys(engine, context, {Mode.EXPANSION}))
     count = max(1, len(requests))
     print(
         f"{title}: meant documents found {found}/{present} ({found / present:.3f}), "
@@ -145,7 +145,21 @@ async def meant(engine, documents, requests, title: str, catalog) -> None:
     )
 
 
-async def after_results(engine, results: Sequence[sets.Recorded], have: set[str], title: str) -> None:
+async def repeated(engine: ContextEngine, documents: Sequence[sets.Written], title: str) -> None:
+    """Documents about a tool, shown for a request that repeats what its description says word by word."""
+    tools = {one.key: one for one in engine._catalog.snapshot.tools.values()}
+    present = {item.name for item in engine._catalog.snapshot.documents.values()}
+    asked = shown = 0
+    for one in (document for document in documents if document.name in present):
+        for key in (min(need) for need in one.needs if min(need) in tools):
+            request = tools[key].description.strip().split(". ")[0][:200]
+            context = await engine.build(request, remember=False)
+            asked += 1
+            shown += any(item.name == one.name for item in context.of(*DOCUMENT_KINDS))
+    print(f"{title}: documents shown for a request that repeats a tool's description: {shown}/{asked}")
+
+
+async def after_results(engine, results: Sequence[sets.Recorded], title: str) -> None:
     rates = Rates()
     tools = {(one.server, one.name): one for one in engine._catalog.snapshot.tools.values()}
     for one in results:
@@ -155,7 +169,7 @@ async def after_results(engine, results: Sequence[sets.Recorded], have: set[str]
         said = json.dumps({"content": [{"type": "text", "text": one.text}]}).encode()
         session.called(tools[one.tool], said, ResultReading(enabled=True))
         context = await engine.build("go on", session, remember=False)
-        brought = keys(context, {Mode.EXPANSION})
+        brought = keys(engine, context, {Mode.EXPANSION})
         rates.add(one.needs, brought, ())
     print(f"{title}: tools after a result: {rates}")
 
@@ -180,7 +194,7 @@ async def handbooks(tools: Sequence[Tool], documents: Sequence[sets.Written], ti
                     first += names[:1] == [f"handbook-{number}"]
                     if f"handbook-{number}" in names:
                         needed += len(one.needs)
-                        brought += sum(bool(need & keys(context)) for need in one.needs)
+                        brought += sum(bool(need & keys(engine, context)) for need in one.needs)
         count = len(documents)
         print(
             f"{title}: {len(files)} files of five topics, {way}: found {found}/{count}, "
@@ -219,7 +233,7 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
     wanted = {"all": (True, False), "held-out": (True,), "others": (False,)}[part]
     lists = real_tools()
     documents = [one for one in sets.documents() if one.held_out in wanted]
-    results = [one for one in sets.results() if one.held_out in wanted]
+    results = {file: [one for one in sets.results(file) if one.held_out in wanted] for file in sets.RESULTS}
     requests = {asked: names for asked, names in sets.requests().items() if sets.held_out(asked) in wanted}
     config = Config.model_validate({"context": {"expand_results": True}})
     chance = np.random.default_rng(11)
@@ -255,10 +269,14 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
                         if best:
                             SERVER_OF.setdefault(asked, best[0].server or "")
                 await meant(engine, [d for d in present if d in fitting], served, title, catalog)
+                if not number:
+                    await repeated(engine, present, title)
         if not number:
             await handbooks(tools, documents, title)
             with ContextEngine(Catalog(tools), config, store=STORE) as engine:
-                await after_results(engine, results, have, title)
+                for file, own in results.items():
+                    await after_results(engine, own, f"{title}, {file}")
+                await after_results(engine, [one for own in results.values() for one in own], title)
     if with_speed:
         await speed(lists, documents, requests)
 

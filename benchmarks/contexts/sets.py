@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = sorted((*HERE.glob("documents-*.txt"), HERE / "results.txt", HERE / "requests.txt"))
+RESULTS = ("results.txt", "results-later.txt")
+"""The later ones were written after the first had been measured several times, and before any change."""
+
+FILES = sorted((*HERE.glob("documents-*.txt"), *(HERE / name for name in RESULTS), HERE / "requests.txt"))
 
 Need = frozenset[tuple[str, str]]
 """Tools, by server and own name, any of which serves."""
@@ -74,9 +77,10 @@ def documents() -> list[Written]:
     return found
 
 
-def results() -> list[Recorded]:
+def results(file: str) -> list[Recorded]:
+    """The results of one of the files in `RESULTS`."""
     found = []
-    for head, lines in entries(HERE / "results.txt"):
+    for head, lines in entries(HERE / file):
         server, name = head.split(":", 1)
         needs = needs_of(lines[0].removeprefix("next: "))
         found.append(Recorded((server, name), needs, "\n".join(lines[1:]).strip()))

@@ -50,7 +50,7 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.kept_logs import KeptLogs
-from mcp_context_proxy.trust.tokens import reaches
+from mcp_context_proxy.trust.tokens import ACTING, reaches
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -473,7 +473,8 @@ class Proxy:
             words_only=self.search.model.error is not None,
             whole=self.tool_list.hides_nothing(snapshot, self.tool_list.base_names(snapshot)),
         )
-        rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()))
+        removed = self.contexts.presets.view(ACTING.get().all_presets).removed
+        rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()), removed)
         room = meta_definitions.INSTRUCTIONS_BYTES - len(rules.text.encode())
         seen = (client for client in self.fleet.serving() if reaches(client.name))
         said = meta_definitions.said_by(seen, self.redact)

@@ -205,7 +205,8 @@ def _told(session: ChosenSession, answer: Mapping[str, Any], as_json: bool) -> N
 
 
 def _host(facts: Mapping[str, Any]) -> str:
-    return one_line(facts["host"] or ("a handle" if facts["kind"] == "handle" else "an unnamed host"))
+    unnamed = "a handle" if facts["kind"] == "handle" else "an unnamed host"
+    return one_line(facts["host"] or facts.get("client") or unnamed)
 
 
 def _show(console: Terminal, facts: Mapping[str, Any]) -> None:

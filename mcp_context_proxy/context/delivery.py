@@ -8,7 +8,7 @@ in a session. A record calls delivered exactly the text written here. Everything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
@@ -210,14 +210,17 @@ class SessionIntroduction:
 RULES_INTRODUCED: Final = "Rules in force, written by the user:"
 
 
-def introduction(snapshot: Snapshot, most_bytes: int) -> SessionIntroduction:
-    """Return the ``always`` rules that fit into so many bytes, by priority, with the names of others."""
+def introduction(snapshot: Snapshot, most_bytes: int, removed: Set[ItemKey]) -> SessionIntroduction:
+    """Return the ``always`` rules that fit into so many bytes, by priority, with the names of others.
+
+    Those that the session begins without are `removed`.
+    """
     rules = [
         one
         for one in snapshot.documents.values()
-        if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS
+        if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS and key_of(one) not in removed
     ]
-    rules.sort(key=lambda rule: -rule.priority)
+    rules.sort(key=lambda rule: rule.priority)
     texts: list[str] = []
     given: dict[ItemKey, Delivered] = {}
     left: list[Document] = []

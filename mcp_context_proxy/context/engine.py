@@ -81,6 +81,8 @@ class SessionState:
     """Profile of its client; None without one."""
     by_person: tuple[RemovedItem, ...] = ()
     """Items that a person has added or removed, about which a model changes nothing."""
+    client: str | None = None
+    """Name under which its client introduced itself; None where it gave none, and for a handle."""
 
 
 class ContextEngine:
@@ -325,6 +327,7 @@ class ContextEngine:
             latest_request=session.latest_request,
             profile=profile_in(session.principal),
             by_person=tuple(RemovedItem(*key) for key in sorted(session.by_person)),
+            client=session.client,
         )
 
     async def items(self, session: SessionContext | None = None) -> tuple[ContextItem, ...]:

@@ -137,6 +137,11 @@ class SessionContext:
         return "connection"
 
     @property
+    def client(self) -> str | None:
+        """The name under which its client introduced itself; None where that is not known."""
+        return None
+
+    @property
     def changed(self) -> bool:
         """True if its tool list can differ from the list without a session."""
         return bool(self.shown or self.added or self.removed)
@@ -202,11 +207,13 @@ class _Content(msgspec.Struct):
 
 class _ToolResult(msgspec.Struct):
     content: list[_Content] = []
-    isError: bool = False  # noqa: N815 - the protocol's word
 
 
 def result_text(result: bytes, characters: int) -> str | None:
-    """Return the text of a call's result, cut; None if it has none, or is an error."""
+    """Return the text of a call's result, cut; None if it has none.
+
+    An error is read as well: it often says what has to be done first.
+    """
     if len(result) > RESULT_BYTES:
         return None
     try:
@@ -214,7 +221,7 @@ def result_text(result: bytes, characters: int) -> str | None:
     except msgspec.DecodeError:
         return None
     text = "\n".join(content.text for content in decoded.content)[:characters]
-    return None if decoded.isError or not text.strip() else text
+    return text if text.strip() else None
 
 
 @dataclass(slots=True, eq=False)
@@ -235,6 +242,11 @@ class Session(SessionContext):
     """Servers of whose instructions the client was told."""
     subscriptions: set[str] = field(default_factory=set)
     """URIs of resources whose updates the client asked for."""
+
+    @property
+    def client(self) -> str | None:
+        """The name under which its client introduced itself; None where it gave none."""
+        return eras.name_of(None if self.hello is None else self.hello.client_info)
 
     def subscribes(self, uri: str) -> bool:
         """Return whether the client subscribed to this resource, or to one that contains it."""

@@ -1,23 +1,25 @@
 """Next steps: the tools that fit after the result of a call.
 
 A next step takes the thing that the result is about: its name has the called tool's noun, the fields of the
-result fill its required parameters, or its description names the called tool. Only tools of the same server
-compete, because another server's tools want other identifiers; a server of one or two tools has no next step
-of its own, so all tools compete there. Blocks.
+result fill its required parameters, or its description names the called tool. It does something else with it:
+a list is followed by reading one of its things, and hardly by another list, a new thing of the kind or a
+deletion. Only tools of the same server compete, because another server's tools want other identifiers; a
+server of one or two tools has no next step of its own, so all tools compete there. Blocks.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from mcp_context_proxy.items import Tool
+from mcp_context_proxy.items import Tool, ToolClass
+from mcp_context_proxy.retrieval.actions import ACTIONS, VERBS, action_of
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, terms
@@ -27,10 +29,10 @@ from mcp_context_proxy.system.later import np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STEPS: Final = 2
+STEPS: Final = 3
 """Tools that one result leads to."""
 
-FIRST, SECOND = 0.08, 0.15
+FIRST, FURTHER = 0.08, 0.1
 """Share of the likelihood from which the likeliest tool comes, and another one: the rest belongs to the other
 tools and to there being no next step."""
 
@@ -43,21 +45,29 @@ COMPETING: Final = 400
 OWN_TOOLS: Final = 3
 """Tools of a server from which on only they compete."""
 
-MOST_REQUIRED: Final = 5
-"""Required parameters that count: a sixth says nothing more."""
+TWIN: Final = 0.75
+"""Cosine with the called tool from which one that does the same kind of thing is another way to ask it."""
 
-OF_RESULT, OF_TEXT, OF_TOOL, OF_NOUNS, OF_SUBJECT = 2.59, 1.81, 1.27, 0.95, 1.44
-OF_REQUIRED, OF_UNFILLED, OF_MENTION, OF_READING, OF_OTHER_NOUNS, NO_STEP = (
-    0.49,
-    -1.05,
-    0.45,
-    1.46,
-    -1.14,
-    -3.99,
-)
-"""Weights of a likelihood in the columns of `Steps.features`, and that of a tool with none of them beside no
-next step. They were fitted as a choice among the tools of a server, server by server without its own results
-(benchmarks/contexts.md)."""
+WEIGHTS: Final[Mapping[str, float]] = {
+    "likeness of the result": 2.84,
+    "likeness of the next thing to do": 3.4,
+    "likeness of the called tool": 1.39,
+    "same subject": 1.02,
+    "names or is named": 0.92,
+    "reads": 1.77,
+    "another subject as well": -1.32,
+    "takes something of the result": 1.44,
+    "tells why something failed": 1.62,
+    "reads after a change": -2.21,
+    "deletes": -1.13,
+    "creates another one": -1.04,
+    "asks the same in another way": -0.79,
+}
+"""Weights of a likelihood in the columns of `steps`."""
+
+NO_STEP: Final = -4.97
+"""Weight of a tool with none of these beside no next step. All were fitted as a choice among the tools of a
+server, and tried on each server without its own results (benchmarks/contexts.md)."""
 
 _LISTING = frozenset(
     terms("list get search find read show query fetch retrieve describe detect validate check resolve api")
@@ -66,6 +76,9 @@ _LISTING = frozenset(
 
 _READING = frozenset(terms("get read describe show retrieve open fetch"))
 _JOINING = frozenset(terms("by id for from to of"))
+_NO_THING = frozenset((*terms(" ".join(VERBS)), *terms("all my current available set"))) | _LISTING | _JOINING
+"""Words of names that are not part of the name of a thing."""
+
 _IDENTIFIERS = frozenset(
     terms(
         "id key uuid iid slug identifier number ref hash name path url uri username filepath filename title"
@@ -73,6 +86,17 @@ _IDENTIFIERS = frozenset(
 )
 """Words of parameters that point at a thing, whatever the thing is."""
 
+_OF_ONE = frozenset({"contents", "details", "settings", "status", "info", "statistics", "stats"})
+"""Words that end in s and are no number of things."""
+
+_NAME = frozenset(terms("name"))
+_TELLING_WHY = frozenset(terms("log logs output trace report console message events describe diagnose debug"))
+_FAILED = re.compile(r"fail|error|crash|exception|\b50\d\b", re.IGNORECASE)
+_NOTHING_FAILED = re.compile(
+    r"""\b\w*(?:fail|error|exception)\w*["']?\s*[:=]\s*(?:null|none|false|0\b|\[\s*\]|""|'')"""
+    r"""|\b(?:no|0|without(?: any)?) (?:fail|error|exception)\w*""",
+    re.IGNORECASE,
+)
 _FIELD = re.compile(r"""["']?([A-Za-z][A-Za-z0-9_]*(?:[ -][A-Za-z0-9_]+){0,3})["']?\s*[:=]""")
 _BRACES = re.compile(r'[{}\[\]"\\]+')
 
@@ -109,36 +133,71 @@ def needs_of(definition: bytes) -> Needs:
         return Needs(frozenset(), ())
 
 
+def kind_of(name: str) -> str:
+    """Return what a tool does by its name, as in `ACTIONS`, or ``list`` where it gives several things."""
+    words, action = identifier_words(name).lower().split(), ACTIONS[action_of(name)]
+    if action == "search" or "list" in words or "all" in words:
+        return "list"
+    things = [word for word in words if word not in VERBS and word not in {"by", "id"}]
+    last = things[-1] if things else ""
+    several = last.endswith("s") and not last.endswith(("ss", "us")) and last not in _OF_ONE
+    return "list" if action == "read" and several else action
+
+
+def things_of(name: str) -> frozenset[str]:
+    """Return the terms of a tool's name that are part of the name of a thing."""
+    return frozenset(terms(identifier_words(name))) - _NO_THING
+
+
 @dataclass(frozen=True, slots=True)
 class CallResult:
     """A called tool with the words of its result."""
 
     tool: Tool
+    kind: str
     nouns: frozenset[str]
     """Terms of its name that say what it is about."""
-    fields: frozenset[str]
-    """Keys of the fields in the result."""
+    things: frozenset[str]
+    parameters: frozenset[str]
+    """Keys of its own parameters, which its caller could fill before."""
     field_terms: frozenset[str]
+    """Terms of the names of the fields in the result."""
+    failed: bool
+    """Whether something failed, by the words of the result."""
     named: re.Pattern[str] | None
     """Its name as others' descriptions have it; None for a plain word."""
 
     @classmethod
     def of(cls, tool: Tool, text: str) -> CallResult:
         """Read the result of a call."""
-        fields = [match[1] for match in _FIELD.finditer(text)]
-        said = frozenset(term for field in fields for term in terms(identifier_words(field)))
-        nouns = frozenset(terms(identifier_words(tool.name))) - _LISTING
-        return cls(tool, nouns, frozenset(map(name_key, fields)), said, _mention(tool.name))
+        fields = (identifier_words(match[1]) for match in _FIELD.finditer(text))
+        return cls(
+            tool=tool,
+            kind=kind_of(tool.name),
+            nouns=frozenset(terms(identifier_words(tool.name))) - _LISTING,
+            things=things_of(tool.name),
+            parameters=needs_of(tool.definition).keys,
+            field_terms=frozenset(term for field in fields for term in terms(field)),
+            failed=_FAILED.search(_NOTHING_FAILED.sub("", text)) is not None,
+            named=_mention(tool.name),
+        )
 
-    def fills(self, parameter: str) -> bool:
-        """Return whether a parameter can be filled from the result, or from the call before it."""
-        key, own = name_key(parameter), frozenset(terms(identifier_words(parameter)))
-        if key in needs_of(self.tool.definition).keys or key in self.fields:
-            return True
+    def next_thing(self) -> str:
+        """Return words for what comes next: after a list, to read one of its things."""
+        words = identifier_words(self.tool.name).split()
+        thing = " ".join(word for word in words if not set(terms(word)) <= _NO_THING) or " ".join(words)
+        return f"get one {thing.removesuffix('s')} by its id" if self.kind == "list" else thing
+
+    def gives(self, parameter: str, things: frozenset[str]) -> bool:
+        """Return whether the result fills a parameter of a tool for some things, which the call could not."""
+        if name_key(parameter) in self.parameters:
+            return False
+        own = frozenset(terms(identifier_words(parameter)))
         pointing, thing = own & _IDENTIFIERS, own - _IDENTIFIERS
-        if not thing:
-            return bool(pointing & self.field_terms)
-        return thing <= self.field_terms or bool(pointing and thing <= self.nouns | self.field_terms)
+        if thing:
+            return thing <= self.field_terms or bool(pointing and thing <= self.nouns | self.field_terms)
+        of_these = bool(things) and things <= self.things | self.field_terms
+        return of_these and bool(pointing & (self.field_terms | _NAME))
 
     def names(self, other: Tool) -> bool:
         """Return whether the description of one of the two tools names the other one."""
@@ -154,76 +213,67 @@ def next_steps(index: Index, embed: Embed, called: Tool, text: str) -> list[Step
     tools, features = steps(index, embed, called, text)
     if not tools:
         return []
-    weights = [OF_RESULT, OF_TEXT, OF_TOOL, OF_NOUNS, OF_SUBJECT, OF_REQUIRED, OF_UNFILLED]
-    weights += [OF_MENTION, OF_READING, OF_OTHER_NOUNS]
-    likely = np.exp(features @ np.array(weights) + NO_STEP)
+    likely = np.exp(features @ np.array(list(WEIGHTS.values())) + NO_STEP)
     shares = likely / (likely.sum() + 1)
     order = sorted(range(len(tools)), key=lambda place: (-shares[place], tools[place].name))[:STEPS]
     return [
         Step(tools[place], float(shares[place]))
         for rank, place in enumerate(order)
-        if shares[place] >= (SECOND if rank else FIRST)
+        if shares[place] >= (FURTHER if rank else FIRST)
     ]
 
 
 def steps(index: Index, embed: Embed, called: Tool, text: str) -> tuple[list[Tool], NDArray[np.float64]]:
-    """Return the tools that compete, and [tools, 10]: how each fits after the result.
-
-    The columns: likeness with the called tool's name and the result, likeness with the result alone, likeness
-    with the called tool, the share of its name that is the called tool's noun, the share of that noun that it
-    has, its required parameters, those of them that nothing fills, whether one of the two tools names the
-    other, whether it reads one thing, and whether it is about another thing as well.
-    """
+    """Return the tools that compete, and [tools, columns]: how each fits, in the columns of `WEIGHTS`."""
     dense = index.dense
     own = next((at for at in index.named([name_key(called.name)]) if index.items[at] == called), None)
     texts = chunks(_BRACES.sub(" ", text))[:RESULT_CHUNKS]
-    head = identifier_words(called.name)
+    answer = CallResult.of(called, text)
+    heads = identifier_words(called.name), answer.next_thing()
+    units = [f"{head}: {piece}" for head in heads for piece in texts]
     vectors = None
     if dense is not None and own is not None and texts and texts[0]:
-        vectors = embed([*(f"{head}: {piece}" for piece in texts), *texts])
+        vectors = embed(units)
     if dense is None or own is None or vectors is None:
-        return [], np.zeros((0, 10))
+        return [], np.zeros((0, len(WEIGHTS)))
     every = [at for at, one in enumerate(index.items) if isinstance(one, Tool) and one.name != called.name]
     same = [at for at in every if getattr(index.items[at], "server", None) == called.server]
     places = np.array(same if len(same) >= OWN_TOOLS - 1 else every, np.intp)
     if not places.size:
-        return [], np.zeros((0, 10))
+        return [], np.zeros((0, len(WEIGHTS)))
     vector = dense.vectors_of(own)[0]
     alike = np.array([float(dense.vectors_of(int(at))[0] @ vector) for at in places], np.float32)
     chosen = np.sort(best(alike, COMPETING))
     places, alike = places[chosen], alike[chosen]
     compared = dense.of(places)
     cosines = compared.by_item(compared.cosines(vectors))
-    units = [*(f"{head}: {piece}" for piece in texts), *texts]
     words = [index.lexical.score(dict.fromkeys(terms(unit), 1.0)).scores for unit in units]
     fused = cosines + LEXICAL_FACTOR * np.stack([scores[places] for scores in words])
     tools = [one for at in places if isinstance(one := index.items[int(at)], Tool)]
-    answer, rarity = CallResult.of(called, text), _rarities([called, *tools])
-    rows = [
-        [*likeness, *_fit(answer, tool, rarity)]
-        for likeness, tool in zip(
-            np.stack(
-                [fused[: len(texts)].max(axis=0), fused[len(texts) :].max(axis=0), alike], axis=1
-            ).tolist(),
-            tools,
-            strict=True,
-        )
-    ]
+    rarity = _rarities([called, *tools])
+    likeness = np.stack(
+        [fused[: len(texts)].max(axis=0), fused[len(texts) :].max(axis=0), alike], axis=1
+    ).tolist()
+    rows = [[*near, *_fit(answer, tool, near[2], rarity)] for near, tool in zip(likeness, tools, strict=True)]
     return tools, np.array(rows, np.float64)
 
 
-def _fit(answer: CallResult, tool: Tool, rarity: dict[str, float]) -> list[float]:
-    own = frozenset(terms(identifier_words(tool.name)))
-    required = needs_of(tool.definition).required
-    unfilled = sum(not answer.fills(parameter) for parameter in required)
+def _fit(answer: CallResult, tool: Tool, alike: float, rarity: dict[str, float]) -> list[float]:
+    own, kind = frozenset(terms(identifier_words(tool.name))), kind_of(tool.name)
+    things = things_of(tool.name)
+    takes = any(answer.gives(parameter, things) for parameter in needs_of(tool.definition).required)
+    changed = answer.kind in {"create", "update", "send", "delete"}
     return [
-        _share(answer.nouns, own, rarity),
         _share(own, answer.nouns, rarity),
-        float(min(len(required), MOST_REQUIRED)),
-        float(min(unfilled, 3)),
         float(answer.names(tool)),
         float(bool(own & _READING)),
         float(bool(own - answer.nouns - _LISTING - _JOINING)),
+        float(takes),
+        float(answer.failed and bool(own & _TELLING_WHY)),
+        float(changed and kind in {"read", "list"}),
+        float(kind == "delete" or tool.tool_class is ToolClass.DESTRUCTIVE),
+        float(kind == "create" and things == answer.things),
+        float(kind == answer.kind and alike > TWIN),
     ]
 
 

@@ -8,7 +8,7 @@ are for those who see everybody's requests: models get none of what waits for ap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -28,7 +28,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.server import rendering
-from mcp_context_proxy.server.search_answers import Note, answer_tokens, search_text
+from mcp_context_proxy.server.search_answers import Note, answer_tokens, over_budget, search_text
 from mcp_context_proxy.store import ApprovalStore
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.fingerprints import Fingerprint
@@ -94,7 +94,7 @@ class PastRequests:
     async def replayed(self, context: RequestContext) -> ReplayedRequest:
         """Answer a request again, with the options and filters that it had; nothing is recorded.
 
-        It is asked outside of its session: items that the session has for every request are not compared.
+        It is asked outside of its session: items that the session had for every request are not compared.
         """
         now = await self._contexts.replay(context, msgspec.convert(context.filters, SearchFilters))
         return ReplayedRequest(context, now, tuple(_compared(context, now, self._snapshot())))
@@ -128,7 +128,7 @@ class PastRequests:
         by_number = not context.options.tools.by_fit and context.options.calibrated
         text = search_text(
             SearchAnswer(context, found, told),
-            [Note(context.note)] if context.note else [],
+            [*_notes(context, self._snapshot())],
             self._contexts.count_tokens,
             tokens=answer_tokens(context.options.tools.top_n if by_number else None),
             searched=context.searched,
@@ -221,6 +221,13 @@ def _ranking(
     )
 
 
+def _notes(context: RequestContext, snapshot: Snapshot) -> Iterator[Note]:
+    if context.note:
+        yield Note(context.note)
+    if context.dropped:
+        yield Note(f"{over_budget(context, snapshot)}.")
+
+
 def _told(context: RequestContext, then: Mapping[ItemKey, Item]) -> Iterator[ToldDocument]:
     for one in context.of(*DOCUMENT_KINDS):
         document = then.get((one.type, one.name))
@@ -230,7 +237,8 @@ def _told(context: RequestContext, then: Mapping[ItemKey, Item]) -> Iterator[Tol
 
 
 def _compared(then: RequestContext, now: RequestContext, snapshot: Snapshot) -> Iterator[ComparedItem]:
-    before, after = _places(then), _places(now)
+    standing = {(one.type, one.name) for one in then.items if one.include_mode in SESSION_MODES}
+    before, after = _places(then, standing), _places(now, standing)
     for key in dict.fromkeys((*after, *before)):
         was, place = before.get(key, (None, None))
         here, today = after.get(key, (None, None))
@@ -249,9 +257,13 @@ def _compared(then: RequestContext, now: RequestContext, snapshot: Snapshot) -> 
         )
 
 
-def _places(context: RequestContext) -> dict[ItemKey, tuple[ContextItem, int]]:
-    """Return the items that the query selected, each with its place, from 1."""
-    selected = [item for item in context.items if item.include_mode not in SESSION_MODES]
+def _places(context: RequestContext, without: Set[ItemKey]) -> dict[ItemKey, tuple[ContextItem, int]]:
+    """Return the items that the query selected, each with its place among them, from 1."""
+    selected = [
+        item
+        for item in context.items
+        if item.include_mode not in SESSION_MODES and (item.type, item.name) not in without
+    ]
     return {(one.type, one.name): (one, place) for place, one in enumerate(selected, 1)}
 
 

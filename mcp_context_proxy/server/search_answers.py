@@ -225,10 +225,8 @@ def _standing(client: DownstreamClient) -> str:
 
 def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Name the items that were selected but do not fit into the budget."""
-    named = ", ".join(
-        f"{current_name(item, snapshot, name_of)} ({item.tokens:,} tokens)" for item in context.dropped
-    )
-    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {named}"
+    named = [f"{current_name(one, snapshot, name_of)} ({one.tokens:,} tokens)" for one in context.dropped]
+    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {', '.join(named)}"
 
 
 def search_text(
@@ -258,7 +256,10 @@ def search_text(
     searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
     results, known, documents = found.results, _known(*searched), _documents(answer)
     if not results:
-        return "\n\n".join([_nothing_fits(found, known, notes, count, name_of), *_titled(documents)])
+        text = _nothing_fits(found, known, notes, count, name_of)
+        if answer.context.dropped:
+            text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_TO_GO_ON}"
+        return "\n\n".join([text, *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = _names([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
@@ -441,9 +442,8 @@ def further(names: Sequence[str]) -> list[str]:
 
 
 def _known(tools: int, documents: int) -> str:
-    if documents:
-        return f"{tools + documents:,} tools and documents"
-    return "1 tool" if tools == 1 else f"{tools:,} tools"
+    alone = "1 tool" if tools == 1 else f"{tools:,} tools"
+    return f"{tools + documents:,} tools and documents" if documents else alone
 
 
 def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None) -> str:

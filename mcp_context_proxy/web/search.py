@@ -335,7 +335,7 @@ def _figures(usage: UsageRecorder | None, asked_by: Principal) -> Figures:
 
 def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Struct:
     context, found = answer.context, answer.found
-    tokens = {item.name: item.tokens for item in context.of(Kind.TOOL)}
+    tokens = {item.name: item.tokens for item in (*context.near_misses, *context.of(Kind.TOOL))}
     results = []
     for result in found.tools.results or found.nearest:
         tool = result.item

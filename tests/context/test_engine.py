@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
+from msgspec import Raw
 from support.documents import Documents
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
@@ -13,6 +14,7 @@ from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind
+from mcp_context_proxy.protocol.eras import Hello
 
 pytestmark = pytest.mark.anyio
 
@@ -199,6 +201,13 @@ async def test_sessions_are_listed_for_as_long_as_they_last(proxy: Proxy) -> Non
     gone = session.id
     del session
     assert proxy.contexts.sessions.get(gone) is None
+
+
+async def test_a_session_has_the_name_under_which_its_client_introduced_itself(proxy: Proxy) -> None:
+    hello = Hello("2025-11-25", Raw(b"{}"), Raw(b'{"name": "claude-code", "version": "1"}'))
+
+    assert (await proxy.contexts.state(Session(hello=hello))).client == "claude-code"
+    assert (await proxy.contexts.state(Session())).client is None
 
 
 async def test_a_search_answers_with_the_id_of_its_request(proxy: Proxy, era: str) -> None:

@@ -14,6 +14,7 @@ from mcp_context_proxy.context.records import Mode, RequestContext
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, reference, rule, tool
 from mcp_context_proxy.retrieval.links import mentions
+from mcp_context_proxy.retrieval.next_steps import CallResult
 
 pytestmark = pytest.mark.anyio
 
@@ -202,6 +203,66 @@ async def test_the_list_of_failing_jobs_brings_the_tool_that_reads_a_log(
         context = await engine.build("hello", session)
 
     assert ("ci__get_pipeline_job_output" in brought(context)) is comes
+
+
+TICKET = {"type": "object", "properties": {"ticket_id": {"type": "string"}}, "required": ["ticket_id"]}
+DESK = tuple(
+    tool(name, description, parameters, server="desk")
+    for name, description, parameters in (
+        ("list_tickets", "List the tickets of the help desk", None),
+        ("search_tickets", "Search the tickets of the help desk for words", None),
+        ("get_ticket", "Get a ticket of the help desk", TICKET),
+        ("create_ticket", "Create a ticket at the help desk", None),
+        ("delete_ticket", "Delete a ticket of the help desk", TICKET),
+    )
+)
+
+
+async def test_a_list_is_followed_by_reading_one_of_its_things() -> None:
+    with ContextEngine(Catalog(DESK)) as engine:
+        session = Session(overrides=Overrides(expand_results=True))
+        engine.called(session, "list_tickets", '[{"ticket_id": "HD-7", "title": "No sound"}]')
+        steps = brought(await engine.build("go on", session))
+
+    assert next(iter(steps)) == "desk__get_ticket"
+    assert not {"desk__search_tickets", "desk__create_ticket", "desk__delete_ticket"} & steps.keys()
+
+
+async def test_an_error_brings_what_has_to_be_done_first() -> None:
+    names = ("edit_document", "protect_document", "unprotect_document", "add_heading", "convert_to_pdf")
+    words = [tool(name, f"{name.replace('_', ' ').capitalize()}", server="word") for name in names]
+    said = "Cannot change it: the document is protected. Unprotect it first."
+    with ContextEngine(Catalog(words)) as engine:
+        session = Session(overrides=Overrides(expand_results=True))
+        result = json.dumps({"content": [{"type": "text", "text": said}], "isError": True}).encode()
+        session.called(words[0], result, ResultReading())
+        context = await engine.build("go on", session)
+
+    assert next(iter(brought(context))) == "word__unprotect_document"
+
+
+@pytest.mark.parametrize(
+    ("said", "failed"),
+    [
+        ('{"status": "failed"}', True),
+        ("api-1 0/1 CrashLoopBackOff", True),
+        ('{"errors": [], "failed_count": 0, "exception": null}', False),
+        ("12 passed, no errors", False),
+    ],
+)
+def test_a_result_that_counts_no_failure_is_none(said: str, failed: bool) -> None:
+    assert CallResult.of(JOBS, said).failed is failed
+
+
+async def test_a_program_notes_the_calls_of_its_session_itself(engine: ContextEngine) -> None:
+    session = Session(overrides=Overrides(expand_results=True))
+    engine.called(session, "list_pipeline_jobs", RESULT)
+    context = await engine.build("hello", session)
+
+    assert {one.name: one.include_mode for one in context.items} == {
+        "ci__list_pipeline_jobs": Mode.RETAINED,
+        "ci__get_pipeline_job_output": Mode.EXPANSION,
+    }
 
 
 def test_names_are_words_that_are_written_like_names() -> None:

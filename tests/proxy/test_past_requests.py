@@ -13,6 +13,8 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context.session import SessionContext
+from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.eras import QUERY_KEY, REQUEST_KEY
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +78,41 @@ async def test_an_answer_is_rendered_again_as_the_model_read_it(proxy: Proxy, qu
 
     assert rendered.text == told
     assert rendered.missing == ()
+
+
+async def test_an_answer_is_rendered_with_what_it_left_out_for_the_budget(
+    workshop: Workshop,
+) -> None:
+    async with inside(settings(workshop, TEXTS, context={"max_tokens": 60})) as proxy:
+        told = (await Host(proxy, "handshake").call(SEARCH, {"query": QUERY}))["content"][0]["text"]
+        rendered = await proxy.past_requests.rendered(await latest(proxy))
+
+    assert "Left out, because they do not fit into 60 tokens" in told
+    assert rendered.text == told
+
+
+async def test_an_answer_says_that_what_fits_is_too_large_rather_than_that_nothing_fits(
+    workshop: Workshop,
+) -> None:
+    async with inside(settings(workshop, TEXTS, context={"max_tokens": 10})) as proxy:
+        told = (await Host(proxy, "handshake").call(SEARCH, {"query": "Send a letter by post"}))["content"][
+            0
+        ]["text"]
+        rendered = await proxy.past_requests.rendered(await latest(proxy))
+
+    assert told.startswith("Left out, because they do not fit into 10 tokens: s__post_letter (")
+    assert "None of" not in told
+    assert rendered.text == told
+
+
+async def test_a_replay_does_not_call_new_what_the_session_had_by_hand(proxy: Proxy) -> None:
+    session = SessionContext()
+    proxy.contexts.add(session, Kind.TOOL, "s__post_message")
+    await proxy.contexts.select(QUERY, session)
+    replayed = await proxy.past_requests.replayed(await latest(proxy))
+
+    assert "s__post_message" not in {one.name for one in replayed.items}
+    assert {one.change for one in replayed.items} == {"same"}
 
 
 async def test_a_list_is_rendered_as_its_definitions_and_a_hooks_context_as_its_text(

@@ -289,6 +289,25 @@ RULES = {
 }
 
 
+async def test_the_instructions_have_the_rules_in_the_order_of_their_priority(
+    workshop: Workshop, folder: Path
+) -> None:
+    front = "---\ninclude: always\npriority: {}\n---\n"
+    words = "word " * 300  # so that all are more than there is room for
+    priorities = {"late": 900, "first": 1, "middle": 500}
+    files = {
+        f"{name}.md": front.format(number) + f"The {name} rule. {words[: number * 2]}\n"
+        for name, number in priorities.items()
+    }
+    write(folder, files)
+    async with opened(workshop, folder, "rule") as proxy:
+        text = proxy.instructions()
+
+    assert -1 < text.index("The first rule.") < text.index("The middle rule.")
+    assert "The late rule." not in text
+    assert "rule://late" in text
+
+
 async def test_the_rules_of_a_session_are_in_its_first_answer_and_in_no_other(
     workshop: Workshop, folder: Path
 ) -> None:

@@ -13,7 +13,7 @@ from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.presets import PresetError, choices_of
 from mcp_context_proxy.items import Kind
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.tokens import THE_USER, Principal, acting_as
 
 pytestmark = pytest.mark.anyio
 
@@ -150,6 +150,24 @@ async def test_a_preset_outlives_the_proxy_and_begins_other_sessions(workshop: W
         assert "work__wipe" not in {one.name for one in next(proxy.records.recent()).items}
         first = await proxy.records.latest_of(None, 2)
         assert {one.options.tools.top_n for one in first} == {3, 5}
+
+
+async def test_a_session_is_not_introduced_to_a_rule_that_its_preset_removes(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("commit")])
+    folder = workshop.folder / "rules"
+    folder.mkdir()
+    for name in ("tone", "commits"):
+        (folder / f"{name}.md").write_text(f"---\ninclude: always\n---\nThe rule of {name}.\n", "utf-8")
+    async with inside(workshop.config(documents=[{"kind": "rule", "path": str(folder)}])) as proxy:
+        person = Host(proxy, "handshake").session
+        assert person is not None
+        proxy.contexts.remove(person, Kind.RULE, "tone")
+        proxy.contexts.presets.save("quiet", choices_of(person))
+        with acting_as(proxy.gateway.profiles.started(None, ("quiet",), None)):
+            text = proxy.instructions()
+
+    assert "The rule of commits." in text
+    assert "The rule of tone." not in text
 
 
 @pytest.mark.parametrize("name", ["", "conservative", "a b", "x" * 33])

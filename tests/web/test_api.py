@@ -248,6 +248,7 @@ async def test_a_search_narrowed_to_few_tools_returns_the_nearest_where_none_fit
     everywhere = (await api.get(f"{API}/tools/search", params={"query": "paint the fence green"})).json()
 
     assert answer["results"]
+    assert all(one["tokens"] > 0 for one in answer["results"])
     assert not answer["metadata"]["fits"]
     assert "Nothing fits among the" in answer["metadata"]["note"]
     assert (everywhere["results"], everywhere["metadata"]["fits"]) == ([], False)

@@ -45,7 +45,7 @@ function card(one) {
   return element(
     "li",
     { class: "card", "data-name": one.id },
-    element("div", { class: "head" }, element("h2", {}, one.host?.name || `Session ${one.id}`)),
+    element("div", { class: "head" }, element("h2", {}, one.host?.name || one.client || `Session ${one.id}`)),
     element("p", { class: "facts" }, facts.filter((fact) => fact).join(" \u00b7 ")),
     items.length ? element("ul", { class: "items" }, ...items) : element("p", { class: "facts" }, "Nothing but what each query selects."),
     addForm(one),
