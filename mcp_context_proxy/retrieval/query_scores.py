@@ -16,6 +16,8 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
+    ADDRESSED,
+    EVIDENCE_OF_ADDRESS,
     INSTRUCTIONS,
     LEXICAL_FACTOR,
     STRONG_COVERAGE,
@@ -128,6 +130,8 @@ class PreparedQuery:
         self.lexical = lexical
         self.instructed = index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf})
         """By source, the share of the query that the instructions of the server have."""
+        self.addressed = index.addressed(query.addressed)
+        """Sources that the query names."""
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
 
@@ -170,15 +174,22 @@ class QueryScores:
                 near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
             near = add_learned(near, self.supports)
         self.acting: NDArray[np.float32] | None = None
-        """[texts, items]: what is added for the action of each item; None where another method is used."""
+        """[texts, items]: what is added for the action of each item, for the whole also that for a general
+        purpose; None where another method is used."""
         self.instructed: NDArray[np.float32] | None = None
         """[items]: what is added for the instructions of their servers; None where they say nothing of it."""
         fused = fuse(near, self.lexical, query.method)
         if near is not None and query.method == "hybrid":
             self.acting = query.actions[:, index.actions[self.items]]
+            if query.purpose is not None and query.purpose.added:
+                self.acting[0, self._serving()] += np.float32(query.purpose.added)
             fused = np.round(fused + self.acting[0], DECIMALS)
-            if query.instructed is not None:
-                self.instructed = (INSTRUCTIONS * query.instructed)[index.sources[self.items]]
+            if query.instructed is not None or query.addressed:
+                of_source = np.zeros(len(index.keys), np.float32)
+                if query.instructed is not None:
+                    of_source += INSTRUCTIONS * query.instructed
+                of_source[query.addressed] += ADDRESSED
+                self.instructed = of_source[index.sources[self.items]]
                 fused = np.round(fused + self.instructed, DECIMALS)
         self.plain = add_novelty(fused, self.novel)
         """Scores before `boost_uncovered_sentences`."""
@@ -186,7 +197,9 @@ class QueryScores:
         """Scores that order the items."""
         self.boosted_by = dict[int, int]()
         """For each place that was raised, the sentence that raised it most."""
-        self.whole = None if cosines is None or not self.items.size else float(cosines[0].max())
+        self.near_whole = None if cosines is None or not self.items.size else cosines[0]
+        """[items]: their cosines with the query as a whole."""
+        self.whole = None if self.near_whole is None else float(self.near_whole.max())
         """Highest cosine of the query as a whole with any item."""
         self.sentences: NDArray[np.float32] | None = None
         """[sentences, items]: cosines of a query of several sentences; None for others."""
@@ -222,7 +235,7 @@ class QueryScores:
 
     def evidence(self, calibration: Calibration) -> float | None:
         """Return the evidence that something is meant; None where it cannot be told."""
-        if self.whole is None or self.query.vectors is None or not self.query.index.complete:
+        if self.near_whole is None or self.query.vectors is None or not self.query.index.complete:
             return None
         if not isinstance(calibration, Background):
             return None
@@ -230,7 +243,13 @@ class QueryScores:
             return 0.0
         highest = (K1 + 1) * self._query_idf()
         coverage = float(self.lexical.max()) / highest if highest else 0.0
-        return evidence(self.whole, self.query.vectors[0], calibration, coverage)
+        told = evidence(self.near_whole, self.query.vectors[0], calibration, coverage, self._likeness)
+        return told + (EVIDENCE_OF_ADDRESS if self.query.addressed else 0.0)
+
+    def _likeness(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the highest cosine of any item with each of some vectors."""
+        assert self.dense is not None
+        return self.dense.cosines(vectors).max(axis=1)
 
     def fits(self, calibration: Calibration, evidence: float | None) -> bool:
         """Return whether anything seems to be meant: near in meaning, an exact name, or most of the words.
@@ -267,13 +286,19 @@ class QueryScores:
         """Return the tools that serve the general purpose of the query, best first."""
         if (purpose := self.query.purpose) is None:
             return []
+        found = self._serving()
+        found.sort(key=lambda place: -self.fused[place])
+        return [self._result(place) for place in found[: purpose.shown]]
+
+    def _serving(self) -> list[int]:
+        """Return the places of the tools that serve the general purpose of the query."""
+        if (purpose := self.query.purpose) is None:
+            return []
         words = self.query.index.lexical.score(purpose.words).scores[self.items]
         tools = (
             (place, self.query.index.items[self.items[place]]) for place in best(words, SERVING_LOOKED_FOR)
         )
-        found = [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
-        found.sort(key=lambda place: -self.fused[place])
-        return [self._result(place) for place in found[: purpose.shown]]
+        return [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         """Return the candidates' places: exact names first, then by score, then in catalog order.

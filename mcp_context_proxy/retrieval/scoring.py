@@ -7,7 +7,7 @@ best on twelve public sets of tools, and the factor stays the same whichever of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isinf
@@ -32,6 +32,10 @@ share of them by idf. On 132 requests for the 33 lists with instructions written
 0.8 points with 0.02 and 0.03, by 2.3 with 0.08. A server whose instructions have the words of all the others
 was first no more often than without, up to 0.05. It is less than an action may add: it decides among tools
 that are otherwise alike."""
+
+ADDRESSED: Final = 0.05
+"""Amount that is added to the tools of a server that a query names, as "in our Notion". Its name is among the
+words as well, but counts little where the server has many tools."""
 
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
@@ -78,10 +82,30 @@ FAR = 0.25
 AGAINST_FAR = 1.5
 """Evidence by cosine against an item that is farther than that."""
 
-NEEDED_EVIDENCE = 0.13
+EVIDENCE_OF_COUNTERPARTS = 0.4
+"""Evidence by the likeness of the nearest elsewhere with the catalog: a request that is near to what the
+catalog has, too, is meant for it, and one that is near to what it lacks is not."""
+
+EVIDENCE_OF_ADDRESS = 0.1
+"""Evidence for a query that names a server of the catalog."""
+
+EVIDENCE_OF_RANK = 0.6
+"""Evidence by cosine beyond the general requests that are nearest to the query."""
+
+AGAINST_ALONE = 0.6
+"""Evidence against an item by cosine beyond the item `COMPANY` places behind: what a catalog serves has tools
+of its kind there, and one that is alone is more often near by a word that it shares."""
+
+COMPANY = 5
+"""Places, general requests and things elsewhere that these three look at."""
+
+SHARPNESS = 20.0
+"""Weight of the nearest elsewhere beside the others: e times that of one whose cosine is 0.05 lower."""
+
+NEEDED_EVIDENCE = 0.07
 """Evidence that is needed in the smallest catalogs."""
 
-NEEDED_BY_SIZE = 0.076
+NEEDED_BY_SIZE = 0.115
 """Evidence that is needed more in a catalog that is e times as large: the best of many is near by chance."""
 
 RIVALS = 3
@@ -295,8 +319,14 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 
-def evidence(cosine: float, vector: NDArray[np.float32], background: Background, coverage: float) -> float:
-    """Return the evidence that a catalog has an item that is meant, 0 to 1.
+def evidence(
+    cosines: NDArray[np.float32],
+    vector: NDArray[np.float32],
+    background: Background,
+    coverage: float,
+    likeness: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+) -> float:
+    """Return the evidence that a catalog has an item that is meant, 0 or more.
 
     A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
     every model has its own scale. So the best cosine is also compared in two ways: with the query's cosines
@@ -306,33 +336,52 @@ def evidence(cosine: float, vector: NDArray[np.float32], background: Background,
     are combined as a noisy or, ``1 - (1 - meaning) * (1 - coverage)``; meaning below 0 takes from the words,
     which may be the same by accident.
 
+    What is nearest elsewhere is also compared with the catalog, so each catalog has a scale of its own.
+
     Args:
-        cosine: The best of any item with the query as a whole.
+        cosines: Those of the items with the query as a whole.
         vector: The vector of the query as a whole.
         background: Vectors of general requests and of what is elsewhere.
         coverage: The share of the highest possible BM25F that the best item has, 0 to 1.
+        likeness: Returns the highest cosine of any item with each of some vectors.
     """
+    best = float(cosines.max())
     near = np.round((background.requests @ vector).astype(np.float64), DECIMALS)
-    deviations = (cosine - float(near.mean())) / (float(near.std()) or 1.0)
-    nearest = _nearest_elsewhere(vector, background)
+    deviations = (best - float(near.mean())) / (float(near.std()) or 1.0)
+    nearest, rivals = _nearest_elsewhere(vector, background)
     meaning = (
-        EVIDENCE_OF_COSINE * cosine
-        + EVIDENCE_OF_MARGIN * (cosine - float(nearest.mean()))
+        EVIDENCE_OF_COSINE * best
+        + EVIDENCE_OF_MARGIN * (best - float(nearest[-RIVALS:].mean()))
         + EVIDENCE_OF_DEVIATION * deviations
-        - AGAINST_FAR * max(float(nearest.max()) - cosine - FAR, 0.0)
+        - AGAINST_FAR * max(float(nearest[-1]) - best - FAR, 0.0)
     )
-    return max(1 - (1 - min(max(meaning, -1.0), 1.0)) * (1 - coverage), 0.0)
+    weights = np.exp(SHARPNESS * (nearest - nearest[-1]))
+    counterparts = float((weights * likeness(rivals)).sum() / weights.sum())
+    company = min(COMPANY + 1, cosines.size)
+    behind = float(np.partition(cosines, -company)[-company])
+    told = (
+        1
+        - (1 - min(max(meaning, -1.0), 1.0)) * (1 - coverage)
+        + EVIDENCE_OF_COUNTERPARTS * counterparts
+        + EVIDENCE_OF_RANK * (best - float(np.partition(near, -COMPANY)[-COMPANY:].mean()))
+        - AGAINST_ALONE * (best - behind)
+    )
+    return max(told, 0.0)
 
 
 def nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> float:
     """Return the cosine of a text with the last of the `RIVALS` that are nearest to it elsewhere."""
-    return float(_nearest_elsewhere(vector, background).min())
+    return float(_nearest_elsewhere(vector, background)[0][-RIVALS])
 
 
-def _nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> NDArray[np.float64]:
+def _nearest_elsewhere(
+    vector: NDArray[np.float32], background: Background
+) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """Return the highest cosines of a text with what is elsewhere, ascending, and the vectors of these."""
     elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
-    nearest: NDArray[np.float64] = np.partition(elsewhere, -RIVALS)[-RIVALS:].astype(np.float64)
-    return nearest
+    some = np.argpartition(elsewhere, -min(COMPANY, elsewhere.size))[-COMPANY:]
+    some = some[np.argsort(elsewhere[some], kind="stable")]
+    return elsewhere[some], background.elsewhere[some]
 
 
 def needed_evidence(items: int) -> float:
