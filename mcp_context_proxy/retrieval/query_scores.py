@@ -23,6 +23,7 @@ from mcp_context_proxy.retrieval.scoring import (
     STRONG_COVERAGE,
     Background,
     Calibration,
+    Rivals,
     add_learned,
     add_novelty,
     boost_uncovered_sentences,
@@ -108,6 +109,7 @@ class PreparedQuery:
         *,
         lexical: LexicalScores,
         vectors: NDArray[np.float32] | None,
+        rivals: Rivals | None,
         method: Method,
         supports: Mapping[int, Support],
         novel: Mapping[int, float],
@@ -115,9 +117,10 @@ class PreparedQuery:
         """Put together what is known of a query.
 
         The lexical scores are those of the query's words. The vectors are those of its texts, None in a
-        search by words only. Past use and the additions for new items are given by position in the index.
+        search by words only, and the rivals what is nearest to it elsewhere, None where that is not known.
+        Past use and the additions for new items are given by position in the index.
         """
-        self.index, self.vectors, self.method = index, vectors, method
+        self.index, self.vectors, self.rivals, self.method = index, vectors, rivals, method
         self.supports, self.novel = supports, novel
         self.texts, self.needs, self.actions = query.texts, query.needs, query.actions
         self.terms: Mapping[str, str] = {**query.asked, **query.added}
@@ -152,6 +155,8 @@ class QueryScores:
         """[texts, chunks]: the cosine of each text of the query with each chunk."""
         self.cosine: NDArray[np.float32] | None = None
         """Highest cosine of any text of the query with any chunk of each item."""
+        self.counterparts: NDArray[np.float32] | None = None
+        """[rivals]: the highest cosine of any item with what is nearest to the query elsewhere."""
         cosines = near = None
         if index.dense is None or query.vectors is None:
             self.items = np.flatnonzero(allowed)
@@ -162,7 +167,13 @@ class QueryScores:
             words[~allowed] = -np.inf
             self.items = index.dense.candidates(query.vectors, words, {*query.named, *query.supports})
             self.dense = index.dense.of(self.items)
-            self.by_chunk = self.dense.cosines(query.vectors)
+            compared, texts = query.vectors, len(query.vectors)
+            if query.rivals is not None:
+                compared = np.concatenate([compared, query.rivals.vectors])
+            by_chunk = self.dense.cosines(compared)
+            self.by_chunk = by_chunk[:texts]
+            if by_chunk.size:
+                self.counterparts = by_chunk[texts:].max(axis=1)
             cosines = self.dense.by_item(self.by_chunk)
             self.cosine = near = cosines.max(axis=0)
         self.lexical = query.lexical.scores[self.items]
@@ -235,21 +246,22 @@ class QueryScores:
 
     def evidence(self, calibration: Calibration) -> float | None:
         """Return the evidence that something is meant; None where it cannot be told."""
-        if self.near_whole is None or self.query.vectors is None or not self.query.index.complete:
+        query = self.query
+        if self.near_whole is None or query.vectors is None or not query.index.complete:
             return None
-        if not isinstance(calibration, Background):
+        if not isinstance(calibration, Background) or query.rivals is None or self.counterparts is None:
             return None
-        if self.query.is_gibberish:
+        if query.is_gibberish:
             return 0.0
         highest = (K1 + 1) * self._query_idf()
-        coverage = float(self.lexical.max()) / highest if highest else 0.0
-        told = evidence(self.near_whole, self.query.vectors[0], calibration, coverage, self._likeness)
-        return told + (EVIDENCE_OF_ADDRESS if self.query.addressed else 0.0)
-
-    def _likeness(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the highest cosine of any item with each of some vectors."""
-        assert self.dense is not None
-        return self.dense.cosines(vectors).max(axis=1)
+        told = evidence(
+            cosines=self.near_whole,
+            general=calibration.requests @ query.vectors[0],
+            rivals=query.rivals.cosines,
+            counterparts=self.counterparts,
+            coverage=float(self.lexical.max()) / highest if highest else 0.0,
+        )
+        return told + (EVIDENCE_OF_ADDRESS if query.addressed else 0.0)
 
     def fits(self, calibration: Calibration, evidence: float | None) -> bool:
         """Return whether anything seems to be meant: near in meaning, an exact name, or most of the words.

@@ -7,7 +7,7 @@ best on twelve public sets of tools, and the factor stays the same whichever of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isinf
@@ -97,7 +97,7 @@ AGAINST_ALONE = 0.6
 of its kind there, and one that is alone is more often near by a word that it shares."""
 
 COMPANY = 5
-"""Places, general requests and things elsewhere that these three look at."""
+"""Places and general requests that these two look at."""
 
 SHARPNESS = 20.0
 """Weight of the nearest elsewhere beside the others: e times that of one whose cosine is 0.05 lower."""
@@ -110,7 +110,8 @@ NEEDED_BY_SIZE = 0.115
 
 RIVALS = 3
 """Number of the nearest elsewhere whose mean the best item is compared with: the nearest one may be the same
-tool of another server."""
+tool of another server. They are compared with the catalog together with the query, which costs nothing where
+it has one need: four vectors are multiplied at once."""
 
 FEWEST_ITEMS = 5
 """A smaller catalog needs as much evidence as one of this size: of a single item any would be enough."""
@@ -319,12 +320,28 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rivals:
+    """The things elsewhere that are nearest to a query, the nearest last."""
+
+    cosines: NDArray[np.float64]
+    vectors: NDArray[np.float32]
+
+
+def rivals_of(vector: NDArray[np.float32], background: Background) -> Rivals:
+    """Return what is nearest to a text elsewhere."""
+    elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
+    some = np.argpartition(elsewhere, -RIVALS)[-RIVALS:]
+    some = some[np.argsort(elsewhere[some], kind="stable")]
+    return Rivals(elsewhere[some], background.elsewhere[some])
+
+
 def evidence(
     cosines: NDArray[np.float32],
-    vector: NDArray[np.float32],
-    background: Background,
+    general: NDArray[np.float32],
+    rivals: NDArray[np.float64],
+    counterparts: NDArray[np.float32],
     coverage: float,
-    likeness: Callable[[NDArray[np.float32]], NDArray[np.float32]],
 ) -> float:
     """Return the evidence that a catalog has an item that is meant, 0 or more.
 
@@ -336,52 +353,32 @@ def evidence(
     are combined as a noisy or, ``1 - (1 - meaning) * (1 - coverage)``; meaning below 0 takes from the words,
     which may be the same by accident.
 
-    What is nearest elsewhere is also compared with the catalog, so each catalog has a scale of its own.
-
     Args:
         cosines: Those of the items with the query as a whole.
-        vector: The vector of the query as a whole.
-        background: Vectors of general requests and of what is elsewhere.
+        general: Those of general requests with it.
+        rivals: Those of the nearest elsewhere with it, the nearest last.
+        counterparts: The highest cosine of any item with each of these.
         coverage: The share of the highest possible BM25F that the best item has, 0 to 1.
-        likeness: Returns the highest cosine of any item with each of some vectors.
     """
     best = float(cosines.max())
-    near = np.round((background.requests @ vector).astype(np.float64), DECIMALS)
+    near = np.round(general.astype(np.float64), DECIMALS)
     deviations = (best - float(near.mean())) / (float(near.std()) or 1.0)
-    nearest, rivals = _nearest_elsewhere(vector, background)
     meaning = (
         EVIDENCE_OF_COSINE * best
-        + EVIDENCE_OF_MARGIN * (best - float(nearest[-RIVALS:].mean()))
+        + EVIDENCE_OF_MARGIN * (best - float(rivals.mean()))
         + EVIDENCE_OF_DEVIATION * deviations
-        - AGAINST_FAR * max(float(nearest[-1]) - best - FAR, 0.0)
+        - AGAINST_FAR * max(float(rivals[-1]) - best - FAR, 0.0)
     )
-    weights = np.exp(SHARPNESS * (nearest - nearest[-1]))
-    counterparts = float((weights * likeness(rivals)).sum() / weights.sum())
+    weights = np.exp(SHARPNESS * (rivals - rivals[-1]))
     company = min(COMPANY + 1, cosines.size)
-    behind = float(np.partition(cosines, -company)[-company])
     told = (
         1
         - (1 - min(max(meaning, -1.0), 1.0)) * (1 - coverage)
-        + EVIDENCE_OF_COUNTERPARTS * counterparts
+        + EVIDENCE_OF_COUNTERPARTS * float(weights @ counterparts / weights.sum())
         + EVIDENCE_OF_RANK * (best - float(np.partition(near, -COMPANY)[-COMPANY:].mean()))
-        - AGAINST_ALONE * (best - behind)
+        - AGAINST_ALONE * (best - float(np.partition(cosines, -company)[-company]))
     )
     return max(told, 0.0)
-
-
-def nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> float:
-    """Return the cosine of a text with the last of the `RIVALS` that are nearest to it elsewhere."""
-    return float(_nearest_elsewhere(vector, background)[0][-RIVALS])
-
-
-def _nearest_elsewhere(
-    vector: NDArray[np.float32], background: Background
-) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Return the highest cosines of a text with what is elsewhere, ascending, and the vectors of these."""
-    elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
-    some = np.argpartition(elsewhere, -min(COMPANY, elsewhere.size))[-COMPANY:]
-    some = some[np.argsort(elsewhere[some], kind="stable")]
-    return elsewhere[some], background.elsewhere[some]
 
 
 def needed_evidence(items: int) -> float:

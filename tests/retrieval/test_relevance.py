@@ -24,7 +24,7 @@ from mcp_context_proxy.retrieval.scoring import (
     FAR,
     FEWEST_ITEMS,
     MOST_ITEMS,
-    Background,
+    RIVALS,
     evidence,
     needed_evidence,
     packaged_background,
@@ -58,19 +58,17 @@ def test_the_packaged_background_vectors_belong_to_the_packaged_model():
     assert np.linalg.norm(packaged_background().elsewhere, axis=1) == pytest.approx(1, abs=0.02)
 
 
-QUERY = np.array([0.6, 0.8], np.float32)
-REQUESTS = np.array([[1, 0], [0, 1]] * COMPANY, np.float32)
+GENERAL = np.array([0.6, 0.8] * COMPANY, np.float32)
 
 
-def told(cosines, others=((0.6, 0.8),), coverage=0.0, likeness=0.0):
-    """Evidence of some cosines of items, among things elsewhere that are all so like the catalog."""
-    elsewhere = np.array([*others] * COMPANY, np.float32)
+def told(cosines, rivals=1.0, coverage=0.0, likeness=0.0):
+    """Evidence of some cosines of items; what is nearest elsewhere is so near, and so like the catalog."""
     return evidence(
-        np.array(cosines, np.float32),
-        QUERY,
-        Background(REQUESTS, elsewhere),
-        coverage,
-        lambda vectors: np.full(len(vectors), likeness, np.float32),
+        cosines=np.array(cosines, np.float32),
+        general=GENERAL,
+        rivals=np.full(RIVALS, rivals),
+        counterparts=np.full(RIVALS, likeness, np.float32),
+        coverage=coverage,
     )
 
 
@@ -92,7 +90,7 @@ def test_evidence_is_the_nearness_of_the_meaning_or_the_coverage_of_the_words():
 
 
 def test_a_request_that_is_much_nearer_to_tools_of_other_catalogs_has_less_evidence():
-    assert told([0.7], others=[(0.6, 0.8)]) < told([0.7], others=[(1, 0)])
+    assert told([0.7], rivals=1.0) < told([0.7], rivals=0.6)
 
 
 def test_a_request_has_more_evidence_where_the_catalog_has_the_like_of_what_is_nearest_elsewhere():
