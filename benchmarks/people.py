@@ -4,7 +4,7 @@
 
 ``people.jsonl`` has 240 requests in the words of six kinds of callers, written before any answer to one of
 them was seen, each with the tools of the 33 recorded lists that can serve it. One half was looked at while
-search was improved, the other was measured once afterwards. Each is put to a catalog of each size, drawn from
+search was improved, the other was measured afterwards. Each is put to a catalog of each size, drawn from
 the lists, with one tool that can serve it; for a quarter, nothing there can, and servers that could are left
 out.
 """
@@ -185,8 +185,8 @@ def page(answered: Sequence[Answered]) -> list[str]:
         "office person, a speaker of another language, a model, an analyst, and a person at home. They were",
         "written before any answer to one of them was seen, each with the tools of the 33 recorded lists",
         "(tests/data/tools) that can serve it. The first half was looked at, by kinds of failures, while",
-        "search was improved. The second was measured once, when that was done; no request and no right tool",
-        "was changed after that.",
+        "search was improved. The second was measured when that was done, and again after a change for",
+        "speed. None of its answers was looked at, and no request and no right tool was changed.",
         "",
         "Each request is put to a catalog of each size: parts of servers drawn at random, with one tool that",
         "can serve it, and all lists together. For a quarter of the requests nothing there can; servers that",

@@ -330,7 +330,9 @@ class Rivals:
 
 def rivals_of(vector: NDArray[np.float32], background: Background) -> Rivals:
     """Return what is nearest to a text elsewhere."""
-    elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
+    elsewhere: NDArray[np.float64] = np.round(
+        (background.elsewhere @ vector).astype(np.float64), DECIMALS
+    ).astype(np.float64, copy=False)
     some = np.argpartition(elsewhere, -RIVALS)[-RIVALS:]
     some = some[np.argsort(elsewhere[some], kind="stable")]
     return Rivals(elsewhere[some], background.elsewhere[some])
