@@ -214,7 +214,8 @@ def page(found: Sequence[Measured]) -> list[str]:
         "servers of the part dev, and confirmed on livemcp, mcpproxy_golden, seal_tools and the part test.",
         'The numbers of "nothing fits" were chosen on half of the requests of each catalog of its table,',
         "while the figures of all but mcpproxy_golden were looked at. The two of its threshold were then",
-        "chosen anew, while looking at every catalog of both tables: none of those figures is held out.",
+        "chosen anew, while looking at every catalog of both tables, and so were those by which a catalog is",
+        "compared with what is elsewhere: none of those figures is held out.",
         "",
         *(
             line

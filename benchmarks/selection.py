@@ -1,6 +1,6 @@
 """Selection and cost of each preset; worth of query chunking, expansion and history, on public sets.
 
-    python benchmarks/selection.py FOLDER [--sets NAME ...] [--store FILE] [--output benchmarks/selection.md]
+    python benchmarks/selection.py FOLDER [--sets NAME ...] [--most N] [--store FILE] [--output FILE]
 
 FOLDER is the one that benchmarks/retrieval.py reads. Tokens are estimates of what the definitions of the
 tools selected cost a model.
@@ -102,26 +102,30 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sets", nargs="+", help="instead of all that benchmarks/retrieval.py reads")
+    parser.add_argument("--most", type=int, help="queries of a set, at equal distances; all by default")
     parser.add_argument("--store", default="memory", help="keeps vectors between runs; not a proxy's store")
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     arguments = parser.parse_args()
     model, costs = LazyModel(), Costs(TokenCounter())
     sets = [read_set(path) for path in folders(arguments.folder, arguments.sets)]
+    if arguments.most is not None:
+        sets = [replace(one, queries=one.queries[:: -(-len(one.queries) // arguments.most)]) for one in sets]
     with open_store(arguments.store) as store:
         catalog, queries = CachedEmbedder(model, store.vectors), Remembering(QueryEmbedder(model))
         subjects = [Subject(one, catalog, queries, costs) for one in sets]
-        text = "\n".join(page(subjects))
+        text = "\n".join(page(subjects, arguments.most))
     if arguments.output is None:
         sys.stdout.write(text)
     else:
         arguments.output.write_text(text, encoding="utf-8")
 
 
-def page(subjects: Sequence[Subject]) -> list[str]:
+def page(subjects: Sequence[Subject], most: int | None) -> list[str]:
     return [
         "# Selection on public sets",
         "",
-        "Written by `python benchmarks/selection.py FOLDER --output benchmarks/selection.md`.",
+        "Written by `python benchmarks/selection.py FOLDER --output benchmarks/selection.md`"
+        + ("." if most is None else f" with at most {most} queries of a set (`--most {most}`)."),
         "**recall**: the share of a query's needs that the selected tools meet. **complete**: the share of",
         "queries whose needs are all met. **tokens**: the estimated cost of the selected definitions for a",
         "model; in the first row of a set, the cost of all its tools.",

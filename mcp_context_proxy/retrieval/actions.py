@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -84,7 +85,60 @@ so gonna must may might using ahead actually again
 _COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
 """Words before an order that say nothing about it, beside stop words."""
 
+_PHRASES = """
+delete = get rid of; throw away; throw out; chuck out; take down
+search for = look up
+create = put together; come up with; draw up
+start = kick off; fire up
+cancel = call off
+complete = tick off; cross off
+assign = hand over
+approve = sign off on; sign off
+show = pull up; bring up
+fill in = fill out
+monitor = keep an eye on
+monitor and notify when = tell me when; notify me when; alert me when
+monitor and notify if = notify me if; alert me if
+"""
+PHRASES: Final[Mapping[str, str]] = {
+    phrase.strip(): meant.strip()
+    for meant, _, phrases in (line.partition("=") for line in _PHRASES.strip().splitlines())
+    for phrase in phrases.split(";")
+}
+"""Phrases with which an order opens, each with the words that tools have for it. Those that tools have as
+well, such as "turn on" or "set up", are not among them."""
+
+_SITES = "wikipedia google youtube gmail facebook twitter reddit amazon ebay instagram linkedin netflix"
+
+_BY_OBJECT = """
+navigate = go head surf browse / site website webpage homepage url SITES
+navigate to = visit open load / site website webpage homepage url SITES
+type = write type enter put key insert / field textbox input blank
+write = put enter / cell cells
+create event = put add / calendar
+assign = give pass / ticket issue task card bug case story incident
+scale = bump raise increase lower reduce / replicas pods instances
+add = drop leave / comment comments
+post message to = tell inform notify ping update / channel team everyone everybody
+checkout = switch change jump / branch
+"""
+BY_OBJECT: Final = tuple(
+    (meant.strip(), frozenset(verbs.split()), frozenset(objects.split()))
+    for meant, _, words in (
+        line.replace("SITES", _SITES).partition("=") for line in _BY_OBJECT.strip().splitlines()
+    )
+    for verbs, _, objects in [words.partition("/")]
+)
+"""Verbs that mean something else with some objects: people give a ticket to somebody, tools assign it."""
+
+OBJECT_WORDS: Final = 7
+"""Words after a verb among which its object is looked for."""
+
 _WORD = re.compile(r"[A-Za-z]+")
+_PHRASE = re.compile(
+    f"(?:{'|'.join(sorted(PHRASES, key=lambda one: -len(one)))})\\b",
+    re.IGNORECASE,
+)
 _YES_OR_NO = re.compile(
     r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s)"
     r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)",
@@ -112,6 +166,21 @@ def opening_match(order: str) -> re.Match[str] | None:
         word = match.group().lower()
         if word in QUESTIONS or (len(word) > 1 and word not in STOP_WORDS and word not in _COURTESIES):
             return match
+    return None
+
+
+def reworded(order: str) -> tuple[int, str] | None:
+    """Return how many characters of an order name no tool, and what they mean; None for most orders.
+
+    The order begins with its opening word.
+    """
+    if (phrase := _PHRASE.match(order)) is not None:
+        return phrase.end(), PHRASES[phrase.group().lower()]
+    verb, *following = (match.group() for match in islice(_WORD.finditer(order), OBJECT_WORDS + 1))
+    objects = frozenset(word.lower() for word in following)
+    for meant, verbs, named in BY_OBJECT:
+        if verb.lower() in verbs and not named.isdisjoint(objects):
+            return len(verb), meant
     return None
 
 

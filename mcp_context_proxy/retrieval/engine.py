@@ -26,7 +26,7 @@ from mcp_context_proxy.retrieval.scoring import (
     Background,
     Calibration,
     count_selected,
-    nearest_elsewhere,
+    rivals_of,
 )
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.system.later import np
@@ -141,11 +141,15 @@ class Engine:
             supports = _by_item(index, partial(self._learned.supported, vectors[0]))
         if self._novel is not None and vectors is not None and options.explore:
             novel = _by_item(index, self._novel)
+        rivals = None
+        if vectors is not None and isinstance(self._calibration, Background):
+            rivals = rivals_of(vectors[0], self._calibration)
         prepared = PreparedQuery(
             understood,
             index,
             lexical=lexical,
             vectors=vectors,
+            rivals=rivals,
             method=options.method,
             supports=supports,
             novel=novel,
@@ -258,7 +262,7 @@ class Engine:
             return None
         index = self.index_of(snapshot)
         vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ())
-        return None if vectors is None else nearest_elsewhere(vectors[0], self._calibration)
+        return None if vectors is None else float(rivals_of(vectors[0], self._calibration).cosines[0])
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
         """Return a known index, or a new one of the snapshot's words; of more words than ``before``."""

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
+from mcp_context_proxy.retrieval.actions import ORDERS
 from mcp_context_proxy.retrieval.bm25 import ITEMS_A_GROUP, Flat, Group, LexicalIndex, TermCounts, grouped
 from mcp_context_proxy.retrieval.item_metadata import metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
 from mcp_context_proxy.retrieval.spelling import WordList
-from mcp_context_proxy.retrieval.text import identifier_words, name_key
+from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool
 from mcp_context_proxy.system.later import np
 
@@ -32,6 +33,9 @@ MASKS_KEPT = 64
 
 NAMES_KEPT = 8_192
 """Hashed names of tools that are cached, for filters have much the same ones from search to search."""
+
+NO_NAMES = STOP_WORDS | ORDERS | {"mcp", "server", "api", "tools"}
+"""Words in names of servers by which none is addressed."""
 
 Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
@@ -212,6 +216,8 @@ class Index:
     """Cached results of `labelled`."""
     instructions: list[dict[str, list[int]]] = field(default_factory=list)
     """Cached for `instructed`: by term, the sources whose instructions have it."""
+    called: list[dict[str, list[int]]] = field(default_factory=list)
+    """Cached for `addressed`: by word, the sources that are called so."""
     word_lists: list[WordList] = field(default_factory=list)
     """The cached result of `words`."""
 
@@ -247,6 +253,17 @@ class Index:
         for rarity, sources in found:
             shares[sources] += rarity
         return shares / np.float32(sum(idf.values()))
+
+    def addressed(self, words: Iterable[str]) -> list[int]:
+        """Return the sources that have one of some words in their names, but for verbs."""
+        if not self.called:
+            collected: dict[str, list[int]] = {}
+            for at, key in enumerate(self.keys):
+                for word in identifier_words(key).split():
+                    if word not in NO_NAMES:
+                        collected.setdefault(word, []).append(at)
+            self.called.append(collected)
+        return [at for word in words for at in self.called[0].get(word, ())]
 
     def named(self, keys: Iterable[str]) -> list[int]:
         """Return the items that have one of some names, given as `text.name_key` returns them."""

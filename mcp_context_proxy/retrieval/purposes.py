@@ -32,6 +32,8 @@ class Purpose:
     """Index terms by which it is looked for, with their weights."""
     shown: int
     """Number of tools that are shown where nothing else fits."""
+    added: float = 0.0
+    """Amount that is added to the scores of such tools, where the request can hardly mean others."""
 
     def is_served_by(self, tool: Tool) -> bool:
         """Return whether a tool says that it serves this."""
@@ -39,8 +41,8 @@ class Purpose:
         return bool(self.said.search(text))
 
 
-def _purpose(said: str, words: str, shown: int) -> Purpose:
-    return Purpose(re.compile(said, re.IGNORECASE), dict.fromkeys(terms(words), 1.0), shown)
+def _purpose(said: str, words: str, shown: int, added: float = 0.0) -> Purpose:
+    return Purpose(re.compile(said, re.IGNORECASE), dict.fromkeys(terms(words), 1.0), shown, added)
 
 
 WEB_SEARCH: Final = _purpose(
@@ -60,13 +62,106 @@ MEMORY: Final = _purpose(
 )
 """What a caller wants remembered, recalled or forgotten."""
 
-QUERIES_OF_DATA: Final = _purpose(
+_QUERIES_DATA: Final = (
     r"\b(?:run|execut|perform)\w* (?:[\w-]+ ){0,4}(?:SQL|SELECT|aggregation|(?:database|read-only) quer)"
-    r"|\bSQL quer(?:y|ies) (?:on|against|to)\b",
-    "run execute sql select query database",
+    r"|\bSQL quer(?:y|ies) (?:on|against|to)\b|\bSELECT quer(?:y|ies)\b",
+    "run execute sql select query aggregation database",
     2,
 )
+
+QUERIES_OF_DATA: Final = _purpose(*_QUERIES_DATA)
 """Questions for numbers and sums of what a database may hold."""
+
+QUERIES_OF_ROWS: Final = _purpose(*_QUERIES_DATA, 0.12)
+"""The same that speak of rows, or of a database: "how many rows does orders have"."""
+
+CHANGES_OF_ROWS: Final = _purpose(
+    r"\b(?:INSERT|UPDATE|DELETE)\b.{0,40}\bquer(?:y|ies)\b|\b(?:run|execut)\w* (?:any |arbitrary )?SQL\b",
+    "insert update delete query sql write execute",
+    1,
+    0.12,
+)
+"""Orders that change rows of a table that has a name: "add a row to the customers table"."""
+
+_FILES: Final = (
+    "files?|documents?|photos?|pictures?|images?|videos?|movies?|films?|recordings?|pdfs?|spreadsheets?"
+    "|presentations?|folders?|archives?|zips?|downloads?"
+)
+_PLACES: Final = (
+    "museum|pharmacy|chemist|bakery|butcher|library|shops?|stores?|supermarket|market|mall|bank|post office"
+    "|restaurant|cafe|bar|pub|gym|pool|zoo|park|cinema|theat(?:re|er)|station|airport|hospital|clinic|dentist"
+    "|doctor|hairdresser|garage|hotel|church|school|town hall|gallery|castle"
+)
+
+_LOOKED_FOR: Final = (
+    (
+        _purpose(
+            r"\bdirections\b|\broutes?\b|\btravel times?\b|\bdistance (?:matrix|between)\b",
+            "directions route travel distance journey",
+            2,
+            0.1,
+        ),
+        re.compile(
+            r"\b(?:come|get|go|drive|walk|cycle|travel|far|long|way|route)\b.{0,100}?\bto (?:the )?\w.{0,60}?"
+            r"\b(?:by (?:train|car|bus|bike|boat|ferry|plane|public transport)|on foot|from here)\b"
+            r"|\bhow (?:far|long)\b.{0,30}? from [A-Z].{1,40}? to [A-Z]",
+        ),
+    ),
+    (
+        _purpose(
+            r"\bplaces?\b|\blocal (?:business|search|result)|\bbusinesses\b|\bpoints? of interest\b",
+            "search places local businesses details nearby",
+            2,
+            0.1,
+        ),
+        re.compile(
+            rf"^\W*(?:is|are|when (?:is|does|do)) the (?:\w+ ){{0,3}}?(?:{_PLACES})\b.{{0,60}} (?:open|close)"
+            r"|\b(?:near me|nearby|near here|around here|close to here|in the neighbou?rhood)\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        _purpose(
+            r"\bpapers?\b|\bpreprints?\b|\barxiv\b|\bpubmed\b|\bscholar\w*\b|\bscientific literature\b",
+            "search papers research articles preprints scholar literature",
+            2,
+            0.1,
+        ),
+        re.compile(
+            r"\b(?:scientific|academic|scholarly|peer[- ]reviewed|research)\W+(?:\w+\W+)?"
+            r"(?:papers?|articles?|studies|study|literature|publications?)\b|\bpreprints?\b"
+            r"|\b(?:papers?|articles?|studies|publications?) (?:scientific|academic|scholarly)\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        _purpose(
+            r"\b(?:search|find|locat)\w*\b.{0,60}?\bfiles?\b|\bfiles?\b.{0,30}?\b(?:search|find)",
+            "search find files directory",
+            1,
+            0.1,
+        ),
+        re.compile(
+            r"^\W*where (?:did|have) (?:I|we) (?:put|saved?|stored?|leave|left) (?:the |my |our )?(?:\w+ )?"
+            rf"(?:{_FILES}|contracts?|invoices?|letters?|reports?|slides|cv|resume|forms?|receipts?|tax\w*)\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        _purpose(
+            r"\bfiles?\b.{0,60}?\b(?:size|metadata|information)|\bsize\b.{0,40}?\bfiles?\b|\bsizes\b",
+            "file information metadata size sizes",
+            1,
+            0.1,
+        ),
+        re.compile(
+            rf"^\W*how (?:big|large|long|old) (?:is|are) (?:the |my |this |that )?(?:\w+ )?(?:{_FILES})\b",
+            re.IGNORECASE,
+        ),
+    ),
+)
+"""Other purposes, each with the form of its requests: ways between two places, places and when they are open,
+scientific papers, where a file is, how large it is."""
 
 _WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "best", "recommend", "facts"}
 """Words with which a question about the world opens."""
@@ -82,6 +177,30 @@ _COUNTED: Final = re.compile(
     re.IGNORECASE,
 )
 """Questions for a number of things, or for a sum of them."""
+
+_OF_ROWS: Final = re.compile(
+    r"\b(?:rows|records)\b|\b(?:from|in) (?:the |our |my )?(?:\w+ ){0,2}(?:db|database|tables?|collection)\b",
+    re.IGNORECASE,
+)
+_OF_SHEETS: Final = re.compile(
+    r"\b(?:work|spread)?(?:sheet|book)s?\b|\bcells?\b|\bexcel\b|\bcsv\b", re.IGNORECASE
+)
+
+_CHANGED_ROWS: Final = re.compile(
+    r"^\W*(?:please )?(?:add|insert|put|delete|remove|update|change|set)\b.*"
+    r"(?:\b(?:rows?|records?|entry|entries)\b.*\b(?:to|into|in|from|of) (?:the |our |my )?"
+    r"(?!the|our|my|first|second|third|last|next|this|that|same|new|whole)\w+ table\b"
+    r"|\bwhere \w+ (?:is|=|equals) )",
+    re.IGNORECASE,
+)
+
+_AGGREGATED: Final = re.compile(
+    r"^\W*(?:(?:show|tell|give|get) me )?(?:what(?:'s| is| was| are) )?(?:the )?"
+    r"(?:how many|how much|average|avg|total|sum|mean|median|highest|lowest|maximum|minimum|max|min|top \d+"
+    r"|number|count)\b",
+    re.IGNORECASE,
+)
+"""Questions for what is computed from many things."""
 
 _COURTESIES = (
     r"^\W*(?:(?:please|pls|hey|hi|hello|ok|okay|so|and|also|just|always|can you|could you|would you)\W+)*"
@@ -151,6 +270,13 @@ def idiom_of(request: str) -> Idiom | None:
 def purpose_of(request: str) -> Purpose | None:
     """Return the general purpose that a request of one need has by its form."""
     beginning = request[:FIRST_OF_REQUEST]
+    for purpose, form in _LOOKED_FOR:
+        if form.search(beginning):
+            return purpose
+    if _AGGREGATED.search(beginning) and _OF_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
+        return QUERIES_OF_ROWS
+    if _CHANGED_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
+        return CHANGES_OF_ROWS
     if _COUNTED.search(beginning):
         return QUERIES_OF_DATA
     opening = opening_match(beginning)

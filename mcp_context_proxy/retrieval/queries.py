@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, wanted
+from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, reworded, wanted
 from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
 from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
@@ -33,7 +33,14 @@ from mcp_context_proxy.retrieval.text import (
     terms,
     words,
 )
-from mcp_context_proxy.retrieval.values import ARITHMETIC, Value, is_arithmetic, long_values, value_kind
+from mcp_context_proxy.retrieval.values import (
+    ARITHMETIC,
+    FIRST_OF_QUERY,
+    Value,
+    is_arithmetic,
+    long_values,
+    value_kind,
+)
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -81,6 +88,9 @@ configs=configurations; docs=documentation; dm=direct message; dms=direct messag
 img=image; vid=video; cron=scheduled job; ci=continuous integration pipeline; cal=calendar; appt=appointment
 msg=message; msgs=messages; dir=directory; dirs=directories; app=application; apps=applications
 info=information; pw=password; vm=virtual machine; vms=virtual machines; pls=please; tmrw=tomorrow
+whats=what is; wheres=where is; hows=how is; whos=who is; rn=right now; gimme=give me; lemme=let me
+ppl=people; asap=as soon as possible; thx=thanks; bday=birthday; pkg=package; pkgs=packages; param=parameter
+params=parameters; perf=performance
 """
 SHORT_FORMS: Final[Mapping[str, str]] = dict(
     form.strip().split("=", 1) for form in _SHORT_FORMS.replace("\n", ";").split(";") if form.strip()
@@ -169,6 +179,12 @@ _CARRIED = re.compile(
 """Places where that begins which an order carries: after a colon with any verb, otherwise with those of
 `_CARRYING`."""
 
+_ADDRESSED = re.compile(
+    r"\b(?:in|on|from|to|into|via|with|using|at|of|for)\s+(?:(?:our|my|the|your|this)\s+)?(?P<after>[A-Za-z][\w-]*)"
+    r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
+)
+"""Words by which a server may be addressed: "in our Notion", "on GitHub", "a Jira ticket"."""
+
 _Span: TypeAlias = tuple[int, int]
 """The places in a text where a part of it begins and ends."""
 
@@ -200,6 +216,8 @@ class ReadQuery:
     """[texts, actions]: what is added to the score of a tool for its action. The first row, that of the
     whole, has the highest of its orders."""
 
+    addressed: frozenset[str]
+    """Words in lower case that may be names of servers: "in our Notion", "a Slack channel"."""
     is_gibberish: bool
     """True if neither the catalog nor English has any of its words: its vector is that of nothing."""
     purpose: Purpose | None
@@ -237,7 +255,7 @@ def read_query(
 
     needs, idiom = _needs(written), idiom_of(written)
     carried, reported = _carried(written, needs, None if idiom is None else idiom.end)
-    openings = set(_openings(written, needs))
+    openings = dict(_openings(written, needs))
     in_english = not _is_foreign(written)
     compared, foreign = dict[str, str | None](), set[str]()
     kinds, plain, unknown = list[tuple[str, float]](), 0, 0
@@ -252,9 +270,9 @@ def read_query(
         if not is_arithmetic(one.kind) or not (carried and _within(one.start, carried))
     ]
     for start, token, is_first, known_kind in _tokens(written, values):
-        if idiom is not None and idiom.start <= start < idiom.end:
+        if start < end or (idiom is not None and idiom.start <= start < idiom.end):
             continue
-        weight = 1.0
+        weight, length = 1.0, len(token)
         if carried and _within(start, carried):
             weight = REPORTED_SHARE if _within(start, reported) else CARRIED_SHARE
         lower, replacement = token.lower(), token
@@ -271,6 +289,11 @@ def read_query(
             count(token, weight, asked)
             count(meant, weight * WRITTEN_OUT_SHARE, added)
             replacement = meant
+        elif start in openings and (said := reworded(written[start : openings[start]])) is not None:
+            length, replacement = said
+            if length == len(token):
+                count(token, VALUE_SHARE, asked)
+            count(replacement, weight * WRITTEN_OUT_SHARE, added)
         elif start in openings and (meant := _as_verb(lower, written[start:])) is not None:
             # As a verb, "file" has nothing to do with files, and "book" nothing with address books.
             count(token, VALUE_SHARE, asked)
@@ -291,7 +314,7 @@ def read_query(
         plain += kind is None and lower not in STOP_WORDS
         if replacement is not token:
             pieces += [written[end:start], replacement]
-            end = start + len(token)
+            end = start + length
     for kind, weight in kinds:
         # Beside nothing but a verb, a value is all that the order is about: "close #42" means an issue.
         # Of arithmetic it is what is asked: "calculate" alone, as of a distance, is not yet all of it.
@@ -309,7 +332,9 @@ def read_query(
     for start, end in needs:
         added_for = wanted(_uncarried(whole, start, end, carried))
         parts |= {chunk: added_for for chunk in chunks(whole[start:end]) if len(parts) < QUERY_NEEDS}
-    purpose = MEMORY if idiom is not None else purpose_of(written) if len(needs) == 1 and not kinds else None
+    purpose = MEMORY if idiom is not None else purpose_of(written) if len(needs) == 1 else None
+    if purpose is not None and kinds and not purpose.added and idiom is None:
+        purpose = None  # a value is in what is asked for, and not in the world
     by_need = np.array([*parts.values()] or [wanted("")])
     actions = {whole: by_need.max(axis=0), **parts} if whole else {}
     texts = tuple(actions)
@@ -326,6 +351,7 @@ def read_query(
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS)),
+        addressed=frozenset(_addressed(whole)),
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
     )
@@ -389,6 +415,12 @@ def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tup
     return _joined(spans), reported
 
 
+def _addressed(query: str) -> Iterator[str]:
+    """Yield the words of a query that may be names of servers."""
+    for match in _ADDRESSED.finditer(query[:FIRST_OF_QUERY]):
+        yield from match[match.lastgroup or 0].lower().split("-")
+
+
 def _first_word(text: str) -> str:
     """Return the first telling word of a text, in lower case."""
     found = (match.group().lower() for match in _WORD.finditer(text))
@@ -443,6 +475,8 @@ def _tokens(query: str, values: Sequence[Value]) -> Iterator[tuple[int, str, boo
         for match in _TOKEN.finditer(query, at, end):
             token = match.group().rstrip(_EDGES + ".")
             bare = token.lstrip(_EDGES)
+            if bare.isdigit() and token == f"!{bare}":
+                bare = token
             if bare:
                 yield match.start() + len(token) - len(bare), bare, is_first, None
                 is_first = False
@@ -456,11 +490,11 @@ def _written_out(token: str) -> str | None:
     return None if token in _TITLES else SHORT_FORMS.get(token.lower())
 
 
-def _openings(query: str, needs: Sequence[_Span]) -> Iterator[int]:
-    """Yield where the words are with which the needs of a query open."""
+def _openings(query: str, needs: Sequence[_Span]) -> Iterator[_Span]:
+    """Yield where the words are with which the needs of a query open, and where the needs end."""
     for start, end in needs:
         if (match := opening_match(query[start:end])) is not None:
-            yield start + match.start()
+            yield start + match.start(), end
 
 
 def _as_verb(word: str, query: str) -> str | None:

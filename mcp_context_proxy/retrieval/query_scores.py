@@ -16,11 +16,14 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
+    ADDRESSED,
+    EVIDENCE_OF_ADDRESS,
     INSTRUCTIONS,
     LEXICAL_FACTOR,
     STRONG_COVERAGE,
     Background,
     Calibration,
+    Rivals,
     add_learned,
     add_novelty,
     boost_uncovered_sentences,
@@ -106,6 +109,7 @@ class PreparedQuery:
         *,
         lexical: LexicalScores,
         vectors: NDArray[np.float32] | None,
+        rivals: Rivals | None,
         method: Method,
         supports: Mapping[int, Support],
         novel: Mapping[int, float],
@@ -113,9 +117,10 @@ class PreparedQuery:
         """Put together what is known of a query.
 
         The lexical scores are those of the query's words. The vectors are those of its texts, None in a
-        search by words only. Past use and the additions for new items are given by position in the index.
+        search by words only, and the rivals what is nearest to it elsewhere, None where that is not known.
+        Past use and the additions for new items are given by position in the index.
         """
-        self.index, self.vectors, self.method = index, vectors, method
+        self.index, self.vectors, self.rivals, self.method = index, vectors, rivals, method
         self.supports, self.novel = supports, novel
         self.texts, self.needs, self.actions = query.texts, query.needs, query.actions
         self.terms: Mapping[str, str] = {**query.asked, **query.added}
@@ -128,6 +133,8 @@ class PreparedQuery:
         self.lexical = lexical
         self.instructed = index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf})
         """By source, the share of the query that the instructions of the server have."""
+        self.addressed = index.addressed(query.addressed)
+        """Sources that the query names."""
         self.named = index.named([name_key(query.written)])
         """Items whose name the query is."""
 
@@ -148,6 +155,8 @@ class QueryScores:
         """[texts, chunks]: the cosine of each text of the query with each chunk."""
         self.cosine: NDArray[np.float32] | None = None
         """Highest cosine of any text of the query with any chunk of each item."""
+        self.counterparts: NDArray[np.float32] | None = None
+        """[rivals]: the highest cosine of any item with what is nearest to the query elsewhere."""
         cosines = near = None
         if index.dense is None or query.vectors is None:
             self.items = np.flatnonzero(allowed)
@@ -158,7 +167,13 @@ class QueryScores:
             words[~allowed] = -np.inf
             self.items = index.dense.candidates(query.vectors, words, {*query.named, *query.supports})
             self.dense = index.dense.of(self.items)
-            self.by_chunk = self.dense.cosines(query.vectors)
+            compared, texts = query.vectors, len(query.vectors)
+            if query.rivals is not None:
+                compared = np.concatenate([compared, query.rivals.vectors])
+            by_chunk = self.dense.cosines(compared)
+            self.by_chunk = by_chunk[:texts]
+            if by_chunk.size:
+                self.counterparts = by_chunk[texts:].max(axis=1)
             cosines = self.dense.by_item(self.by_chunk)
             self.cosine = near = cosines.max(axis=0)
         self.lexical = query.lexical.scores[self.items]
@@ -170,15 +185,22 @@ class QueryScores:
                 near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
             near = add_learned(near, self.supports)
         self.acting: NDArray[np.float32] | None = None
-        """[texts, items]: what is added for the action of each item; None where another method is used."""
+        """[texts, items]: what is added for the action of each item, for the whole also that for a general
+        purpose; None where another method is used."""
         self.instructed: NDArray[np.float32] | None = None
         """[items]: what is added for the instructions of their servers; None where they say nothing of it."""
         fused = fuse(near, self.lexical, query.method)
         if near is not None and query.method == "hybrid":
             self.acting = query.actions[:, index.actions[self.items]]
+            if query.purpose is not None and query.purpose.added:
+                self.acting[0, self._serving()] += np.float32(query.purpose.added)
             fused = np.round(fused + self.acting[0], DECIMALS)
-            if query.instructed is not None:
-                self.instructed = (INSTRUCTIONS * query.instructed)[index.sources[self.items]]
+            if query.instructed is not None or query.addressed:
+                of_source = np.zeros(len(index.keys), np.float32)
+                if query.instructed is not None:
+                    of_source += INSTRUCTIONS * query.instructed
+                of_source[query.addressed] += ADDRESSED
+                self.instructed = of_source[index.sources[self.items]]
                 fused = np.round(fused + self.instructed, DECIMALS)
         self.plain = add_novelty(fused, self.novel)
         """Scores before `boost_uncovered_sentences`."""
@@ -186,7 +208,9 @@ class QueryScores:
         """Scores that order the items."""
         self.boosted_by = dict[int, int]()
         """For each place that was raised, the sentence that raised it most."""
-        self.whole = None if cosines is None or not self.items.size else float(cosines[0].max())
+        self.near_whole = None if cosines is None or not self.items.size else cosines[0]
+        """[items]: their cosines with the query as a whole."""
+        self.whole = None if self.near_whole is None else float(self.near_whole.max())
         """Highest cosine of the query as a whole with any item."""
         self.sentences: NDArray[np.float32] | None = None
         """[sentences, items]: cosines of a query of several sentences; None for others."""
@@ -222,15 +246,22 @@ class QueryScores:
 
     def evidence(self, calibration: Calibration) -> float | None:
         """Return the evidence that something is meant; None where it cannot be told."""
-        if self.whole is None or self.query.vectors is None or not self.query.index.complete:
+        query = self.query
+        if self.near_whole is None or query.vectors is None or not query.index.complete:
             return None
-        if not isinstance(calibration, Background):
+        if not isinstance(calibration, Background) or query.rivals is None or self.counterparts is None:
             return None
-        if self.query.is_gibberish:
+        if query.is_gibberish:
             return 0.0
         highest = (K1 + 1) * self._query_idf()
-        coverage = float(self.lexical.max()) / highest if highest else 0.0
-        return evidence(self.whole, self.query.vectors[0], calibration, coverage)
+        told = evidence(
+            cosines=self.near_whole,
+            general=calibration.requests @ query.vectors[0],
+            rivals=query.rivals.cosines,
+            counterparts=self.counterparts,
+            coverage=float(self.lexical.max()) / highest if highest else 0.0,
+        )
+        return told + (EVIDENCE_OF_ADDRESS if query.addressed else 0.0)
 
     def fits(self, calibration: Calibration, evidence: float | None) -> bool:
         """Return whether anything seems to be meant: near in meaning, an exact name, or most of the words.
@@ -267,13 +298,19 @@ class QueryScores:
         """Return the tools that serve the general purpose of the query, best first."""
         if (purpose := self.query.purpose) is None:
             return []
+        found = self._serving()
+        found.sort(key=lambda place: -self.fused[place])
+        return [self._result(place) for place in found[: purpose.shown]]
+
+    def _serving(self) -> list[int]:
+        """Return the places of the tools that serve the general purpose of the query."""
+        if (purpose := self.query.purpose) is None:
+            return []
         words = self.query.index.lexical.score(purpose.words).scores[self.items]
         tools = (
             (place, self.query.index.items[self.items[place]]) for place in best(words, SERVING_LOOKED_FOR)
         )
-        found = [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
-        found.sort(key=lambda place: -self.fused[place])
-        return [self._result(place) for place in found[: purpose.shown]]
+        return [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         """Return the candidates' places: exact names first, then by score, then in catalog order.

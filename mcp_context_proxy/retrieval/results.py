@@ -137,9 +137,10 @@ class Result:
     support: Support | None = None
     """The use that speaks for it most."""
     action: float = 0.0
-    """Amount added because the tool does what the query wants done; below 0 where it does something else."""
+    """Amount added because the tool does what the query wants done, or serves its general purpose; below 0
+    where it does something else."""
     instructions: float = 0.0
-    """Amount added because the instructions of its server have words of the query."""
+    """Amount added because the query names its server, or because its instructions have its words."""
     novelty: float = 0.0
     """Amount added because the tool is new and was not used yet."""
     exact: bool = False

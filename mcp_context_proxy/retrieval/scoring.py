@@ -33,6 +33,10 @@ share of them by idf. On 132 requests for the 33 lists with instructions written
 was first no more often than without, up to 0.05. It is less than an action may add: it decides among tools
 that are otherwise alike."""
 
+ADDRESSED: Final = 0.05
+"""Amount that is added to the tools of a server that a query names, as "in our Notion". Its name is among the
+words as well, but counts little where the server has many tools."""
+
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
 
@@ -78,15 +82,36 @@ FAR = 0.25
 AGAINST_FAR = 1.5
 """Evidence by cosine against an item that is farther than that."""
 
-NEEDED_EVIDENCE = 0.13
+EVIDENCE_OF_COUNTERPARTS = 0.4
+"""Evidence by the likeness of the nearest elsewhere with the catalog: a request that is near to what the
+catalog has, too, is meant for it, and one that is near to what it lacks is not."""
+
+EVIDENCE_OF_ADDRESS = 0.1
+"""Evidence for a query that names a server of the catalog."""
+
+EVIDENCE_OF_RANK = 0.6
+"""Evidence by cosine beyond the general requests that are nearest to the query."""
+
+AGAINST_ALONE = 0.6
+"""Evidence against an item by cosine beyond the item `COMPANY` places behind: what a catalog serves has tools
+of its kind there, and one that is alone is more often near by a word that it shares."""
+
+COMPANY = 5
+"""Places and general requests that these two look at."""
+
+SHARPNESS = 20.0
+"""Weight of the nearest elsewhere beside the others: e times that of one whose cosine is 0.05 lower."""
+
+NEEDED_EVIDENCE = 0.07
 """Evidence that is needed in the smallest catalogs."""
 
-NEEDED_BY_SIZE = 0.076
+NEEDED_BY_SIZE = 0.115
 """Evidence that is needed more in a catalog that is e times as large: the best of many is near by chance."""
 
 RIVALS = 3
 """Number of the nearest elsewhere whose mean the best item is compared with: the nearest one may be the same
-tool of another server."""
+tool of another server. They are compared with the catalog together with the query, which costs nothing where
+it has one need: four vectors are multiplied at once."""
 
 FEWEST_ITEMS = 5
 """A smaller catalog needs as much evidence as one of this size: of a single item any would be enough."""
@@ -295,8 +320,32 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 
-def evidence(cosine: float, vector: NDArray[np.float32], background: Background, coverage: float) -> float:
-    """Return the evidence that a catalog has an item that is meant, 0 to 1.
+@dataclass(frozen=True, slots=True, eq=False)
+class Rivals:
+    """The things elsewhere that are nearest to a query, the nearest last."""
+
+    cosines: NDArray[np.float64]
+    vectors: NDArray[np.float32]
+
+
+def rivals_of(vector: NDArray[np.float32], background: Background) -> Rivals:
+    """Return what is nearest to a text elsewhere."""
+    elsewhere: NDArray[np.float64] = np.round(
+        (background.elsewhere @ vector).astype(np.float64), DECIMALS
+    ).astype(np.float64, copy=False)
+    some = np.argpartition(elsewhere, -RIVALS)[-RIVALS:]
+    some = some[np.argsort(elsewhere[some], kind="stable")]
+    return Rivals(elsewhere[some], background.elsewhere[some])
+
+
+def evidence(
+    cosines: NDArray[np.float32],
+    general: NDArray[np.float32],
+    rivals: NDArray[np.float64],
+    counterparts: NDArray[np.float32],
+    coverage: float,
+) -> float:
+    """Return the evidence that a catalog has an item that is meant, 0 or more.
 
     A cosine means little by itself: a vague query is near to everything, one full of names to nothing, and
     every model has its own scale. So the best cosine is also compared in two ways: with the query's cosines
@@ -307,32 +356,31 @@ def evidence(cosine: float, vector: NDArray[np.float32], background: Background,
     which may be the same by accident.
 
     Args:
-        cosine: The best of any item with the query as a whole.
-        vector: The vector of the query as a whole.
-        background: Vectors of general requests and of what is elsewhere.
+        cosines: Those of the items with the query as a whole.
+        general: Those of general requests with it.
+        rivals: Those of the nearest elsewhere with it, the nearest last.
+        counterparts: The highest cosine of any item with each of these.
         coverage: The share of the highest possible BM25F that the best item has, 0 to 1.
     """
-    near = np.round((background.requests @ vector).astype(np.float64), DECIMALS)
-    deviations = (cosine - float(near.mean())) / (float(near.std()) or 1.0)
-    nearest = _nearest_elsewhere(vector, background)
+    best = float(cosines.max())
+    near = np.round(general.astype(np.float64), DECIMALS)
+    deviations = (best - float(near.mean())) / (float(near.std()) or 1.0)
     meaning = (
-        EVIDENCE_OF_COSINE * cosine
-        + EVIDENCE_OF_MARGIN * (cosine - float(nearest.mean()))
+        EVIDENCE_OF_COSINE * best
+        + EVIDENCE_OF_MARGIN * (best - float(rivals.mean()))
         + EVIDENCE_OF_DEVIATION * deviations
-        - AGAINST_FAR * max(float(nearest.max()) - cosine - FAR, 0.0)
+        - AGAINST_FAR * max(float(rivals[-1]) - best - FAR, 0.0)
     )
-    return max(1 - (1 - min(max(meaning, -1.0), 1.0)) * (1 - coverage), 0.0)
-
-
-def nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> float:
-    """Return the cosine of a text with the last of the `RIVALS` that are nearest to it elsewhere."""
-    return float(_nearest_elsewhere(vector, background).min())
-
-
-def _nearest_elsewhere(vector: NDArray[np.float32], background: Background) -> NDArray[np.float64]:
-    elsewhere = np.round((background.elsewhere @ vector).astype(np.float64), DECIMALS)
-    nearest: NDArray[np.float64] = np.partition(elsewhere, -RIVALS)[-RIVALS:].astype(np.float64)
-    return nearest
+    weights = np.exp(SHARPNESS * (rivals - rivals[-1]))
+    company = min(COMPANY + 1, cosines.size)
+    told = (
+        1
+        - (1 - min(max(meaning, -1.0), 1.0)) * (1 - coverage)
+        + EVIDENCE_OF_COUNTERPARTS * float(weights @ counterparts / weights.sum())
+        + EVIDENCE_OF_RANK * (best - float(np.partition(near, -COMPANY)[-COMPANY:].mean()))
+        - AGAINST_ALONE * (best - float(np.partition(cosines, -company)[-company]))
+    )
+    return max(told, 0.0)
 
 
 def needed_evidence(items: int) -> float:

@@ -38,7 +38,13 @@ _STANDARDS = "COVID|UTF|SHA|ISO|GPT|AES|RSA|RFC|IEEE|TLS|SSL|USB|HTTP|MP|PS|MI|C
 _TOKENS: Final = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
-        ("URL", r"(?i:https?|ftp|wss?)://\S+"),
+        ("URL", r"(?i:https?|ftp|wss?|file)://\S+"),
+        ("repository URL", r"(?:git@[\w.-]+:|(?:git|ssh)://)\S+"),
+        (
+            "connection string of a database",
+            r"(?:postgres(?:ql)?|mysql|mongodb(?:\+srv)?|redis|sqlite)://\S+",
+        ),
+        ("URL", r"localhost:\d{2,5}(?:/\S*)?"),
         ("email address", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
         ("DOI of a paper", r"(?:(?i:doi):)?10\.\d{4,9}/\S+"),
         ("website URL", r"(?:[\w-]+\.)+(?:com|org|net|io|dev|edu|gov|ai|co|uk|de|eu)(?:/\S*)?"),
@@ -48,6 +54,7 @@ _TOKENS: Final = tuple(
             r"|jpe?g|gif|svg|html?|css|xml|sql|sh|go|rs|java|c|cpp|h|rb|php|log|ini|cfg|env|zip|tar|gz|mp[34]|wav"
             r"|mov|ipynb|parquet|db|sqlite)",
         ),
+        ("file", r"(?:[^/\s]*/)*(?:\.(?:env|gitignore|npmrc|bashrc|zshrc|dockerignore)|Dockerfile|Makefile)"),
         ("path", r"(?:[A-Za-z]:\\|~?/|\.{1,2}/)[^\s/\\]+(?:[/\\][^\s/\\]*)*"),
         ("date", r"\d{4}-\d{2}-\d{2}(?:T[\d:.]+Z?)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}"),
         ("time", r"\d{1,2}:\d{2}(?::\d{2})?(?:am|pm)?|\d{1,2}(?:am|pm)"),
@@ -55,8 +62,13 @@ _TOKENS: Final = tuple(
         ("CVE id of a vulnerability", r"CVE-\d{4}-\d{4,7}"),
         ("issue key", rf"(?!(?:{_STANDARDS})-)[A-Z][A-Z0-9]{{1,9}}-\d{{1,6}}"),
         ("issue number", r"#\d{1,7}"),
+        ("merge request number", r"!\d{1,7}"),
+        ("spreadsheet cell range", r"\$?[A-Z]{1,3}\$?[1-9]\d{0,6}:\$?[A-Z]{1,3}\$?[1-9]\d{0,6}"),
+        ("version", r"v\d{1,4}(?:\.\d{1,6}){2,3}(?:-[\w.]+)?"),
         # "#cafe" and "#feed" are channels and tags; a color has a digit or only one letter.
         ("color", r"#(?:(?=[a-fA-F]*\d)[0-9a-fA-F]{3}(?:[0-9a-fA-F]{3})?|([a-fA-F])\1{2}(?:\1{3})?)"),
+        ("channel", r"#[a-z][a-z0-9_]{1,40}(?:-[a-z0-9_]{1,40}){0,6}"),
+        ("user", r"@[A-Za-z][A-Za-z0-9_]{1,40}(?:[.-][A-Za-z0-9_]{1,40}){0,3}"),
         ("arXiv paper id", r"\d{4}\.\d{4,5}(?:v\d+)?"),
         ("amount of money", r"[$€£¥₹]\d[\d,.]*[kKmM]?|\d[\d,.]*(?:[€£¥₹]|" + _CURRENCIES + ")"),
         ("currency", _CURRENCIES),
@@ -77,7 +89,7 @@ _TOKENS: Final = tuple(
 )
 """Kinds of values, each with the pattern of a whole token; the first that matches counts."""
 
-_MAY_BE_VALUE = re.compile(r"[\d./\\@:#]|" + f"{_CURRENCIES}|{_ZONES}")
+_MAY_BE_VALUE = re.compile(r"[\d./\\@:#]|(?:Docker|Make)file|" + f"{_CURRENCIES}|{_ZONES}")
 """Parts of which every value has one."""
 
 _SEVERAL: Final = tuple(

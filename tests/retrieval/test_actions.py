@@ -179,3 +179,64 @@ def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(
 
     assert engine.search("show the old notes of the trip", tools).results[0].item.name == "list_notes"
     assert engine.search("throw away the old notes", tools).results[0].item.name == "delete_old_notes"
+
+
+@pytest.mark.parametrize(
+    ("query", "read_as"),
+    [
+        ("get rid of the old branch", "delete the old branch"),
+        ("please throw away my draft", "please delete my draft"),
+        ("look up how to descale a kettle", "search for how to descale a kettle"),
+        ("kick off a build of main", "start a build of main"),
+        ("call off the review with Tom", "cancel the review with Tom"),
+        ("keep an eye on the price", "monitor the price"),
+        ("alert me if the page changes", "monitor and notify if the page changes"),
+        ("give the ticket to Maria", "assign the ticket to Maria"),
+        ("go to the homepage of the library", "navigate to the homepage of the library"),
+        ("write in the field Name the word Ivan", "type in the field Name the word Ivan"),
+        ("put 340 into cell B7", "write 340 into cell B7"),
+        ("bump the replicas of web to 4", "scale the replicas of web to 4"),
+        ("close the tab and tell the whole team", "close the tab and post message to the whole team"),
+    ],
+)
+def test_an_order_is_read_in_the_words_that_tools_have(query: str, read_as: str) -> None:
+    assert read_query(query, lambda _term: False, lambda: WordList([]), {}).read_as == read_as
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "give me the weather",
+        "turn on the lights",
+        "set up a deal",
+        "go to Berlin by train",
+        "write a file",
+        "put the note in the archive",
+        "tell me a joke",
+        "how do I get rid of moss",
+    ],
+)
+def test_an_order_in_words_that_tools_may_have_stays(query: str) -> None:
+    assert read_query(query, lambda _term: False, lambda: WordList([]), {}).read_as is None
+
+
+def test_the_words_that_name_no_tool_count_little_and_those_of_tools_more() -> None:
+    query = read_query("give the ticket to Maria", lambda _term: False, lambda: WordList([]), {})
+
+    assert query.weights["giv"] < query.weights["assign"] < query.weights["ticket"]
+
+
+def test_a_phrase_finds_the_tool_that_does_it(
+    engine: Engine, tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    tracker = snapshot(
+        tool("assign_task", "Assign a task to a person.", server="tracker"),
+        tool("get_task", "Get a task.", server="tracker"),
+        tool("update_person", "Update a person.", server="tracker"),
+        tool("cancel_task", "Cancel a task.", server="tracker"),
+    )
+
+    assert [
+        engine.search(query, tracker).results[0].item.name
+        for query in ("give the task about the roof to Maria", "call off the task about the roof")
+    ] == ["assign_task", "cancel_task"]

@@ -92,6 +92,8 @@ def test_any_text_is_read(text: str) -> None:
         ("send a DM to Anna", "send a direct message to Anna"),
         ("open MRs, please", "open merge requests, please"),
         ("look at the (db) config.", "look at the (database) configuration."),
+        ("whats staged rn", "what is staged right now"),
+        ("gimme the params", "give me the parameters"),
     ],
 )
 def test_short_forms_are_written_out(query: str, read_as: str) -> None:

@@ -11,14 +11,20 @@ from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.examples import calculator, notes
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.scoring import (
+    ADDRESSED,
+    AGAINST_ALONE,
     AGAINST_FAR,
+    COMPANY,
+    EVIDENCE_OF_ADDRESS,
     EVIDENCE_OF_COSINE,
+    EVIDENCE_OF_COUNTERPARTS,
     EVIDENCE_OF_DEVIATION,
     EVIDENCE_OF_MARGIN,
+    EVIDENCE_OF_RANK,
     FAR,
     FEWEST_ITEMS,
     MOST_ITEMS,
-    Background,
+    RIVALS,
     evidence,
     needed_evidence,
     packaged_background,
@@ -52,35 +58,51 @@ def test_the_packaged_background_vectors_belong_to_the_packaged_model():
     assert np.linalg.norm(packaged_background().elsewhere, axis=1) == pytest.approx(1, abs=0.02)
 
 
+GENERAL = np.array([0.6, 0.8] * COMPANY, np.float32)
+
+
+def told(cosines, rivals=1.0, coverage=0.0, likeness=0.0):
+    """Evidence of some cosines of items; what is nearest elsewhere is so near, and so like the catalog."""
+    return evidence(
+        cosines=np.array(cosines, np.float32),
+        general=GENERAL,
+        rivals=np.full(RIVALS, rivals),
+        counterparts=np.full(RIVALS, likeness, np.float32),
+        coverage=coverage,
+    )
+
+
 def test_evidence_is_the_nearness_of_the_meaning_or_the_coverage_of_the_words():
-    query = np.array([0.6, 0.8], np.float32)
-    requests = np.array([[1, 0], [0, 1]], np.float32)
-    others = np.array([[0.6, 0.8], [0, 1], [0, 1], [-1, 0]], np.float32)
-
-    def told(cosine, coverage):
-        return evidence(cosine, query, Background(requests, others), coverage)
-
     def meaning(cosine):
-        margin, deviations = cosine - (1 + 0.8 + 0.8) / 3, (cosine - 0.7) / 0.1
-        near = EVIDENCE_OF_COSINE * cosine + EVIDENCE_OF_MARGIN * margin + EVIDENCE_OF_DEVIATION * deviations
+        near = EVIDENCE_OF_COSINE * cosine + EVIDENCE_OF_MARGIN * (cosine - 1)
+        near += EVIDENCE_OF_DEVIATION * (cosine - 0.7) / 0.1
         return near - AGAINST_FAR * max(1 - cosine - FAR, 0)
 
-    assert told(0.8, 0.0) == pytest.approx(meaning(0.8), abs=1e-3)
-    assert told(0.8, 0.5) == pytest.approx(0.5 + meaning(0.8) / 2, abs=1e-3)
-    assert told(0.8, 1.0) == 1
+    def rank(cosine):
+        return EVIDENCE_OF_RANK * (cosine - 0.8)
+
+    assert told([0.8]) == pytest.approx(meaning(0.8), abs=1e-3)
+    assert told([0.8], coverage=0.5) == pytest.approx(0.5 + meaning(0.8) / 2, abs=1e-3)
+    assert told([0.8], coverage=1.0) == pytest.approx(1)
     assert meaning(0.5) < 0
-    assert told(0.5, 0.9) == pytest.approx(1 - (1 - meaning(0.5)) * 0.1, abs=1e-3)
-    assert told(-0.5, 0.25) == 0
+    assert told([0.5], coverage=0.9) == pytest.approx(1 - (1 - meaning(0.5)) * 0.1 + rank(0.5), abs=1e-3)
+    assert told([-0.5], coverage=0.25) == 0
 
 
 def test_a_request_that_is_much_nearer_to_tools_of_other_catalogs_has_less_evidence():
-    query = np.array([0.6, 0.8], np.float32)
-    requests = np.array([[1, 0], [0, 1]], np.float32)
-    near, far = (np.tile(np.array([one], np.float32), (3, 1)) for one in ([0.6, 0.8], [1, 0]))
+    assert told([0.7], rivals=1.0) < told([0.7], rivals=0.6)
 
-    assert evidence(0.7, query, Background(requests, near), 0) < evidence(
-        0.7, query, Background(requests, far), 0
-    )
+
+def test_a_request_has_more_evidence_where_the_catalog_has_the_like_of_what_is_nearest_elsewhere():
+    gained = told([0.8], likeness=0.9) - told([0.8], likeness=0.4)
+
+    assert gained == pytest.approx(0.5 * EVIDENCE_OF_COUNTERPARTS, abs=1e-3)
+
+
+def test_an_item_that_is_alone_has_less_evidence_than_one_in_company():
+    alone, in_company = [0.8, *[0.1] * COMPANY], [0.8, *[0.7] * COMPANY]
+
+    assert told(in_company) - told(alone) == pytest.approx(0.6 * AGAINST_ALONE, abs=1e-3)
 
 
 def test_a_larger_catalog_needs_more_evidence_within_what_was_measured():
@@ -232,6 +254,100 @@ def test_a_tool_that_may_hold_anything_fits_by_the_form_of_a_request(engine, con
     ranking = engine.search(query, containers)
 
     assert (ranking.results[0].item.name if ranking.fits else None) == best
+
+
+@pytest.fixture(scope="module")
+def travels(tool, snapshot):
+    """Tools that say what they are for, and none of what they are asked about."""
+    return snapshot(
+        tool("directions", "Directions between two points, with steps.", server="maps"),
+        tool("place_details", "Details of a place: hours, ratings.", server="maps"),
+        tool("search_preprints", "Search preprints of papers.", server="papers"),
+        tool("search_files", "Search for files by a pattern.", server="files"),
+        tool("file_info", "Information about a file: size, times, permissions.", server="files"),
+        tool("create_issue", "Open a new ticket in a repository.", server="code"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("how can I get from Porto to Lisbon by train", "directions"),
+        ("how far is it from Lyon to Nice", "directions"),
+        ("is the bakery on Hill Street open right now", "place_details"),
+        ("when does the town hall close", "place_details"),
+        ("find scientific articles about malaria", "search_preprints"),
+        ("where did I put the contract", "search_files"),
+        ("how big is the video", "file_info"),
+        ("where did I put my keys", None),
+    ],
+)
+def test_ways_places_papers_and_files_are_known_by_the_form_of_a_request(engine, travels, query, best):
+    ranking = engine.search(query, travels)
+
+    assert (ranking.results[0].item.name if ranking.fits else None) == best
+
+
+@pytest.fixture(scope="module")
+def offices(tool, snapshot):
+    """Servers with much the same tools, as people have them in one company."""
+    return snapshot(
+        *(
+            tool(f"{action}_users", f"{action.title()} users of the workspace.", server=server)
+            for server in ("slack", "notion", "jira-cloud")
+            for action in ("list", "find")
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "server"),
+    [
+        ("list everybody in our Notion workspace", "notion"),
+        ("list the users on slack", "slack"),
+        ("list the Jira users", "jira-cloud"),
+    ],
+)
+def test_the_tools_of_a_server_that_a_request_names_come_first(engine, offices, query, server):
+    best = engine.search(query, offices).results[0]
+
+    assert best.item.server == server
+    assert best.instructions == pytest.approx(ADDRESSED)
+
+
+def test_a_request_that_names_a_server_of_the_catalog_fits_sooner(engine, tool, snapshot):
+    tools = [tool(f"run_{n}", "Runs a saved report.", server="salesforce") for n in range(6)]
+    query = "get me all opportunities over 50k from"
+
+    named, other = (
+        engine.search(f"{query} {server}", snapshot(*tools)).evidence for server in ("salesforce", "hubspot")
+    )
+    assert named - other >= EVIDENCE_OF_ADDRESS
+
+
+@pytest.fixture(scope="module")
+def tables(tool, snapshot):
+    """A database, and tools with the words of tables that have none."""
+    return snapshot(
+        tool("read_query", "Execute a SELECT query on the database.", server="sqlite"),
+        tool("write_query", "Execute an INSERT, UPDATE or DELETE query.", server="sqlite"),
+        tool("sort_rows", "Sort the rows of a sheet.", server="sheets"),
+        tool("update_price", "Update the price tag on the shelf.", server="shop"),
+        tool("search_table", "Search the rows of a table in the documentation.", server="docs"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("how many rows does orders have", "read_query"),
+        ("average basket by month from the sales db", "read_query"),
+        ("delete the records from the visits table", "write_query"),
+        ("sort the rows of my sheet", "sort_rows"),
+    ],
+)
+def test_a_request_about_rows_is_for_a_tool_that_runs_sql(engine, tables, query, best):
+    assert engine.search(query, tables).results[0].item.name == best
 
 
 def test_what_is_to_be_remembered_fits_nothing_without_a_memory(engine, tool, snapshot):

@@ -1,0 +1,227 @@
+"""People's requests to catalogs of every size: what they mean is found, and what nothing can do is refused.
+
+    python benchmarks/people.py [--half "looked at"] [--tools N ...] [--failures] [--output FILE]
+
+``people.jsonl`` has 240 requests in the words of six kinds of callers, written before any answer to one of
+them was seen, each with the tools of the 33 recorded lists that can serve it. One half was looked at while
+search was improved, the other was measured afterwards. Each is put to a catalog of each size, drawn from
+the lists, with one tool that can serve it; for a quarter, nothing there can, and servers that could are left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from catalogs import LISTS, lists_in, published
+from nothing_fits import catalog_of
+
+from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
+from mcp_context_proxy.evaluation.run import TOOLS
+from mcp_context_proxy.items import Item, Snapshot, Source, Tool
+from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.store import open_store
+
+REQUESTS = Path(__file__).with_name("people.jsonl")
+HALVES = ("looked at", "held out")
+
+SIZES = (6, 20, 60, 300, 1_035)
+"""Tools of the catalogs; the largest is all lists together, or all but those that are left out."""
+
+WHOLE = SIZES[-1]
+
+FIRST, SHOWN = 2, 5
+"""Places among which the right tool is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request with the size of the catalog that it is put to."""
+
+    tools: int
+    persona: str
+    half: str
+    query: str
+    right: tuple[str, ...]
+    """Patterns of the tools that can serve it, as ``server/tool``; none where nothing can."""
+    without: tuple[str, ...]
+    """Servers that could, and are not in its catalog."""
+
+    def is_served_by(self, item: Item) -> bool:
+        """Return whether a tool can serve it."""
+        return isinstance(item, Tool) and any(
+            fnmatchcase(f"{item.server}/{item.name}", pattern) for pattern in self.right
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request with what was answered."""
+
+    request: Request
+    fits: bool
+    place: int | None
+    """Place of the first tool that can serve it, from 1."""
+    shown: tuple[str, ...]
+    evidence: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--half", choices=HALVES, help="only this one")
+    parser.add_argument("--tools", type=int, nargs="+", choices=SIZES, default=SIZES, help="only these sizes")
+    parser.add_argument("--failures", action="store_true", help="names each request that failed")
+    parser.add_argument("--output", type=Path, help="a file instead of the standard output")
+    parser.add_argument("--store", type=Path, help="keeps vectors between runs; not the store of a proxy")
+    arguments = parser.parse_args()
+    halves = [arguments.half] if arguments.half else HALVES
+    chosen = [one for one in requests() if one.half in halves and one.tools in arguments.tools]
+    with open_store(arguments.store or "memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        answered = [answer(one, embedder) for one in chosen]
+    if arguments.failures:
+        sys.stdout.write("".join(f"{line}\n" for line in failures(answered)))
+    text = "\n".join(page(answered)) + "\n"
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        arguments.output.write_text(text, encoding="utf-8")
+
+
+def requests() -> Iterator[Request]:
+    """Yield every request with every size of catalog."""
+    for line in REQUESTS.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        right, without = (tuple(one.get(key, ())) for key in ("right", "without"))
+        for size in SIZES:
+            yield Request(size, one["persona"], one["half"], one["query"], right, without)
+
+
+@cache
+def sources() -> Mapping[str, Source]:
+    """The recorded lists as sources."""
+    return {source.key: source for source in published(lists_in(LISTS)).sources}
+
+
+@cache
+def all_but(without: tuple[str, ...]) -> Snapshot:
+    """Return all recorded lists but some as one catalog."""
+    return catalog_of(tuple(source for key, source in sources().items() if key not in without))
+
+
+def catalog(request: Request) -> Snapshot:
+    """Return the catalog that a request is put to: parts of servers, a third of it of one at most."""
+    rng = random.Random(f"{request.tools} {request.query}")
+    servers = [source for key, source in sources().items() if key not in request.without]
+    if request.tools == WHOLE:
+        return all_but(request.without)
+    rng.shuffle(servers)
+    serving = [(source, item) for source in servers for item in source.items if request.is_served_by(item)]
+    target = rng.choice(serving) if serving else None
+    if target is not None:
+        servers.sort(key=lambda source: source is not target[0])
+    left, chosen = request.tools, list[Source]()
+    for source in servers:
+        most = min(len(source.items), left, max(3, request.tools // 3))
+        own = rng.sample(source.items, most)
+        if target is not None and source is target[0] and target[1] not in own:
+            own[0] = target[1]
+        if own:
+            chosen.append(replace(source, items=tuple(own)))
+        left -= len(own)
+    return catalog_of(tuple(chosen))
+
+
+@cache
+def engine(embedder: Embedder, without: tuple[str, ...]) -> Engine:
+    """Return an engine for all lists but some."""
+    return Engine(embedder, embedder, calibration=packaged_background())
+
+
+def answer(request: Request, embedder: Embedder) -> Answered:
+    """Put a request to its catalog."""
+    if request.tools == WHOLE:
+        put = engine(embedder, request.without)
+    else:
+        put = Engine(embedder, embedder, calibration=packaged_background())
+    ranking = put.search(request.query, catalog(request), TOOLS, replace(FITTING, depth=SHOWN))
+    order = [*(ranking.results or ranking.near_misses), *ranking.others]
+    place = next((at for at, one in enumerate(order, 1) if request.is_served_by(one.item)), None)
+    shown = tuple(f"{one.item.server}/{one.item.name}" for one in order if isinstance(one.item, Tool))
+    return Answered(request, ranking.fits, place, shown, ranking.evidence or 0.0)
+
+
+def page(answered: Sequence[Answered]) -> list[str]:
+    """Return the page: a table by half, size of catalog and kind of caller."""
+    head = ("requests", "number", f"among {FIRST}", f"among {SHOWN}", "fit", "nothing fits", "refused")
+    rows = list[Sequence[str]]()
+    for half in HALVES:
+        here = [one for one in answered if one.request.half == half]
+        if not here:
+            continue
+        rows.append(_row(f"**{half}**", here))
+        sizes = sorted({one.request.tools for one in here})
+        rows += (_row(f"{size:,} tools", [o for o in here if o.request.tools == size]) for size in sizes)
+        personas = dict.fromkeys(one.request.persona for one in here)
+        rows += (_row(name, [one for one in here if one.request.persona == name]) for name in personas)
+    return [
+        "# What people ask",
+        "",
+        "Written by `python benchmarks/people.py --output benchmarks/people.md`.",
+        "",
+        "240 requests (`people.jsonl`) in the words of six kinds of callers: a developer in a hurry, an",
+        "office person, a speaker of another language, a model, an analyst, and a person at home. They were",
+        "written before any answer to one of them was seen, each with the tools of the 33 recorded lists",
+        "(tests/data/tools) that can serve it. The first half was looked at, by kinds of failures, while",
+        "search was improved. The second was measured when that was done, and again after a change for",
+        "speed. None of its answers was looked at, and no request and no right tool was changed.",
+        "",
+        "Each request is put to a catalog of each size: parts of servers drawn at random, with one tool that",
+        "can serve it, and all lists together. For a quarter of the requests nothing there can; servers that",
+        "could are left out. A request for which nothing is said to fit counts as not found.",
+        "",
+        *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
+    ]
+
+
+def _row(name: str, here: Sequence[Answered]) -> list[str]:
+    served = [one for one in here if one.request.right]
+    others = [one for one in here if not one.request.right]
+    return [
+        name,
+        str(len(served)),
+        *(_share([one.fits and (one.place or 99) <= most for one in served]) for most in (FIRST, SHOWN)),
+        _share([one.fits for one in served]),
+        str(len(others)),
+        _share([not one.fits for one in others]),
+    ]
+
+
+def _share(values: Sequence[bool]) -> str:
+    return f"{np.mean(values):.3f}"
+
+
+def failures(answered: Sequence[Answered]) -> Iterator[str]:
+    """Yield a line for each request whose right tool is not among the first, or that is kept or refused."""
+    for one in answered:
+        request = one.request
+        if bool(request.right) != one.fits or (request.right and (one.place or 99) > FIRST):
+            fits = "fits" if one.fits else "nothing fits"
+            found = f"{fits} ({one.evidence:.2f}), place {one.place}: {', '.join(one.shown)}"
+            yield f"{request.tools:5} {request.query!r} {found}"
+
+
+if __name__ == "__main__":
+    main()
