@@ -41,7 +41,7 @@ from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.queries import read_query
-from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, packaged_background
+from mcp_context_proxy.retrieval.scoring import INSTRUCTIONS, LEXICAL_FACTOR, packaged_background
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import limit_malloc_arenas
 
@@ -250,8 +250,13 @@ def every_score(index: Index, query: str, queries: QueryEmbedder) -> np.ndarray:
     vectors = query_vectors(understood, queries.embed)
     assert vectors is not None
     cosines = index.dense.vectors.cosines(vectors)[:, index.dense.rows]
-    lexical = index.lexical.score(understood.weights).scores
-    return np.round(index.dense.by_item(cosines).max(axis=0) + LEXICAL_FACTOR * lexical, 6)
+    lexical = index.lexical.score(understood.weights)
+    scores = index.dense.by_item(cosines).max(axis=0) + LEXICAL_FACTOR * lexical.scores
+    scores += understood.actions[0, index.actions]
+    told = index.instructed({term: lexical.idf[term] for term in understood.asked if term in lexical.idf})
+    if told is not None:
+        scores += (INSTRUCTIONS * told)[index.sources]
+    return np.round(scores, 6)
 
 
 def bm25s_search(catalog: Snapshot) -> Callable[[str], Any]:

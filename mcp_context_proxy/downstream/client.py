@@ -58,7 +58,7 @@ from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.guard import KnownSecrets
+from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets
 
 logger = logging.getLogger(__name__)
 
@@ -204,13 +204,16 @@ class DownstreamClient(ServerLifecycle):
             DownstreamError: see `Link.request`; or too much is pending.
         """
         limits = self._limits
+        size = sum(map(len, params.values()))
         # First, because it may wait for a thread: nothing may come between the bounds and the count.
-        await self.refuse_secrets(params, outgoing.subject)
+        if size > REDACTED_IN_LOOP_BYTES:
+            await self.refuse_secrets(params, outgoing.subject)
+        elif (secret := self._known.in_params(self.name, params)) is not None:
+            raise self._refused(secret, outgoing.subject)
         if self._pending >= limits.in_flight_per_server:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._pending} requests are under way; try again"
             )
-        size = sum(len(raw) for raw in params.values())
         if self._pending_bytes and self._pending_bytes + size > limits.message_bytes // PENDING_SHARE:
             waiting = f"{self._pending_bytes:,} bytes of requests are under way; try again"
             raise ServerUnavailableError(self.name, "busy", waiting)
@@ -218,7 +221,7 @@ class DownstreamClient(ServerLifecycle):
             outgoing,
             timeout=self.config.call_timeout if outgoing.timeout is None else outgoing.timeout,
             on_notification=self._bounded(outgoing.on_notification),
-            ask=self._noting(self._guarded(outgoing.ask), outgoing.party),
+            ask=outgoing.ask and self._noting(self._guarded(outgoing.ask), outgoing.party),
         )
         self._pending, self._pending_bytes = self._pending + 1, self._pending_bytes + size
         if outgoing.on_counted is not None:
@@ -226,7 +229,10 @@ class DownstreamClient(ServerLifecycle):
         try:
             connected = self.connected or await self._connected(outgoing)
             try:
-                result = await self._send(connected, method, params, outgoing)
+                if self._is_shared(connected, outgoing):
+                    result = await connected.link.request(method, params, outgoing)
+                else:
+                    result = await self._send_apart(method, params, outgoing)
             except DisconnectedError:
                 # The request was not sent, or was refused because its session had expired.
                 await in_task()
@@ -234,7 +240,9 @@ class DownstreamClient(ServerLifecycle):
                     with anyio.move_on_after(self.config.connect_timeout):
                         await self._wait_lost(connected)
                     connected = await self._connected(outgoing)
-                result = await self._send(connected, method, params, outgoing)
+                    result = await connected.link.request(method, params, outgoing)
+                else:
+                    result = await self._send_apart(method, params, outgoing)
             self._has_answered = True
             large = len(result) > envelope.TAKEN_APART_BYTES
             fault = await in_thread(_fault_of, result, limits) if large else _fault_of(result, limits)
@@ -264,14 +272,15 @@ class DownstreamClient(ServerLifecycle):
         else:
             secret = self._known.in_params(self.name, params)
         if secret is not None:
-            subject = self._known.without(subject)
-            logger.warning("%s was not sent to server %s: it has the value of %s", subject, self.name, secret)
-            raise SecretRefusedError(self.name, subject, str(secret))
+            raise self._refused(secret, subject)
 
-    def _guarded(self, ask: Ask | None) -> Ask | None:
+    def _refused(self, secret: KnownSecret, subject: str) -> SecretRefusedError:
+        subject = self._known.without(subject)
+        logger.warning("%s was not sent to server %s: it has the value of %s", subject, self.name, secret)
+        return SecretRefusedError(self.name, subject, str(secret))
+
+    def _guarded(self, ask: Ask) -> Ask:
         """Return a way to ask whose answers tell this server no secret that it was not given."""
-        if ask is None:
-            return None
 
         async def guarded(method: str, params: Members) -> bytes:
             answer = await ask(method, params)
@@ -320,9 +329,8 @@ class DownstreamClient(ServerLifecycle):
             return True
         return not self._dedicated.needed_by(outgoing)
 
-    async def _send(self, connected: Connected, method: str, params: Members, outgoing: Outgoing) -> bytes:
-        if self._is_shared(connected, outgoing):
-            return await connected.link.request(method, params, outgoing)
+    async def _send_apart(self, method: str, params: Members, outgoing: Outgoing) -> bytes:
+        """Send over a connection that serves the party of a request alone."""
         await in_task()
         async with self._dedicated.acquire(outgoing) as link:
             return await link.request(method, params, outgoing)
@@ -338,9 +346,9 @@ class DownstreamClient(ServerLifecycle):
 
         return bounded
 
-    def _noting(self, ask: Ask | None, party: Party | None) -> Ask | None:
+    def _noting(self, ask: Ask, party: Party | None) -> Ask:
         """Return a way to ask that notes the elicitations whose completion the party may be told of."""
-        if ask is None or party is None or not party.lasting:
+        if party is None or not party.lasting:
             return ask
 
         async def noting(method: str, params: Members) -> bytes:

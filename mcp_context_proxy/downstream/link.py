@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import anyio
@@ -38,8 +37,7 @@ QUEUE_FRAMES = 64
 """Frames that a queued channel holds before senders wait."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Party:
+class Party(msgspec.Struct, frozen=True, eq=False):
     """The side that requests are made for: one handshake-era session, or one request of the modern era.
 
     Requests belong together if their party is the same object.

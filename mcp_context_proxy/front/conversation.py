@@ -301,6 +301,7 @@ class Conversation:
             rights=self._rights,
             notify=self._messages.notify,
             ask=self._messages.ask,
+            meta=meta,
             release=release,
         )
 

@@ -52,6 +52,8 @@ async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = TH
         async def write_response(response: bytes) -> None:
             """Write a response; while too many bytes of them wait for the host, the servers are not read."""
             nonlocal unread
+            if pipes.sent_at_once(response):
+                return
             unread += len(response)
             if unread > limits.unread_bytes:
                 gate.close()
@@ -138,6 +140,10 @@ class StandardPipes:
     def send_nowait(self, frame: bytes) -> bool:
         """See `HostChannel`."""
         return self._writer.send_nowait(frame)
+
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Write a frame if neither it nor one before it has to wait; return whether it was written."""
+        return self._writer.sent_at_once(frame)
 
     async def flush(self) -> None:
         """Wait until all is written, or the host is gone."""

@@ -186,7 +186,7 @@ class StreamableHttp:
         )
         messages = HostMessages(exchange, _NO_QUESTIONS)
         capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
-        caller = _caller(scope, era, None, capabilities, client_info, exchange, messages.ask)
+        caller = _caller(scope, era, None, capabilities, client_info, exchange, messages.ask, meta)
         if method == LISTEN:
             listen = self._negotiation.listen
             work = partial(listen, request_id, params, caller.rights, messages.tell)
@@ -276,7 +276,8 @@ class StreamableHttp:
         named = _session_header(session)
         try:
             params = _params_of(message)
-            era = self._negotiation.era_of(method, params, eras.meta_of(params), session.state)
+            meta = eras.meta_of(params)
+            era = self._negotiation.era_of(method, params, meta, session.state)
             result = self._negotiation.answer(method, params, era, rights_of(scope))
         except RequestError as error:
             frame = envelope.error_reply(request_id, error.code, error.message, error.data)
@@ -296,7 +297,7 @@ class StreamableHttp:
         capabilities, client_info = (None, None) if hello is None else (hello.capabilities, hello.client_info)
         messages = HostMessages(exchange, session.questions)
         caller = _caller(
-            scope, Era.HANDSHAKE, session.state, capabilities, client_info, exchange, messages.ask
+            scope, Era.HANDSHAKE, session.state, capabilities, client_info, exchange, messages.ask, meta
         )
         work = partial(self._gateway.handle, method, params, caller)
         del params, caller
@@ -373,6 +374,7 @@ def _caller(
     client_info: Raw | None,
     exchange: Exchange,
     ask: Ask,
+    meta: Members,
 ) -> Caller:
     return Caller(
         era=era,
@@ -383,6 +385,7 @@ def _caller(
         rights=rights_of(scope),
         notify=exchange.notify,
         ask=ask,
+        meta=meta,
         release=scope.get(RELEASE_KEY) or _nothing,
     )
 

@@ -254,10 +254,10 @@ def decode_error(raw: Raw) -> Error:
         return Error(INTERNAL_ERROR, "malformed error object")
 
 
-def starts_with(raw: bytes | Raw, *kinds: bytes) -> bool:
+def starts_with(raw: bytes | Raw, kinds: bytes) -> bool:
     """Return whether JSON without leading space starts with one of these characters, which tell its kind."""
     # A view, because `bytes(raw)` would copy the whole payload.
-    return memoryview(raw)[:1] in kinds
+    return len(raw) > 0 and memoryview(raw)[0] in kinds
 
 
 def text(raw: bytes | Raw | None) -> str | None:

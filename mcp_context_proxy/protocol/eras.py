@@ -34,6 +34,7 @@ SERVER_INFO_KEY = META_PREFIX + "serverInfo"
 SERVER_INFO = envelope.raw(
     {"name": "mcp-context-proxy", "title": "MCP Context Proxy", "version": __version__}
 )
+_OUR_META = envelope.raw({SERVER_INFO_KEY: SERVER_INFO})
 SUBSCRIPTION_KEY = META_PREFIX + "subscriptionId"
 """``_meta`` key in notifications of a modern server: the id of the request that subscribed."""
 
@@ -118,6 +119,10 @@ class Hello:
     client_info: Raw
 
 
+_MODERN_VERSION_JSON = envelope.encode(MODERN_VERSION)
+
+_COMPLETE = Raw(b'"complete"')
+
 _CODES: Mapping[Era, Mapping[int, int]] = {
     Era.HANDSHAKE: {MISSING_CAPABILITY: envelope.INVALID_REQUEST},
     Era.MODERN: {
@@ -151,12 +156,9 @@ def name_of(client_info: Raw | None) -> str | None:
 def is_modern(meta: Members) -> bool:
     """Return whether ``_meta`` is a complete envelope of the modern era."""
     version, capabilities = meta.get(VERSION_KEY), meta.get(CLIENT_CAPABILITIES_KEY)
-    return (
-        version is not None
-        and envelope.text(version) == MODERN_VERSION
-        and capabilities is not None
-        and envelope.starts_with(capabilities, b"{")
-    )
+    if version is None or capabilities is None or not envelope.starts_with(capabilities, b"{"):
+        return False
+    return bytes(version) == _MODERN_VERSION_JSON or envelope.text(version) == MODERN_VERSION
 
 
 def fit_params_to_server(
@@ -173,24 +175,25 @@ def fit_params_to_server(
     ``_meta`` of others is kept. Keys of this proxy are removed, and keys that belong to one hop are replaced.
     Capabilities, name and version of the client, and its log level are sent to modern servers only.
     """
-    meta = {
-        key: raw
-        for key, raw in meta_of(params).items()
-        if key not in PER_CONNECTION_KEYS and not key.startswith(OWN_PREFIX)
-    }
+    out = dict(params)
+    out.pop(TASK_KEY, None)
+    meta: dict[str, Any] = {}
+    if out.pop("_meta", None) is not None:
+        for key, raw in meta_of(params).items():
+            if key not in PER_CONNECTION_KEYS and not key.startswith(OWN_PREFIX):
+                meta[key] = raw
     if era is Era.MODERN:
-        meta[VERSION_KEY] = envelope.raw(MODERN_VERSION)
-        meta[CLIENT_CAPABILITIES_KEY] = envelope.raw(without_tasks(capabilities or {}))
+        meta[VERSION_KEY] = MODERN_VERSION
+        meta[CLIENT_CAPABILITIES_KEY] = without_tasks(capabilities or {})
         if client_info is not None:
-            meta[CLIENT_INFO_KEY] = envelope.raw(client_info)
+            meta[CLIENT_INFO_KEY] = client_info
         if log_level is not None:
             meta[LOG_LEVEL_KEY] = log_level
-    if progress_token is not None:
-        meta["progressToken"] = envelope.raw(progress_token)
-    out = {key: raw for key, raw in params.items() if key not in ("_meta", TASK_KEY)}
-    if era is Era.HANDSHAKE:
+    else:
         for key in RETRY_KEYS:
             out.pop(key, None)
+    if progress_token is not None:
+        meta["progressToken"] = progress_token
     if meta:
         out["_meta"] = envelope.raw(meta)
     return out
@@ -250,12 +253,14 @@ def fit_own_to_client(method: str, parts: Members, era: Era) -> bytes:
 
 
 def _to_modern(method: str, parts: Members) -> bytes:
-    if "resultType" not in parts:
-        parts["resultType"] = Raw(b'"complete"')
+    parts.setdefault("resultType", _COMPLETE)
     if method in CACHEABLE and result_type(parts) == "complete":
         parts["ttlMs"] = _bounded_ttl(parts.get("ttlMs"))
         parts.setdefault("cacheScope", Raw(b'"private"'))
-    if len(parts.get("_meta", b"")) <= META_BYTES:
+    meta = parts.get("_meta")
+    if meta is None:
+        parts["_meta"] = _OUR_META
+    elif len(meta) <= META_BYTES:
         parts["_meta"] = envelope.raw({**meta_of(parts), SERVER_INFO_KEY: SERVER_INFO})
     return envelope.encode(parts)
 

@@ -415,10 +415,16 @@ class PipeWriter(asyncio.BaseProtocol):
             frames, self._gathered, self._gathered_bytes = self._gathered, [], 0
             self._pipe.write(b"".join(frames))
 
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Write a frame if neither it nor one before it has to wait; return whether it was written."""
+        if not self.writable.is_set() or self._turn.locked():
+            return False
+        self.write_line(frame)
+        return True
+
     async def send(self, frame: bytes) -> None:
         """Write a frame once there is room; frames that wait follow one another in turn."""
-        if self.writable.is_set() and not self._turn.locked():
-            self.write_line(frame)
+        if self.sent_at_once(frame):
             return
         await in_task()
         # One frame at a time: once there is room, the first may fill it.

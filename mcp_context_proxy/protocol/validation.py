@@ -62,12 +62,12 @@ def containing(uri: str) -> Iterator[str]:
         yield uri[: end + 1]
 
 
-STRING, OBJECT, NULL = '"', "{", "n"
+STRING, OBJECT, NULL = b'"', b"{", b"n"
 """First characters that tell the kind of a JSON value."""
 
-_KINDS = {STRING: "a string", OBJECT: "an object"}
+_KINDS = {STRING[0]: "a string", OBJECT[0]: "an object"}
 
-_NEEDED: Mapping[str, Mapping[str, str]] = {
+_NEEDED: Mapping[str, Mapping[str, bytes]] = {
     "tools/call": {"name": STRING},
     "prompts/get": {"name": STRING},
     "resources/read": {"uri": STRING},
@@ -89,41 +89,58 @@ _LISTS = (
     "skills/list",
 )
 
-_ALLOWED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_ALLOWED: Mapping[str, Mapping[str, bytes]] = {
     # Models sometimes write the object as a string of JSON; it is accepted.
-    "tools/call": {"arguments": (OBJECT, STRING, NULL)},
-    "prompts/get": {"arguments": (OBJECT, NULL)},
-    **{method: {"cursor": (STRING, NULL)} for method in _LISTS},
+    "tools/call": {"arguments": OBJECT + STRING + NULL},
+    "prompts/get": {"arguments": OBJECT + NULL},
+    **{method: {"cursor": STRING + NULL} for method in _LISTS},
 }
-"""Optional members of the params of each method, with their possible kinds."""
+"""Optional members of the params of each method, with the first characters of their possible kinds."""
 
 _LOOKED_AT: Mapping[str, tuple[str, ...]] = {
-    **{method: (*needed, "_meta") for method, needed in _NEEDED.items()},
-    **dict.fromkeys(_LISTS, ("cursor", "_meta")),
+    **{method: tuple(needed) for method, needed in _NEEDED.items()},
+    **dict.fromkeys(_LISTS, ("cursor",)),
 }
-"""Members of the params of each method that are decoded here, and so bounded; others are only passed on."""
+"""Members of the params of each method that are decoded here, and so bounded, beside ``_meta``; others are
+only passed on."""
+
+_CHECKS = {
+    method: (_LOOKED_AT[method], (*_NEEDED.get(method, {}).items(),), (*_ALLOWED.get(method, {}).items(),))
+    for method in _LOOKED_AT
+}
+"""All of these, put together for each method: every call is checked."""
+
+_NO_CHECKS = (), (), ()
 
 _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
 
-def fault(method: str, params: Members, *, modern: bool = False) -> str | None:
-    """Return the fault in the params of a request, for its sender; None if they are right."""
-    for name in _LOOKED_AT.get(method, ("_meta",)):
-        if name in params and (size := len(params[name])) > envelope.TAKEN_APART_BYTES:
-            return f"{name} of {method} has {size:,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
-    for name, kind in _NEEDED.get(method, {}).items():
+def fault(method: str, params: Members, *, modern: bool = False, meta: Members | None = None) -> str | None:
+    """Return the fault in the params of a request, for its sender; None if they are right.
+
+    `meta` is their ``_meta``, if it is decoded already.
+    """
+    looked_at, needed, allowed = _CHECKS.get(method, _NO_CHECKS)
+    raw_meta = params.get("_meta")
+    for name in looked_at:
+        if (raw := params.get(name)) is not None and len(raw) > envelope.TAKEN_APART_BYTES:
+            return _too_large(name, method, raw)
+    if raw_meta is not None and len(raw_meta) > envelope.TAKEN_APART_BYTES:
+        return _too_large("_meta", method, raw_meta)
+    for name, kind in needed:
         if not _is(params.get(name), kind):
-            return f"{method} needs {name}, {_KINDS[kind]}"
-    for name, kinds in _ALLOWED.get(method, {}).items():
-        if name in params and not any(_is(params[name], kind) for kind in kinds):
+            return f"{method} needs {name}, {_KINDS[kind[0]]}"
+    for name, kinds in allowed:
+        if (raw := params.get(name)) is not None and not _is(raw, kinds):
             return f"{name} of {method} must be {_KINDS[kinds[0]]}"
-    if "_meta" in params and not any(_is(params["_meta"], kind) for kind in (OBJECT, NULL)):
+    if raw_meta is not None and not _is(raw_meta, OBJECT + NULL):
         return "_meta must be an object"
     if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
         return wrong
-    if "_meta" not in params:
+    if raw_meta is None:
         return f"{eras.CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
-    meta = eras.meta_of(params)
+    if meta is None:
+        meta = eras.meta_of(params)
     token, level = meta.get("progressToken"), meta.get(eras.LOG_LEVEL_KEY)
     if token is not None and type(envelope.value_or_none(token)) not in (int, str):
         return "progressToken must be a string or an integer"
@@ -147,8 +164,12 @@ def _reference_fault(params: Members) -> str | None:
     return None
 
 
-def _is(raw: Raw | None, kind: str) -> bool:
-    return raw is not None and envelope.starts_with(raw, kind.encode())
+def _too_large(name: str, method: str, raw: Raw) -> str:
+    return f"{name} of {method} has {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+
+
+def _is(raw: Raw | None, kinds: bytes) -> bool:
+    return raw is not None and envelope.starts_with(raw, kinds)
 
 
 # Large JSON is measured in parts, so that a worker thread that does it lets the event loop run between them.

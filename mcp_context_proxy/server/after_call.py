@@ -63,14 +63,12 @@ class Outcome(Enum):
     """The result requires input; the call ends when the client has given it."""
 
 
-_NO_SUCCESS: Final = (b'"isError"', b'"resultType"', b"\\u")
-"""Parts of which a result has one, unless it succeeded: the names cannot be written otherwise than with an
-escape."""
-
-
 def outcome_of(result: bytes) -> Outcome:
     """Return how a call with this result ended."""
-    if len(result) > MOST_BYTES or not any(mark in result for mark in _NO_SUCCESS):
+    # Parts of which a result has one, unless it succeeded: neither the name nor the value can be written
+    # otherwise than with an escape.
+    seems_well = b'"isError"' not in result and b"input_required" not in result and b"\\u" not in result
+    if len(result) > MOST_BYTES or seems_well:
         return Outcome.SUCCEEDED
     try:
         members = envelope.members(result)

@@ -15,6 +15,7 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
@@ -85,6 +86,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Sends a notification that belongs to this request."""
     ask: Ask
     """Makes a request of the client; a modern client cannot be asked so."""
+    meta: Members | None = None
+    """The ``_meta`` of the request, if the front has decoded it."""
     release: Callable[[], None]
     """Gives back the room of the request at the front: the limits of its server count it from now on."""
 

@@ -18,10 +18,10 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
@@ -66,14 +66,15 @@ HOP_ERRORS = frozenset({-32000, -32001, -32020, -32022})
 """Codes about the connection to the server; a client would take them to be about its own."""
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
+class _Request(msgspec.Struct, frozen=True, eq=False):
     """One request on its way to a server."""
 
     client: DownstreamClient
     method: str
     params: Members
     """Params with names as the server knows them."""
+    meta: Members
+    """Their ``_meta``, decoded."""
     caller: Caller
     subject: str
     """Names the request in error messages, such as ``tool 'create_issue'``."""
@@ -100,8 +101,9 @@ class Forwarder:
             DownstreamError: see `Link.request`.
             RequestError: the client refused a request of the server, or continues an unknown call.
         """
-        with ProgressRelay(caller, params) as relay:
-            result = await self._result(_Request(client, method, params, caller, subject), relay)
+        meta = eras.meta_of(params) if caller.meta is None else caller.meta
+        with ProgressRelay(caller, meta) as relay:
+            result = await self._result(_Request(client, method, params, meta, caller, subject), relay)
         if caller.era is Era.HANDSHAKE and client.era is not Era.MODERN:
             # Nothing to fit, so nothing is parsed: the bytes pass as they came.
             return result
@@ -200,7 +202,10 @@ class Forwarder:
             for answer in questions.answers_in(params):
                 self._note_question(request, "inputResponses", answer)
         try:
-            result = await self._call(request, params, outgoing)
+            if self.tracing is None:
+                result = await client.call(request.method, params, outgoing)
+            else:
+                result = await self._traced(self.tracing, request, params, outgoing)
         except RemoteError as error:
             raise await questions.checked_error(client, error) from error
         if request.caller.era is Era.MODERN and questions.may_ask(result):
@@ -211,18 +216,17 @@ class Forwarder:
             return checked
         return result
 
-    async def _call(self, request: _Request, params: Members, outgoing: Outgoing) -> bytes:
-        if self.tracing is None:
-            return await request.client.call(request.method, params, outgoing)
-        with self.tracing.downstream(request.client.name, request.method, params) as traced:
+    async def _traced(
+        self, tracing: Tracing, request: _Request, params: Members, outgoing: Outgoing
+    ) -> bytes:
+        with tracing.downstream(request.client.name, request.method, params) as traced:
             result = await request.client.call(request.method, traced.params, outgoing)
             traced.answered(result)
             return result
 
 
 def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outgoing:
-    client, caller, session = request.client, request.caller, request.caller.session
-    meta = eras.meta_of(request.params)
+    client, caller, session, meta = request.client, request.caller, request.caller.session, request.meta
     level = meta.get(eras.LOG_LEVEL_KEY)
     if session is None and client.era is Era.HANDSHAKE and level is not None:
         client.subscriptions.include_log_level(envelope.text(level) or "")
@@ -280,9 +284,8 @@ class ProgressRelay:
     that stands still is relayed, as a sign of life by which a client may extend its timeout.
     """
 
-    def __init__(self, caller: Caller, params: Members) -> None:
-        """Relay for a request, by its params as the client sent them."""
-        meta = eras.meta_of(params)
+    def __init__(self, caller: Caller, meta: Members) -> None:
+        """Relay for a request, by its ``_meta`` as the client sent it."""
         self._caller = caller
         self._token, self._level = meta.get("progressToken"), envelope.text(meta.get(eras.LOG_LEVEL_KEY))
         self._rate: Bucket | None = None

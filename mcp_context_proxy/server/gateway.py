@@ -164,7 +164,7 @@ class Gateway:
         if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
         try:
-            fault = validation.fault(method, params, modern=caller.era is Era.MODERN)
+            fault = validation.fault(method, params, modern=caller.era is Era.MODERN, meta=caller.meta)
             if fault is not None:
                 raise RequestError(INVALID_PARAMS, fault)
             if caller.session is not None:
@@ -176,10 +176,14 @@ class Gateway:
                 if self.profiles.active or caller.rights.profile is not None:
                     await in_task()
                     caller = await self.profiles.admit(caller)
-                if self.sharing is None:
-                    return await self._handle(handler, method, params, caller)
+                with acting_as(caller.rights):
+                    if self.tracing is None and self.sharing is None:
+                        return await handler(params, caller)
+                    if self.sharing is None:
+                        return await self._traced(handler, method, params, caller)
                 await self.sharing.fetch(params, caller)
-                result = await self._handle(handler, method, params, caller)
+                with acting_as(caller.rights):
+                    result = await self._traced(handler, method, params, caller)
                 return await self.sharing.keep(params, caller, result)
         except RequestError:
             raise
@@ -193,14 +197,13 @@ class Gateway:
                 INTERNAL_ERROR, "internal error of the proxy; its log has the details"
             ) from None
 
-    async def _handle(self, handler: Handler, method: str, params: Members, caller: Caller) -> bytes:
-        with acting_as(caller.rights):
-            if self.tracing is None:
-                return await handler(params, caller)
-            with self.tracing.request(method, params, caller.era) as traced:
-                result = await handler(params, caller)
-                traced.answered(result)
-                return result
+    async def _traced(self, handler: Handler, method: str, params: Members, caller: Caller) -> bytes:
+        if self.tracing is None:
+            return await handler(params, caller)
+        with self.tracing.request(method, params, caller.era) as traced:
+            result = await handler(params, caller)
+            traced.answered(result)
+            return result
 
     @property
     def ended_calls(self) -> EndedCalls:

@@ -128,7 +128,7 @@ class Negotiation:
         """
         version = meta.get(eras.VERSION_KEY)
         if version is None:
-            if not envelope.starts_with(params.get("_meta", b"null"), b"{", b"n"):
+            if not envelope.starts_with(params.get("_meta", b"null"), b"{n"):
                 raise RequestError(INVALID_PARAMS, "_meta must be an object")
             if session is None and method in self.gateway.methods:
                 raise RequestError(INVALID_PARAMS, TOO_EARLY)

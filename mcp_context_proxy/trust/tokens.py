@@ -211,11 +211,13 @@ class acting_as:  # noqa: N801 - a context manager, which a generator would make
 
     def __enter__(self) -> None:
         self._before = ACTING.get()
-        ACTING.set(self._principal)
+        if self._before is not self._principal:
+            ACTING.set(self._principal)
 
     def __exit__(self, *ended: object) -> None:
         # Not by a token, which only the context of its own task takes: a flight may go on in another.
-        ACTING.set(self._before)
+        if self._before is not self._principal:
+            ACTING.set(self._before)
 
 
 class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
