@@ -7,7 +7,7 @@ every definition is recorded, and at a later one, when the record is read. Each 
 without approval, in turns; the median of the rounds counts. A refresh in which nothing has changed is
 measured, too.
 
-A catalog takes fifty times as long as what approval adds, so that is also measured by itself, in turns with
+A catalog takes fifty times as long as the approval, so that is also measured by itself, in turns with
 the one digest of each definition that the catalog had before there was approval: both parts of the
 fingerprint, and the decisions about a list that the store knows. Times are those of the processor.
 """

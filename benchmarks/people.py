@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request with what was answered."""
+    """A request with its answer."""
 
     request: Request
     fits: bool

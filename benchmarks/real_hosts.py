@@ -1,4 +1,4 @@
-"""Real hosts with a scripted model: what of the proxy reaches the model, host by host; run by hand.
+"""Real hosts with a scripted model: the parts of the proxy's answers that reach the model, host by host; run by hand.
 
     python benchmarks/real_hosts.py FOLDER [HOST ...] [--keep]
 
@@ -621,7 +621,7 @@ def _configure(home: Path, folder: Path) -> None:
 
 
 def facts(done: Visit) -> dict[str, str]:
-    """What the table says of one host."""
+    """Row of the table for one host."""
     sent = "".join(part["host"] for part in done.wire if "host" in part)
     began = ('"initialize"', '"server/discover"')
     opening = next((json.loads(line) for line in sent.splitlines() if any(one in line for one in began)), {})

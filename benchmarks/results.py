@@ -298,7 +298,7 @@ def with_switch(folder: Path) -> Path:
 
 
 def switched(bench: Workbench, rounds: int, calls: int) -> list[Figure]:
-    """What the check adds to a call over pipes: one proxy with it and without it, in turns."""
+    """Cost of the check for a call over pipes: one proxy with it and without it, in turns."""
     command = proxy_command(bench.config(servers=1, results={"max_tokens": OTHER_TOKENS}))
     folder = with_switch(bench.folder / "switch")
     command = [*("env", f"PYTHONPATH={folder}", "PYTHONSAFEPATH=1"), *command]

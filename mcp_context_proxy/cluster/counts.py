@@ -1,4 +1,4 @@
-"""Counts of what this replica has done for the others, and they for it, since it began."""
+"""Counts of the work of this replica for the others, and theirs for it, since it began."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class _ToolResult(msgspec.Struct):
 def result_text(result: bytes, characters: int) -> str | None:
     """Return the text of a call's result, cut; None if it has none.
 
-    An error is read as well: it often says what has to be done first.
+    An error is read as well: it often names the step that has to come first.
     """
     if len(result) > RESULT_BYTES:
         return None

@@ -170,7 +170,7 @@ def opening_match(order: str) -> re.Match[str] | None:
 
 
 def reworded(order: str) -> tuple[int, str] | None:
-    """Return how many characters of an order name no tool, and what they mean; None for most orders.
+    """Return how many characters of an order name no tool, and their meaning; None for most orders.
 
     The order begins with its opening word.
     """

@@ -134,7 +134,7 @@ def needs_of(definition: bytes) -> Needs:
 
 
 def kind_of(name: str) -> str:
-    """Return what a tool does by its name, as in `ACTIONS`, or ``list`` where it gives several things."""
+    """Return the action of a tool by its name, as in `ACTIONS`, or ``list`` where it gives several things."""
     words, action = identifier_words(name).lower().split(), ACTIONS[action_of(name)]
     if action == "search" or "list" in words or "all" in words:
         return "list"
@@ -183,7 +183,7 @@ class CallResult:
         )
 
     def next_thing(self) -> str:
-        """Return words for what comes next: after a list, to read one of its things."""
+        """Return words for the next step: after a list, to read one of its things."""
         words = identifier_words(self.tool.name).split()
         thing = " ".join(word for word in words if not set(terms(word)) <= _NO_THING) or " ".join(words)
         return f"get one {thing.removesuffix('s')} by its id" if self.kind == "list" else thing

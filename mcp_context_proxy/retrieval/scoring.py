@@ -329,7 +329,7 @@ class Rivals:
 
 
 def rivals_of(vector: NDArray[np.float32], background: Background) -> Rivals:
-    """Return what is nearest to a text elsewhere."""
+    """Return the tools of other catalogs that are nearest to a text."""
     elsewhere: NDArray[np.float64] = np.round(
         (background.elsewhere @ vector).astype(np.float64), DECIMALS
     ).astype(np.float64, copy=False)

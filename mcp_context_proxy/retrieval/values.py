@@ -1,4 +1,4 @@
-"""Values in a query: paths, links, keys, dates, amounts, arithmetic. Each is said to be what it is.
+"""Values in a query: paths, links, keys, dates, amounts, arithmetic. Each is named by its kind.
 
 The characters of a value name no tool: nothing has "17 times 23" in its description, and a tool that counts
 primes has "17". The kind of the value does.

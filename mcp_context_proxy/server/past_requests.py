@@ -3,7 +3,7 @@
 A record has names, numbers and fingerprints, and no text. So a definition that has changed since is taken
 from the record of approvals, which keeps the former ones; the text of a document that has changed is gone.
 An item that cannot be rendered as it was is named, never replaced by its form of today. Former definitions
-are for those who see everybody's requests: models get none of what waits for approval.
+are for those who see everybody's requests: models get no definition that waits for approval.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The place of the user's own configuration, and what it begins with."""
+"""The place of the user's own configuration, and its first text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def default_path(environ: Mapping[str, str]) -> Path:
 def begin(environ: Mapping[str, str]) -> str | None:
     """Write a first configuration, without servers, in the user's own place; return a message that says so.
 
-    A host that was connected by a link or a plugin then gets a proxy that says what is missing, instead of
+    A host that was connected by a link or a plugin then gets a proxy that says how to add servers, instead of
     one that ends at once. Return None if there is a configuration, or none can be written.
     """
     file = default_path(environ)

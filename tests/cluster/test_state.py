@@ -1,4 +1,4 @@
-"""A replica writes back what a newer version has put into a row, though it cannot read it."""
+"""A replica writes back the fields that a newer version has put into a row, though it cannot read them."""
 
 from __future__ import annotations
 
