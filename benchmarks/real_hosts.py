@@ -1,4 +1,4 @@
-"""Real hosts with a scripted model: the parts of the proxy's answers that reach the model, host by host; run by hand.
+"""Real hosts with a scripted model: the parts of our answers that reach the model, host by host; run by hand.
 
     python benchmarks/real_hosts.py FOLDER [HOST ...] [--keep]
 

@@ -1,4 +1,4 @@
-"""``token`` and ``audit``: who may connect, and a record of what they did."""
+"""``token`` and ``audit``: who may connect, and a record of their calls."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The data that the encoder is trained on: what is held out stays out, and readers decide what is kept."""
+"""The data that the encoder is trained on: held-out parts stay out, and readers decide on the rest."""
 
 import gzip
 import importlib

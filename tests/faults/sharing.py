@@ -1,4 +1,4 @@
-"""Clients over the bridge: hosts that share one proxy, and what is left when the last one has gone."""
+"""Clients over the bridge: hosts that share one proxy, and the rest when the last one has gone."""
 
 from __future__ import annotations
 

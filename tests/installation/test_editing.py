@@ -1,4 +1,4 @@
-"""Hosts' files are edited in place: what leaves, leaves, and everything else stays as it was."""
+"""Hosts' files are edited in place: entries leave, and everything else stays as it was."""
 
 import json
 import time

@@ -43,7 +43,7 @@ async def use(proxy: Proxy, *names: str, sessions: int = 3) -> None:
 
 
 async def next_day(proxy: Proxy) -> None:
-    """Forget what was chosen for today: the next proxy chooses as on another day."""
+    """Forget the choice of today: the next proxy chooses as on another day."""
 
     def forget() -> None:
         with proxy.store.database.transaction() as transaction:

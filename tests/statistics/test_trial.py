@@ -1,4 +1,4 @@
-"""Comparison of requests with and without learned pairs: the arms, and what the intervals say."""
+"""Comparison of requests with and without learned pairs: the arms, and their intervals."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def encoded(data: bytes) -> str:
 
 
 class Issuer:
-    """One issuer. Change what it publishes while it runs."""
+    """One issuer. Change its documents while it runs."""
 
     def __init__(self) -> None:
         self.key: Private = ec_key()
