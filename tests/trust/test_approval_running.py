@@ -1,4 +1,4 @@
-"""A running proxy: withheld definitions, the answers to models, and a person's decision from another process."""
+"""A running proxy: withheld definitions, answers to models, and a person's decision from another process."""
 
 from __future__ import annotations
 
