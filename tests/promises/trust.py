@@ -1,4 +1,4 @@
-"""The promises of SECURITY.md about clients and the programs that run: approval, the audit and named tokens."""
+"""The promises of SECURITY.md about clients and programs that run: approval, the audit and named tokens."""
 
 from __future__ import annotations
 

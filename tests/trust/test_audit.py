@@ -1,4 +1,4 @@
-"""The audit: calls and their callers, refusals, questions and changes; bounded, and without a single value."""
+"""The audit: calls and callers, refusals, questions and changes; bounded, and without a single value."""
 
 import errno
 import json
