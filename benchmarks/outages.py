@@ -27,7 +27,7 @@ from replicas import THINGS, VERBS, Say, team
 from support import wires
 from support.cutting import CuttingProxy
 from support.nobody import NOBODY, as_nobody
-from support.postgres import PostgresServer, postgres_server, programs
+from support.postgres import PostgresServer, postgres_server
 from support.proxies import http_proxy
 from support.raw_client import RawClient
 from support.replicas import until_ready
@@ -225,7 +225,7 @@ async def failover(say: Say, server: PostgresServer, folder: Path, times: int = 
 def _fail_over(say: Say, times: int) -> None:
     with ExitStack() as stack:
         primary = stack.enter_context(postgres_server())
-        spare = PostgresServer(Path(f"{primary.folder}-standby"))
+        spare = PostgresServer(Path(f"{primary.folder}-standby"), primary.programs)
         stack.callback(shutil.rmtree, spare.folder, ignore_errors=True)
         stack.callback(spare.stop)
         hosts = f"{primary.folder},{spare.folder}"
@@ -281,9 +281,7 @@ def standby_of(primary: PostgresServer, spare: PostgresServer) -> None:
     with psycopg.connect(primary.url, autocommit=True) as connection:
         # Copied with it, the setting would have the standby wait for one of its own.
         connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-    found = programs()
-    assert found is not None
-    copied = [str(found / "pg_basebackup"), "-h", str(primary.folder), "-U", "postgres"]
+    copied = [str(primary.programs / "pg_basebackup"), "-h", str(primary.folder), "-U", "postgres"]
     copied += ["-D", str(spare.data), "-R", "--checkpoint=fast"]
     subprocess.run([*as_nobody, *copied], check=True, cwd=spare.folder)
     spare.start()

@@ -34,8 +34,10 @@ from mcp_context_proxy.context.session import Handle, Handles, Session, SessionC
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
+from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.questions import may_ask
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,9 @@ ATTEMPTS: Final = 5
 """Attempts to write a handle that other replicas change at the same moment."""
 
 SESSION, HANDLE = "session", "handle"
+
+AT_HOME: Final = ".~"
+"""Stands between the name of a replica and the state that a server there has given; no parked call has it."""
 
 LOOK_UP_FAILED: Final = "this context cannot be looked up now, because the store is away; try again"
 
@@ -144,15 +149,19 @@ class SharedContexts:
 
     # Requests
 
-    async def fetch(self, params: Members, caller: Caller) -> None:
+    async def fetch(self, params: Members, caller: Caller) -> Members:
         """Have the handle that a request names in memory, as other replicas have left it.
+
+        Returns the params as a server gets them.
 
         Raises:
             RequestError: it is not known here, and the store is away.
         """
-        context_id = context_id_of(params)
-        if context_id is None:
-            return
+        if (context_id := context_id_of(params)) is not None:
+            await self._fetch(context_id, params, caller)
+        return _without_home(params) if "requestState" in params else params
+
+    async def _fetch(self, context_id: str, params: Members, caller: Caller) -> None:
         handle, id_hash = self._handles.get(context_id, caller.principal), hash_of(context_id)
         self._used.add(id_hash)
         if handle is not None and is_call(params):
@@ -185,8 +194,14 @@ class SharedContexts:
                     self._merge(handle, kept, row)
 
     async def keep(self, params: Members, caller: Caller, result: bytes) -> bytes:
-        """Keep the changes of a request; return its result, which says if a new handle is kept here only."""
+        """Keep the changes of a request; return its result, which says if a new handle is kept here only.
+
+        A result that asks for input says where the call goes on: the server that asks may have kept the call
+        in its memory, and this replica that a person has agreed to it.
+        """
         unsaved = False
+        if caller.era is Era.MODERN and may_ask(result):
+            result = _with_home(result, self._replica)
         for handle in list(self._fresh):
             self._kept.setdefault(handle, _Kept(hash_of(handle.secret)))
             try:
@@ -350,6 +365,28 @@ def _must_wait(session: Session, kept: _Kept) -> bool:
         return True
     state = state_of(session)
     return any(getattr(state, name) != getattr(kept.state, name) for name in WRITTEN_THROUGH)
+
+
+def _with_home(result: bytes, replica: str) -> bytes:
+    """Return the result of a server that asks for input, with the replica at which its call goes on."""
+    members = envelope.members(result)
+    if eras.result_type(members) != "input_required":
+        return result
+    state = envelope.text(members["requestState"]) if "requestState" in members else None
+    if state is not None and state.startswith(f"{replica}."):
+        return result  # a parked call
+    homed = f"{replica}{AT_HOME}" if state is None else f"{replica}{AT_HOME}={state}"
+    return envelope.encode({**members, "requestState": envelope.raw(homed)})
+
+
+def _without_home(params: Members) -> Members:
+    """Return the params of a call that goes on, with the state that its server has given."""
+    state = envelope.text(params["requestState"]) or ""
+    _, at_home, given = state.partition(AT_HOME)
+    if not at_home:
+        return params
+    others = {name: raw for name, raw in params.items() if name != "requestState"}
+    return {**others, "requestState": envelope.raw(given[1:])} if given else others
 
 
 def _with_note(result: bytes) -> bytes:

@@ -139,7 +139,7 @@ class Homes:
             except msgspec.DecodeError:
                 parked = _Parked()
             state = None if parked.params is None else parked.params.requestState
-            home = state.rpartition(".")[0] if isinstance(state, str) else ""
+            home = state.partition(".")[0] if isinstance(state, str) and "." in state else ""
             if home != self._replicas.name and len(home) <= LONGEST_ID:
                 await self._replicas.look_for(home)
             if await self._answered_by(home, Reason.CALL, scope, body, receive, send):

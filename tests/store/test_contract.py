@@ -1,4 +1,4 @@
-"""Every database keeps the same promises: a file, memory, PostgreSQL."""
+"""Every database keeps the same promises: a file, memory, two versions of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ Open = Callable[[], Store]
 
 
 @pytest.fixture(
-    params=["file", "memory", pytest.param("postgres", marks=pytest.mark.cluster)],
+    params=[
+        "file",
+        "memory",
+        *(pytest.param(name, marks=pytest.mark.cluster) for name in ("postgres", "other_postgres")),
+    ],
 )
 def again(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Opens the same store once more, as another process would; of one in memory there is only one."""
@@ -53,7 +57,7 @@ def again(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     elif request.param == "memory":
         place = "memory"
     else:
-        place = StoreConfig(url=request.getfixturevalue("postgres").url, namespace=next(_names))
+        place = StoreConfig(url=request.getfixturevalue(request.param).url, namespace=next(_names))
 
     def open_again() -> Store:
         if place == "memory" and opened:

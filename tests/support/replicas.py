@@ -9,18 +9,19 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from anyio.from_thread import start_blocking_portal
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.balancer import Balancer
+from support.balancer import Balancer, balancing
 from support.postgres import PostgresServer
-from support.proxies import HttpProxy
+from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 
 KEY = "0123456789abcdef" * 4
@@ -50,6 +51,11 @@ class Cluster:
     def bases(self) -> list[str]:
         return [replica.base for replica in self.replicas]
 
+    @property
+    def base(self) -> str:
+        """URL of the balancer."""
+        return f"http://127.0.0.1:{self.port}"
+
     def balancer(self) -> Balancer:
         return Balancer(self.bases, self.port)
 
@@ -78,6 +84,28 @@ def configured(
         http={"allowed_hosts": [f"127.0.0.1:{port}"]} | (http or {}),
         context={"manage_tool": True},
     )
+
+
+@contextmanager
+def balanced(
+    workshop: Workshop, postgres: PostgresServer, namespace: str, auth: bool = False, **tables: Any
+) -> Iterator[Cluster]:
+    """Three replicas with the servers of a workshop, and a running balancer before them."""
+    port = free_port()
+    http = {"allowed_hosts": [f"127.0.0.1:{port}"], **tables.pop("http", {})}
+    store = {"url": postgres.url, "namespace": namespace, "timeout_seconds": 1.0}
+    with ExitStack() as stack:
+        replicas = []
+        for name in "abc":
+            cluster = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3}
+            config = workshop.config(f"{name}.toml", store=store, cluster=cluster, http=http, **tables)
+            replicas.append(stack.enter_context(http_proxy(config, auth=auth)))
+        for replica in replicas:
+            until_ready(replica.base)
+        cluster = Cluster(replicas, port)
+        portal = stack.enter_context(start_blocking_portal())
+        stack.enter_context(portal.wrap_async_context_manager(balancing(cluster.balancer())))
+        yield cluster
 
 
 @contextmanager
