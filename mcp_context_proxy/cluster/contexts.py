@@ -1,8 +1,9 @@
 """Sessions and handles as rows that all replicas read, written through where somebody has set something.
 
-A request with a ``context_id`` reads the row first, and writes it before its answer leaves if it has changed
-it. A session is in the memory of its home alone; its row is for the replica that adopts it. A call of a
-server's tool waits for no row that is known here: the rest is written a moment later.
+A request with a ``context_id`` reads the row first, and what it sets is in the row before its answer leaves;
+the rest, such as the words of a search, is written while it leaves. A call of a server's tool waits for no
+row that is known here. A session is in the memory of its home alone; its row is for the replica that adopts
+it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from mcp_context_proxy.system.threads import in_thread
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 0.25
-"""Time after which a change that nobody waits for is written."""
+"""Time after which a change of a session that nobody waits for is written; one of a handle is at once."""
 
 AGAIN_SECONDS: Final = 1.0
 """Time after which a change that the store has refused is written again."""
@@ -111,6 +112,8 @@ class SharedContexts:
         self._dirty: set[SessionContext] = set()
         self._used: set[bytes] = set()
         self._changed = anyio.Event()
+        self._in_use = anyio.Event()
+        """Set when a handle has changed, which another replica may need for its next request."""
         self._fresh: list[Handle] = []
         handles.created = self._fresh
         self.on_lost: Callable[[Session], None] = lambda session: None
@@ -120,8 +123,9 @@ class SharedContexts:
         """Write what nobody waits for, until cancelled."""
         while True:
             await self._changed.wait()
-            await anyio.sleep(FLUSH_SECONDS)
-            self._changed = anyio.Event()
+            with anyio.move_on_after(FLUSH_SECONDS):
+                await self._in_use.wait()
+            self._changed, self._in_use = anyio.Event(), anyio.Event()
             await self.flush()
             if self._dirty:
                 await anyio.sleep(AGAIN_SECONDS)
@@ -222,8 +226,8 @@ class SharedContexts:
             return result
         if isinstance(context, Session):
             self._used.add(kept.id_hash)
-        if is_call(params) or (isinstance(context, Session) and not _must_wait(context, kept)):
-            self._note(context)
+        if is_call(params) or not _must_wait(context, kept):
+            self._note(context, at_once=not isinstance(context, Session))
             return result
         try:
             await self._save(context)
@@ -232,9 +236,11 @@ class SharedContexts:
             self._note(context)
         return result
 
-    def _note(self, context: SessionContext) -> None:
+    def _note(self, context: SessionContext, *, at_once: bool = False) -> None:
         self._dirty.add(context)
         self._changed.set()
+        if at_once:
+            self._in_use.set()
 
     # Sessions
 
@@ -359,12 +365,13 @@ class SharedContexts:
         )
 
 
-def _must_wait(session: Session, kept: _Kept) -> bool:
-    """Return whether a session has changed in a part that somebody has set."""
+def _must_wait(context: SessionContext, kept: _Kept) -> bool:
+    """Return whether a context has changed in a part that somebody has set, or of which its list is made."""
     if kept.state is None:
         return True
-    state = state_of(session)
-    return any(getattr(state, name) != getattr(kept.state, name) for name in WRITTEN_THROUGH)
+    state = state_of(context)
+    parts = WRITTEN_THROUGH if isinstance(context, Session) else (*WRITTEN_THROUGH, "shown")
+    return any(getattr(state, name) != getattr(kept.state, name) for name in parts)
 
 
 def _with_home(result: bytes, replica: str) -> bytes:

@@ -87,7 +87,7 @@ class ContextSharing(Protocol):
     """Keeps sessions and handles for other replicas, too."""
 
     async def fetch(self, params: Members, caller: Caller) -> Members:
-        """Have the handle that a request names as other replicas have left it; return the request's params."""
+        """Have the handle that a request names as other replicas have left it; return the params."""
 
     async def keep(self, params: Members, caller: Caller, result: bytes) -> bytes:
         """Keep the changes that a request has made; return its result."""

@@ -20,6 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.balancer import Balancer, balancing
+from support.ledger import Ledger
 from support.postgres import PostgresServer
 from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
@@ -63,32 +64,46 @@ class Cluster:
 def configured(
     folder: Path, postgres: PostgresServer, name: str, port: int, http: Any = None, **cluster: Any
 ) -> Path:
-    """The configuration of one replica, in a folder of its own, with a server of its own."""
+    """The configuration of one replica, in a folder of its own, with servers of its own."""
     folder.mkdir()
     workshop = Workshop(folder)
     workshop.server(
         "work",
-        tools=[tool("echo", "Repeat a text"), tool("ask", "Ask the person"), tool("change", "Change a note")],
+        tools=[
+            tool("echo", "Repeat a text"),
+            tool("ask", "Ask the person"),
+            tool("change", "Change a note"),
+            tool("hang", "Wait for ever"),
+        ],
         resources=[NOTE],
         capabilities={"tools": {"listChanged": True}, "resources": {"subscribe": True}},
         calls={
             "ask": [{"ask": VISIT}],
+            "hang": [{"wait_cancelled": True}],
             "change": [
                 {"notify": {"method": "notifications/resources/updated", "params": {"uri": NOTE["uri"]}}}
             ],
         },
+    )
+    workshop.server(
+        "modern",
+        era="modern",
+        settings={"tools": {"visit": {"confirm": "write"}}},
+        tools=[tool("visit", "Visit somebody")],
+        calls={"visit": [{"need_input": {"inputRequests": {"q": VISIT}}}]},
     )
     return workshop.config(
         store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": 1.0},
         cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3} | cluster,
         http={"allowed_hosts": [f"127.0.0.1:{port}"]} | (http or {}),
         context={"manage_tool": True},
+        interactions={"enabled": True},
     )
 
 
 @contextmanager
 def balanced(
-    workshop: Workshop, postgres: PostgresServer, namespace: str, auth: bool = False, **tables: Any
+    workshop: Workshop, postgres: PostgresServer, namespace: str, *, tokens: bool = False, **tables: Any
 ) -> Iterator[Cluster]:
     """Three replicas with the servers of a workshop, and a running balancer before them."""
     port = free_port()
@@ -97,9 +112,9 @@ def balanced(
     with ExitStack() as stack:
         replicas = []
         for name in "abc":
-            cluster = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3}
-            config = workshop.config(f"{name}.toml", store=store, cluster=cluster, http=http, **tables)
-            replicas.append(stack.enter_context(http_proxy(config, auth=auth)))
+            settings = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3}
+            config = workshop.config(f"{name}.toml", store=store, cluster=settings, http=http, **tables)
+            replicas.append(stack.enter_context(http_proxy(config, auth=tokens)))
         for replica in replicas:
             until_ready(replica.base)
         cluster = Cluster(replicas, port)
@@ -156,6 +171,11 @@ def counts_of(bases: list[str]) -> Counts:
                     sample.value
                 )
     return found
+
+
+def ledger_of(replica: HttpProxy, server: str = "work") -> Ledger:
+    """What a server of one replica has received and done."""
+    return Ledger(replica.folder / f"{server}.ledger")
 
 
 def text_of(result: dict[str, Any]) -> str:
