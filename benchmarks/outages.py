@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -27,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from replicas import THINGS, VERBS, Say, team
 from support import wires
 from support.cutting import CuttingProxy
-from support.nobody import NOBODY, as_nobody
-from support.postgres import PostgresServer, postgres_server
+from support.postgres import PostgresServer, postgres_server, standby_of
 from support.proxies import http_proxy
 from support.raw_client import RawClient
 from support.replicas import until_ready
@@ -327,28 +324,3 @@ def _fail_over(say: Say, times: int) -> None:
         f"{found - acknowledged - 1:+d} in the store, longest wait {max(waits):.1f} s (bars 0, 5 s), "
         f"of which the server took up to {max(promoted):.1f} s to be promoted"
     )
-
-
-def standby_of(primary: PostgresServer, spare: PostgresServer) -> None:
-    """Make a server the synchronous standby of another one."""
-    shutil.rmtree(spare.folder, ignore_errors=True)
-    spare.folder.mkdir()
-    if as_nobody:
-        os.chown(spare.folder, NOBODY, NOBODY)
-    with psycopg.connect(primary.url, autocommit=True) as connection:
-        # Copied with it, the setting would have the standby wait for one of its own.
-        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        # For so long a standby that has lost its primary sleeps, and it is promoted only then.
-        connection.execute("ALTER SYSTEM SET wal_retrieve_retry_interval = '500ms'")
-    copied = [str(primary.programs / "pg_basebackup"), "-h", str(primary.folder), "-U", "postgres"]
-    copied += ["-D", str(spare.data), "-R", "--checkpoint=fast"]
-    subprocess.run([*as_nobody, *copied], check=True, cwd=spare.folder)
-    spare.start()
-    with psycopg.connect(primary.url, autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        connection.execute("SELECT pg_reload_conf()")
-        while (
-            connection.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()
-            is None
-        ):
-            time.sleep(0.05)

@@ -92,8 +92,8 @@ class PostgresServer:
 
     def kill(self) -> None:
         """End all of its processes at once, as the machine's failure would."""
-        self._signal(signal.SIGKILL)
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
+            self._signal(signal.SIGKILL)
             self._process.wait(PATIENCE)
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         for left in self.folder.glob(".s.PGSQL.*"):
@@ -166,6 +166,33 @@ def postgres_server(found: Path | None = None) -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def standby_of(primary: PostgresServer, spare: PostgresServer) -> None:
+    """Make a server the synchronous standby of another one."""
+    shutil.rmtree(spare.folder, ignore_errors=True)
+    spare.folder.mkdir()
+    if as_nobody:
+        os.chown(spare.folder, NOBODY, NOBODY)
+    import psycopg
+
+    with psycopg.connect(primary.url, autocommit=True) as connection:
+        # Copied with it, the setting would have the standby wait for one of its own.
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        # For so long a standby that has lost its primary sleeps, and it is promoted only then.
+        connection.execute("ALTER SYSTEM SET wal_retrieve_retry_interval = '500ms'")
+    copied = [str(primary.programs / "pg_basebackup"), "-h", str(primary.folder), "-U", "postgres"]
+    copied += ["-D", str(spare.data), "-R", "--checkpoint=fast"]
+    subprocess.run([*as_nobody, *copied], check=True, cwd=spare.folder)
+    spare.start()
+    with psycopg.connect(primary.url, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        connection.execute("SELECT pg_reload_conf()")
+        while (
+            connection.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()
+            is None
+        ):
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
