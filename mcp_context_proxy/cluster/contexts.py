@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import anyio
 import msgspec
 
-from mcp_context_proxy.cluster.counts import ClusterCounts
+from mcp_context_proxy.cluster.relay import ClusterCounts
 from mcp_context_proxy.cluster.state import (
     WRITTEN_THROUGH,
     ContextState,

@@ -20,11 +20,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts
-from mcp_context_proxy.cluster.counts import ClusterCounts, Reason
 from mcp_context_proxy.cluster.relay import (
     NOT_HERE_STATUS,
     REFUSED_STATUS,
     RELAY_HEADER,
+    ClusterCounts,
+    Reason,
     Relay,
     RelayEnd,
     Signer,

@@ -11,9 +11,10 @@ import hmac
 import logging
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from enum import Enum, auto
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
 from http import HTTPStatus
 from typing import Final
 
@@ -82,6 +83,43 @@ class RelayEnd(Enum):
     """The connection was lost before there was any answer; it may have run."""
     CUT = auto()
     """The connection was lost in the middle of the answer."""
+
+
+class Reason(StrEnum):
+    """Reasons for a relay."""
+
+    SESSION = "session"
+    """A request of a session."""
+    REPLY = "reply"
+    """The client's reply to a question that was asked within a session."""
+    CALL = "call"
+    """The answer that a parked call waits for."""
+
+
+@dataclass(slots=True, eq=False)
+class ClusterCounts:
+    """Counts for metrics; the event loop writes them."""
+
+    relays: Counter[tuple[Reason, RelayEnd]] = field(default_factory=Counter)
+    """Relays that this replica has sent."""
+    relays_refused: int = 0
+    """Relays to this replica that were not signed for it."""
+    adoptions: int = 0
+    """Sessions that this replica has taken over."""
+    sessions_lost: int = 0
+    """Sessions of this replica that another one has taken over."""
+    replicas_lost: int = 0
+    """Replicas that were there and gave no sign of life, or could not be reached."""
+    stale: int = 0
+    """Contexts that another replica had changed since they were last read here."""
+    sessions: Callable[[], int] = int
+    """Returns the number of sessions that are at home here."""
+    replicas: Callable[[], int] = int
+    """Returns the number of replicas that are there, this one among them."""
+    does_upkeep: Callable[[], bool] = bool
+    """Returns whether this replica deletes old rows and sums up statistics."""
+    store_up: Callable[[], bool] = bool
+    """Returns whether the store can be used."""
 
 
 class Signer:
