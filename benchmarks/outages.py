@@ -321,6 +321,6 @@ def _fail_over(say: Say, times: int) -> None:
             each.stop()
     say(
         f"{times} failovers to a synchronous standby: {acknowledged:,} batches acknowledged, "
-        f"{found - acknowledged - 1:+d} in the store, longest wait {max(waits):.1f} s (bars 0, 5 s), "
-        f"of which the server took up to {max(promoted):.1f} s to be promoted"
+        f"{found - acknowledged - 1:+d} in the store, longest wait {max(waits):.2f} s (bars 0, 5 s), "
+        f"of which the server took up to {max(promoted):.2f} s to be promoted"
     )

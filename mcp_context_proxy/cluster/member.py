@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import anyio
+from starlette.types import ASGIApp
 
 from mcp_context_proxy.cluster.attribution import StoredRequests
 from mcp_context_proxy.cluster.contexts import SharedContexts
@@ -22,6 +23,7 @@ from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.front.sse import EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
@@ -97,10 +99,11 @@ class Member:
         """The Host under which other replicas send relays here."""
         return urlsplit(self.address).netloc.lower()
 
-    def homes(self, app: StreamableHttp) -> Homes:
-        """Return the application before the endpoint."""
-        return Homes(
+    def homes(self, app: StreamableHttp, streams: EventStreams) -> tuple[ASGIApp, ASGIApp]:
+        """Return the applications before the endpoint, and before that of messages for event streams."""
+        made = Homes(
             app,
+            streams,
             replicas=self.replicas,
             contexts=self.contexts,
             signer=self._signer,
@@ -109,6 +112,7 @@ class Member:
             resources=self._gateway.resources,
             counts=self.counts,
         )
+        return made, made.message
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

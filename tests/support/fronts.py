@@ -24,9 +24,12 @@ EVERY_FRONT: dict[str, Any] = {
 EVERY_FRONT_AND_REPLICAS: dict[str, Any] = EVERY_FRONT | {
     "params": [
         *EVERY_FRONT["params"],
-        *(pytest.param(("replicas", era), marks=pytest.mark.cluster) for era in ERAS),
+        *(
+            pytest.param((front, era), marks=pytest.mark.cluster)
+            for front, era in (*(("replicas", era) for era in ERAS), ("replicas-sse", "handshake"))
+        ),
     ],
-    "ids": [*EVERY_FRONT["ids"], *(f"replicas-{era}" for era in ERAS)],
+    "ids": [*EVERY_FRONT["ids"], *(f"replicas-{era}" for era in ERAS), "replicas-sse"],
 }
 """The same, with a balancer before several replicas, which gives each request to the next one."""
 
@@ -40,8 +43,9 @@ def opening(
     ``replicas`` the URL of a balancer.
     """
     front, era = request.param
-    if front == "replicas":
-        return http(request.getfixturevalue("replicas"), era, **told)
+    if front.startswith("replicas"):
+        connect = sse if front == "replicas-sse" else http
+        return connect(request.getfixturevalue("replicas"), era, **told)
     if front == "stdio":
         start = real_command if real else command
         return stdio(start(request.getfixturevalue("setup")[1]), era, **told)

@@ -23,9 +23,13 @@ from support.balancer import Balancer, balancing
 from support.ledger import Ledger
 from support.postgres import PostgresServer
 from support.proxies import HttpProxy, http_proxy
+from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 
 KEY = "0123456789abcdef" * 4
+BEAT_SECONDS, STORE_SECONDS = 1.0, 2.0
+"""Time between two signs of life, three of which may come late on a busy machine, and for an operation."""
+
 NOTE = {"uri": "note://one", "name": "one", "mimeType": "text/plain"}
 VISIT = {
     "method": "elicitation/create",
@@ -93,8 +97,8 @@ def configured(
         calls={"visit": [{"need_input": {"inputRequests": {"q": VISIT}}}]},
     )
     return workshop.config(
-        store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": 1.0},
-        cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3} | cluster,
+        store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": STORE_SECONDS},
+        cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": BEAT_SECONDS} | cluster,
         http={"allowed_hosts": [f"127.0.0.1:{port}"]} | (http or {}),
         context={"manage_tool": True},
         interactions={"enabled": True},
@@ -108,11 +112,11 @@ def balanced(
     """Three replicas with the servers of a workshop, and a running balancer before them."""
     port = free_port()
     http = {"allowed_hosts": [f"127.0.0.1:{port}"], **tables.pop("http", {})}
-    store = {"url": postgres.url, "namespace": namespace, "timeout_seconds": 1.0}
+    store = {"url": postgres.url, "namespace": namespace, "timeout_seconds": STORE_SECONDS}
     with ExitStack() as stack:
         replicas = []
         for name in "abc":
-            settings = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3}
+            settings = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": BEAT_SECONDS}
             config = workshop.config(f"{name}.toml", store=store, cluster=settings, http=http, **tables)
             replicas.append(stack.enter_context(http_proxy(config, auth=tokens)))
         for replica in replicas:
@@ -147,8 +151,9 @@ def haproxy(folder: Path, names: dict[str, str], port: int) -> Iterator[str]:
 
 
 def until_ready(base: str) -> dict[str, Any]:
+    end = time.monotonic() + PATIENCE
     with httpx2.Client(timeout=30) as http:
-        for _ in range(1000):
+        while time.monotonic() < end:
             with contextlib.suppress(httpx2.ConnectError):
                 answer = http.get(f"{base}/readyz")
                 if answer.status_code == 200:
