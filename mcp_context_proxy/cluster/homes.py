@@ -45,6 +45,7 @@ from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, s
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.headers import VERSION_HEADER
+from mcp_context_proxy.results.shortening import READ_RESULT
 from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.resources import Resources
@@ -72,16 +73,24 @@ UNDECIDED: Final = "this session cannot be looked up now, because the store is a
 MAY_HAVE_RUN: Final = "the replica that holds this {} was lost; the request may or may not have run"
 
 
-class _State(msgspec.Struct):
+class _Params(msgspec.Struct):
     requestState: Any = None  # noqa: N815 - the protocol's word
+    name: Any = None
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _Parked(msgspec.Struct):
-    params: _State | None = None
+class _Request(msgspec.Struct):
+    params: _Params | None = None
     id: RequestId | None = None
 
 
-_parked = msgspec.json.Decoder(_Parked).decode
+class _Reading(msgspec.Struct):
+    id: str = ""
+
+
+_request = msgspec.json.Decoder(_Request).decode
+_call = msgspec.json.Decoder(_Params).decode
+_reading = msgspec.json.Decoder(_Reading).decode
 
 
 class Homes:
@@ -127,15 +136,9 @@ class Homes:
         if session_id and len(session_id) <= LONGEST_ID:
             await self._lead(session_id, scope, body, receive, send, relayed=relayed)
             return
-        if not session_id and b'"requestState"' in body and not relayed:
-            try:
-                parked = _parked(body)
-            except msgspec.DecodeError:
-                parked = _Parked()
-            state = None if parked.params is None else parked.params.requestState
-            made_by = state if isinstance(state, str) else ""
-            if await self._answered_elsewhere(made_by, Reason.CALL, scope, body, receive, send):
-                return
+        made = "" if session_id or relayed else _made_before(body)
+        if made and await self._answered_elsewhere(made, Reason.CALL, scope, body, receive, send):
+            return
         opening = send if session_id or scope["method"] != "POST" else partial(self._opened, send)
         await self._app(scope, replay(body, receive), opening)
 
@@ -337,9 +340,29 @@ def _is_of(row: ContextRow, scope: Scope) -> bool:
     return row.kind == SESSION and row.principal == (principal_of(scope) or NOBODY)
 
 
+def _made_before(body: bytes) -> str:
+    """Return the id of the waiting call that a request answers, or of the kept result that it reads."""
+    if b'"requestState"' not in body and READ_RESULT.encode() not in body:
+        return ""
+    try:
+        params = _request(body).params or _Params()
+        if isinstance(params.requestState, str):
+            return params.requestState
+        given = _call(_object(params.arguments)) if params.name != READ_RESULT else params
+        return _reading(_object(given.arguments)).id if given.name == READ_RESULT else ""
+    except msgspec.DecodeError:
+        return ""
+
+
+def _object(arguments: msgspec.Raw) -> bytes:
+    """Return arguments as an object; some clients write it into a text."""
+    given = bytes(arguments)
+    return msgspec.json.decode(given, type=str).encode() if given.startswith(b'"') else given
+
+
 def _request_id(body: bytes) -> RequestId | None:
     try:
-        return _parked(body).id
+        return _request(body).id
     except msgspec.DecodeError:
         return None
 

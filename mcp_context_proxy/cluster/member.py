@@ -25,6 +25,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.front.sse import EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
+from mcp_context_proxy.results.kept import KeptResults
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
@@ -51,6 +52,7 @@ class Member:
         changes: ChangeNotifier,
         fleet: Fleet,
         records: RequestRecords,
+        results: KeptResults,
     ) -> None:
         """Prepare to join; the front of this replica is at `port`.
 
@@ -89,7 +91,8 @@ class Member:
         self._hints, self._changes, self._fleet = store.database.hints, changes, fleet
         self._stored = StoredRequests(records)
         self._ended = gateway.ended_calls
-        pending_input.prefix = f"{self.name}."
+        pending_input.prefix = results.prefix = f"{self.name}."
+        results.listed_for_all = bool(config.results.max_tokens)
         gateway.sharing = self.contexts
         self.replicas.on_drain = self._drain
         self.replicas.after_beat = self.contexts.lose_adopted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -167,6 +168,26 @@ async def test_a_call_that_a_server_asks_about_goes_on_at_the_replica_that_has_a
     ]
     assert [len(ledger.calls("visit")) for ledger in ledgers] == [2, 0, 0]
     assert "requestState" not in ledgers[0].calls("visit")[-1]
+
+
+async def test_a_large_result_is_read_at_any_replica_by_its_owner_alone(cluster: Cluster) -> None:
+    ada, eve = {"authorization": "Bearer ada"}, {"authorization": "Bearer eve"}
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(wires.http(base, "modern", headers=ada)) for base in cluster.bases
+        ]
+        large = await clients[0].call("work__echo", {"text": "a line\n" * 20_000 + "the end"})
+        (found,) = {*re.findall(r"\ba\.[\w-]{20,}", json.dumps(large))}
+        for client in clients:
+            assert "read_result" in await client.names()
+            read = await client.call("read_result", {"id": found, "pattern": "the end"})
+            assert "the end" in text_of(read)
+            wanted = {"name": "read_result", "arguments": {"id": found, "pattern": "the end"}}
+            assert "the end" in text_of(await client.call("call_tool", wanted))
+        for base in cluster.bases:
+            other = await stack.enter_async_context(wires.http(base, "modern", headers=eve))
+            refused = await other.call("read_result", {"id": found})
+            assert "there is no result with this id" in text_of(refused)
 
 
 async def test_the_reply_to_a_question_of_a_server_may_arrive_at_another_replica(cluster: Cluster) -> None:
