@@ -1,7 +1,7 @@
 """Sessions and handles as rows that all replicas read, written through where somebody has set something.
 
 A request with a ``context_id`` reads the row first, and what it sets is in the row before its answer leaves;
-the rest, such as the words of a search, is written while it leaves. A call of a server's tool waits for no
+the rest, such as the words of a search, is written a moment later. A call of a server's tool waits for no
 row that is known here. A session is in the memory of its home alone; its row is for the replica that adopts
 it.
 """
@@ -44,7 +44,11 @@ from mcp_context_proxy.system.threads import in_thread
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 0.25
-"""Time after which a change of a session that nobody waits for is written; one of a handle is at once."""
+"""Time after which a change of a session that nobody waits for is written."""
+
+ANSWER_SECONDS: Final = 0.01
+"""The same of a handle, which another replica may need for its next request. Begun at once, the writing would
+slow the answer down."""
 
 AGAIN_SECONDS: Final = 1.0
 """Time after which a change that the store has refused is written again."""
@@ -125,6 +129,7 @@ class SharedContexts:
             await self._changed.wait()
             with anyio.move_on_after(FLUSH_SECONDS):
                 await self._in_use.wait()
+                await anyio.sleep(ANSWER_SECONDS)
             self._changed, self._in_use = anyio.Event(), anyio.Event()
             await self.flush()
             if self._dirty:

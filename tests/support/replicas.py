@@ -154,7 +154,7 @@ def until_ready(base: str) -> dict[str, Any]:
     end = time.monotonic() + PATIENCE
     with httpx2.Client(timeout=30) as http:
         while time.monotonic() < end:
-            with contextlib.suppress(httpx2.ConnectError):
+            with contextlib.suppress(httpx2.TransportError):
                 answer = http.get(f"{base}/readyz")
                 if answer.status_code == 200:
                     return dict(answer.json())
