@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import re
 import secrets
 import time
 from collections import Counter, OrderedDict
@@ -66,6 +67,9 @@ _OF_ONE_HOP: Final = frozenset(
     }
 )
 """Headers of one connection; the Host and Origin were checked by the replica that the client has reached."""
+
+
+_STREAM: Final = re.compile(rb"(?:^|&)(session_id=[A-Za-z0-9_.-]+)(?:&|$)")
 
 
 class RelayEnd(Enum):
@@ -213,11 +217,13 @@ class Relay:
             # The environment's proxies lead out of the cluster.
             self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
         headers = [pair for pair in scope["headers"] if _passes(pair[0])]
-        # The endpoint has no parameters. A query would reach the receiver in another spelling than was
-        # signed, and this replica would take itself for one with another key.
-        scope = {**scope, "query_string": b""}
+        # Only the id of an event stream means anything. The rest of a query would reach the receiver in
+        # another spelling than was signed, and this replica would take itself for one with another key.
+        found = _STREAM.search(scope["query_string"])
+        query = b"" if found is None else found[1]
+        scope = {**scope, "query_string": query}
         headers.append((RELAY_HEADER, self._signer.sign(receiver, scope, body)))
-        url = address + scope["path"]
+        url = address + scope["path"] + (f"?{query.decode()}" if query else "")
         request = httpx2.Request(
             scope["method"], url, headers=headers, content=body or None, extensions=_TIMEOUTS
         )
