@@ -37,6 +37,7 @@ REPLICA_PARTS = {
     part.__name__: part
     for part in (
         replicas.attribution,
+        replicas.handles,
         replicas.relay,
         replicas.parked,
         replicas.hints,
@@ -46,6 +47,7 @@ REPLICA_PARTS = {
         replicas.scale,
         outages.calls,
         outages.away,
+        outages.killed,
         outages.cuts,
         outages.teaching,
         outages.failover,

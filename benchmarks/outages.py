@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -26,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from replicas import THINGS, VERBS, Say, team
 from support import wires
 from support.cutting import CuttingProxy
-from support.nobody import NOBODY, as_nobody
-from support.postgres import PostgresServer, postgres_server, programs
+from support.postgres import PostgresServer, postgres_server, standby_of
 from support.proxies import http_proxy
 from support.raw_client import RawClient
 from support.replicas import until_ready
@@ -40,6 +38,9 @@ from mcp_context_proxy.store import SearchUsage, Store, ToolUsage, UsageSlot, op
 
 NOW = 1.7e9
 SLOT = UsageSlot.of(NOW)
+
+Times = dict[str, dict[str, list[float]]]
+"""Milliseconds by kind of request, and by proxy."""
 
 
 async def timed(client: RawClient, kind: str, number: int, context_id: str | None = None) -> float:
@@ -101,45 +102,98 @@ async def calls(say: Say, server: PostgresServer, folder: Path, rounds: int = 40
                 )
 
 
-async def away(say: Say, server: PostgresServer, folder: Path, seconds: float = 60) -> None:
-    """Call and search while the database is paused, and compare with before and after, and the memory."""
-    with team(server, folder, "away", 1) as replicas:
-        process = next(iter(replicas.running.values())).process.pid
+@asynccontextmanager
+async def beside(server: PostgresServer, folder: Path, name: str) -> AsyncIterator[Beside]:
+    """Run a proxy whose database will be disturbed, beside an equal one whose database is left alone."""
+    with (
+        postgres_server() as other,
+        team(server, folder, name, 1) as disturbed,
+        team(other, folder, f"{name}_beside", 1) as quiet,
+    ):
+        async with AsyncExitStack() as stack:
+            clients = {
+                kind: await stack.enter_async_context(wires.http(replicas.bases[0], "modern"))
+                for kind, replicas in (("disturbed", disturbed), ("quiet", quiet))
+            }
+            yield Beside(clients, next(iter(disturbed.running.values())).process.pid)
 
-        def memory() -> float:
-            fields = Path(f"/proc/{process}/status").read_text().partition("VmRSS:")[2].split()
-            return int(fields[0]) / 1024
 
-        async with wires.http(replicas.bases[0], "modern") as client:
-            number = 0
+@dataclass
+class Beside:
+    """Clients of two proxies, which do the same in turn: whatever else the machine does meets both."""
 
-            async def work(seconds: float) -> tuple[list[float], list[float]]:
-                nonlocal number
-                called, searched, end = list[float](), list[float](), time.monotonic() + seconds
-                while time.monotonic() < end:
-                    number += 1
-                    called += [await timed(client, "call", number) for _ in range(4)]
-                    searched.append(await timed(client, "search", number))
-                    await anyio.sleep(0.02)
-                return called, searched
+    clients: dict[str, RawClient]
+    process: int
+    """Id of the process whose database is disturbed."""
+    number: int = 0
 
-            await work(5)
-            before, began = await work(10), memory()
-            await anyio.to_thread.run_sync(server.pause)
-            try:
-                paused = await work(seconds)
-            finally:
-                server.resume()
-            grown = memory() - began
-            after = await work(10)
-    for kind, place in (("call", 0), ("search", 1)):
-        quiet = median(before[place] + after[place])
-        slow = quantiles(paused[place], n=100)[98] - quantiles(before[place] + after[place], n=100)[98]
+    async def work(self, done: Callable[[], bool]) -> Times:
+        """Call and search until something is done; return the milliseconds by kind of request and proxy."""
+        took: Times = {kind: {name: [] for name in self.clients} for kind in ("call", "search")}
+        while not done():
+            self.number += 1
+            for kind in ("call", "call", "call", "call", "search"):
+                for name in random.sample(list(self.clients), 2):
+                    took[kind][name].append(await timed(self.clients[name], kind, self.number))
+            await anyio.sleep(0.02)
+        return took
+
+    async def work_for(self, seconds: float) -> Times:
+        """Call and search for some seconds."""
+        end = time.monotonic() + seconds
+        return await self.work(lambda: time.monotonic() >= end)
+
+    def memory(self) -> float:
+        """Return the resident memory in MiB."""
+        status = Path(f"/proc/{self.process}/status").read_text().partition("VmRSS:")[2]
+        return int(status.split()[0]) / 1024
+
+
+def compared(say: Say, what: str, before: Times, during: Times) -> None:
+    """Say how much longer requests take, against the proxy beside and against their difference before."""
+    for kind, took in during.items():
+        ratio = median(took["disturbed"]) / median(took["quiet"])
+        usual = median(before[kind]["disturbed"]) / median(before[kind]["quiet"])
+        tails = {name: quantiles(times, n=100)[98] for name, times in took.items()}
         say(
-            f"database paused {seconds:.0f} s: {kind} {median(paused[place]):.2f} ms, else {quiet:.2f} ms, "
-            f"{median(paused[place]) / quiet - 1:+.1%} p50 (bar 5 %), {slow:+.2f} ms p99"
+            f"{what}: {kind} {median(took['disturbed']):.2f} ms, {ratio / usual - 1:+.1%} p50 (bar 5 %), "
+            f"{tails['disturbed'] - tails['quiet']:+.2f} ms p99 (bar 5), of {len(took['quiet']):,}"
         )
+
+
+async def away(say: Say, server: PostgresServer, folder: Path, seconds: float = 60) -> None:
+    """Call and search while the database is paused, beside a proxy whose database is not."""
+    async with beside(server, folder, "away") as both:
+        await both.work_for(5)
+        before, began = await both.work_for(20), both.memory()
+        await anyio.to_thread.run_sync(server.pause)
+        try:
+            paused = await both.work_for(seconds)
+        finally:
+            server.resume()
+        grown = both.memory() - began
+    compared(say, f"database paused {seconds:.0f} s", before, paused)
     say(f"  memory {grown:+.1f} MiB (bar 40)")
+
+
+async def killed(say: Say, server: PostgresServer, folder: Path, times: int = 20) -> None:
+    """Call and search while the database is killed again and again, beside a proxy whose database is not."""
+    async with beside(server, folder, "killed") as both:
+        await both.work_for(5)
+        before, left = await both.work_for(20), times
+
+        def kill() -> None:
+            nonlocal left
+            while left:
+                time.sleep(1)
+                server.kill()
+                server.start()
+                left -= 1
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, kill)
+            during = await both.work(lambda: not left)
+    compared(say, f"database killed {times} times", before, during)
 
 
 def counted(store: Store, number: int | None = None) -> None:
@@ -225,7 +279,7 @@ async def failover(say: Say, server: PostgresServer, folder: Path, times: int = 
 def _fail_over(say: Say, times: int) -> None:
     with ExitStack() as stack:
         primary = stack.enter_context(postgres_server())
-        spare = PostgresServer(Path(f"{primary.folder}-standby"))
+        spare = PostgresServer(Path(f"{primary.folder}-standby"), primary.programs)
         stack.callback(shutil.rmtree, spare.folder, ignore_errors=True)
         stack.callback(spare.stop)
         hosts = f"{primary.folder},{spare.folder}"
@@ -267,31 +321,6 @@ def _fail_over(say: Say, times: int) -> None:
             each.stop()
     say(
         f"{times} failovers to a synchronous standby: {acknowledged:,} batches acknowledged, "
-        f"{found - acknowledged - 1:+d} in the store, longest wait {max(waits):.1f} s (bars 0, 5 s), "
-        f"of which the server took up to {max(promoted):.1f} s to be promoted"
+        f"{found - acknowledged - 1:+d} in the store, longest wait {max(waits):.2f} s (bars 0, 5 s), "
+        f"of which the server took up to {max(promoted):.2f} s to be promoted"
     )
-
-
-def standby_of(primary: PostgresServer, spare: PostgresServer) -> None:
-    """Make a server the synchronous standby of another one."""
-    shutil.rmtree(spare.folder, ignore_errors=True)
-    spare.folder.mkdir()
-    if as_nobody:
-        os.chown(spare.folder, NOBODY, NOBODY)
-    with psycopg.connect(primary.url, autocommit=True) as connection:
-        # Copied with it, the setting would have the standby wait for one of its own.
-        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-    found = programs()
-    assert found is not None
-    copied = [str(found / "pg_basebackup"), "-h", str(primary.folder), "-U", "postgres"]
-    copied += ["-D", str(spare.data), "-R", "--checkpoint=fast"]
-    subprocess.run([*as_nobody, *copied], check=True, cwd=spare.folder)
-    spare.start()
-    with psycopg.connect(primary.url, autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        connection.execute("SELECT pg_reload_conf()")
-        while (
-            connection.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()
-            is None
-        ):
-            time.sleep(0.05)

@@ -174,6 +174,48 @@ def called(number: int, name: str = "work__echo", **arguments: Any) -> dict[str,
     return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
 
 
+async def handles(say: Say, server: PostgresServer, folder: Path, rounds: int = 150) -> None:
+    """Add, remove, search and list with handles, each time at another replica than before."""
+    unknown = stale = turn = 0
+    with team(server, folder, "handles") as replicas:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(wires.http(base, "modern")) for base in replicas.bases]
+
+            async def ask(name: str, /, **arguments: Any) -> str:
+                nonlocal turn, unknown
+                turn += 1
+                text = str(await clients[turn % 3].call(name, arguments))
+                unknown += "unknown or expired" in text
+                return text
+
+            made = [
+                (
+                    await clients[0].data(
+                        "manage_context", {"action": "add", "type": "tool", "name": "work__ask"}
+                    )
+                )
+                for _ in range(10)
+            ]
+            for number in range(rounds):
+                handle = {"context_id": made[number % len(made)]["context_id"]}
+                for action in ("add", "remove"):
+                    item = {"action": action, "type": "tool", "name": "work__change"}
+                    await ask("manage_context", **handle, **item)
+                    listed = await ask("manage_context", **handle, action="list")
+                    stale += ("work__change" in listed) != (action == "add")
+                found = f"{VERBS[number % 10]}_{THINGS[number // 10 % 10]}"
+                await ask("search_available_tools", **handle, query=found)
+                await ask("set_context", **handle, query=found)
+                turn += 1
+                stale += f"work__{found}" not in await clients[turn % 3].names(
+                    **{"io.github.mcp-context-proxy/context": handle["context_id"]}
+                )
+    say(
+        f"{7 * rounds:,} requests on handles, each at another replica than before: {unknown} unknown, "
+        f"{stale} stale (bars 0)"
+    )
+
+
 async def relay(say: Say, server: PostgresServer, folder: Path, rounds: int = 1000) -> None:
     """Call in a session at its home and through another replica, in turn."""
     with team(server, folder, "relay", 2) as replicas:

@@ -336,6 +336,7 @@ def _member(proxy: Proxy, port: int) -> Member:
         changes=proxy.changes,
         fleet=proxy.fleet,
         records=proxy.records,
+        results=proxy.results.kept,
     )
 
 

@@ -1,8 +1,9 @@
 """Sessions and handles as rows that all replicas read, written through where somebody has set something.
 
-A request with a ``context_id`` reads the row first, and writes it before its answer leaves if it has changed
-it. A session is in the memory of its home alone; its row is for the replica that adopts it. A call of a
-server's tool waits for no row that is known here: the rest is written a moment later.
+A request with a ``context_id`` reads the row first, and what it sets is in the row before its answer leaves;
+the rest, such as the words of a search, is written a moment later. A call of a server's tool waits for no
+row that is known here. A session is in the memory of its home alone; its row is for the replica that adopts
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 import anyio
 import msgspec
 
-from mcp_context_proxy.cluster.counts import ClusterCounts
+from mcp_context_proxy.cluster.relay import ClusterCounts
 from mcp_context_proxy.cluster.state import (
     WRITTEN_THROUGH,
     ContextState,
@@ -34,14 +35,20 @@ from mcp_context_proxy.context.session import Handle, Handles, Session, SessionC
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
+from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.questions import may_ask
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 0.25
-"""Time after which a change that nobody waits for is written."""
+"""Time after which a change of a session that nobody waits for is written."""
+
+ANSWER_SECONDS: Final = 0.01
+"""The same of a handle, which another replica may need for its next request. Begun at once, the writing would
+slow the answer down."""
 
 AGAIN_SECONDS: Final = 1.0
 """Time after which a change that the store has refused is written again."""
@@ -50,6 +57,9 @@ ATTEMPTS: Final = 5
 """Attempts to write a handle that other replicas change at the same moment."""
 
 SESSION, HANDLE = "session", "handle"
+
+AT_HOME: Final = ".~"
+"""Stands between the name of a replica and the state that a server there has given; no parked call has it."""
 
 LOOK_UP_FAILED: Final = "this context cannot be looked up now, because the store is away; try again"
 
@@ -106,6 +116,8 @@ class SharedContexts:
         self._dirty: set[SessionContext] = set()
         self._used: set[bytes] = set()
         self._changed = anyio.Event()
+        self._in_use = anyio.Event()
+        """Set when a handle has changed, which another replica may need for its next request."""
         self._fresh: list[Handle] = []
         handles.created = self._fresh
         self.on_lost: Callable[[Session], None] = lambda session: None
@@ -115,8 +127,10 @@ class SharedContexts:
         """Write what nobody waits for, until cancelled."""
         while True:
             await self._changed.wait()
-            await anyio.sleep(FLUSH_SECONDS)
-            self._changed = anyio.Event()
+            with anyio.move_on_after(FLUSH_SECONDS):
+                await self._in_use.wait()
+                await anyio.sleep(ANSWER_SECONDS)
+            self._changed, self._in_use = anyio.Event(), anyio.Event()
             await self.flush()
             if self._dirty:
                 await anyio.sleep(AGAIN_SECONDS)
@@ -144,15 +158,19 @@ class SharedContexts:
 
     # Requests
 
-    async def fetch(self, params: Members, caller: Caller) -> None:
+    async def fetch(self, params: Members, caller: Caller) -> Members:
         """Have the handle that a request names in memory, as other replicas have left it.
+
+        Returns the params as a server gets them.
 
         Raises:
             RequestError: it is not known here, and the store is away.
         """
-        context_id = context_id_of(params)
-        if context_id is None:
-            return
+        if (context_id := context_id_of(params)) is not None:
+            await self._fetch(context_id, params, caller)
+        return _without_home(params) if "requestState" in params else params
+
+    async def _fetch(self, context_id: str, params: Members, caller: Caller) -> None:
         handle, id_hash = self._handles.get(context_id, caller.principal), hash_of(context_id)
         self._used.add(id_hash)
         if handle is not None and is_call(params):
@@ -185,8 +203,14 @@ class SharedContexts:
                     self._merge(handle, kept, row)
 
     async def keep(self, params: Members, caller: Caller, result: bytes) -> bytes:
-        """Keep the changes of a request; return its result, which says if a new handle is kept here only."""
+        """Keep the changes of a request; return its result, which says if a new handle is kept here only.
+
+        A result that asks for input says where the call goes on: the server that asks may have kept the call
+        in its memory, and this replica that a person has agreed to it.
+        """
         unsaved = False
+        if caller.era is Era.MODERN and may_ask(result):
+            result = _with_home(result, self._replica)
         for handle in list(self._fresh):
             self._kept.setdefault(handle, _Kept(hash_of(handle.secret)))
             try:
@@ -207,8 +231,8 @@ class SharedContexts:
             return result
         if isinstance(context, Session):
             self._used.add(kept.id_hash)
-        if is_call(params) or (isinstance(context, Session) and not _must_wait(context, kept)):
-            self._note(context)
+        if is_call(params) or not _must_wait(context, kept):
+            self._note(context, at_once=not isinstance(context, Session))
             return result
         try:
             await self._save(context)
@@ -217,9 +241,11 @@ class SharedContexts:
             self._note(context)
         return result
 
-    def _note(self, context: SessionContext) -> None:
+    def _note(self, context: SessionContext, *, at_once: bool = False) -> None:
         self._dirty.add(context)
         self._changed.set()
+        if at_once:
+            self._in_use.set()
 
     # Sessions
 
@@ -344,12 +370,35 @@ class SharedContexts:
         )
 
 
-def _must_wait(session: Session, kept: _Kept) -> bool:
-    """Return whether a session has changed in a part that somebody has set."""
+def _must_wait(context: SessionContext, kept: _Kept) -> bool:
+    """Return whether a context has changed in a part that somebody has set, or of which its list is made."""
     if kept.state is None:
         return True
-    state = state_of(session)
-    return any(getattr(state, name) != getattr(kept.state, name) for name in WRITTEN_THROUGH)
+    state = state_of(context)
+    parts = WRITTEN_THROUGH if isinstance(context, Session) else (*WRITTEN_THROUGH, "shown")
+    return any(getattr(state, name) != getattr(kept.state, name) for name in parts)
+
+
+def _with_home(result: bytes, replica: str) -> bytes:
+    """Return the result of a server that asks for input, with the replica at which its call goes on."""
+    members = envelope.members(result)
+    if eras.result_type(members) != "input_required":
+        return result
+    state = envelope.text(members["requestState"]) if "requestState" in members else None
+    if state is not None and state.startswith(f"{replica}."):
+        return result  # a parked call
+    homed = f"{replica}{AT_HOME}" if state is None else f"{replica}{AT_HOME}={state}"
+    return envelope.encode({**members, "requestState": envelope.raw(homed)})
+
+
+def _without_home(params: Members) -> Members:
+    """Return the params of a call that goes on, with the state that its server has given."""
+    state = envelope.text(params["requestState"]) or ""
+    _, at_home, given = state.partition(AT_HOME)
+    if not at_home:
+        return params
+    others = {name: raw for name, raw in params.items() if name != "requestState"}
+    return {**others, "requestState": envelope.raw(given[1:])} if given else others
 
 
 def _with_note(result: bytes) -> bytes:

@@ -16,15 +16,17 @@ from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts
-from mcp_context_proxy.cluster.counts import ClusterCounts, Reason
 from mcp_context_proxy.cluster.relay import (
     NOT_HERE_STATUS,
     REFUSED_STATUS,
     RELAY_HEADER,
+    ClusterCounts,
+    Reason,
     Relay,
     RelayEnd,
     Signer,
@@ -38,10 +40,12 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.http_requests import error_response, replay
 from mcp_context_proxy.front.http_sessions import SESSION_HEADER
+from mcp_context_proxy.front.sse import EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.headers import VERSION_HEADER
+from mcp_context_proxy.results.shortening import READ_RESULT
 from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.resources import Resources
@@ -69,24 +73,33 @@ UNDECIDED: Final = "this session cannot be looked up now, because the store is a
 MAY_HAVE_RUN: Final = "the replica that holds this {} was lost; the request may or may not have run"
 
 
-class _State(msgspec.Struct):
+class _Params(msgspec.Struct):
     requestState: Any = None  # noqa: N815 - the protocol's word
+    name: Any = None
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _Parked(msgspec.Struct):
-    params: _State | None = None
+class _Request(msgspec.Struct):
+    params: _Params | None = None
     id: RequestId | None = None
 
 
-_parked = msgspec.json.Decoder(_Parked).decode
+class _Reading(msgspec.Struct):
+    id: str = ""
+
+
+_request = msgspec.json.Decoder(_Request).decode
+_call = msgspec.json.Decoder(_Params).decode
+_reading = msgspec.json.Decoder(_Reading).decode
 
 
 class Homes:
-    """ASGI application before the endpoint of a replica."""
+    """ASGI application before the endpoint of a replica; `message` is the one before event streams."""
 
     def __init__(
         self,
         app: StreamableHttp,
+        streams: EventStreams,
         *,
         replicas: Replicas,
         contexts: SharedContexts,
@@ -96,8 +109,8 @@ class Homes:
         resources: Resources,
         counts: ClusterCounts,
     ) -> None:
-        """Lead requests to their homes, and to `app` if that is here."""
-        self._app, self._replicas, self._contexts = app, replicas, contexts
+        """Lead requests to their homes, and to `app` or `streams` if that is here."""
+        self._app, self._streams, self._replicas, self._contexts = app, streams, replicas, contexts
         self._signer, self._relay, self._drain, self._resources = signer, relay, drain, resources
         self._moved: OrderedDict[str, str] = OrderedDict()
         self._adopting: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -106,46 +119,62 @@ class Homes:
         self._complaints = Bucket(COMPLAINTS_PER_SECOND, COMPLAINTS)
         counts.sessions = lambda: len(app.sessions)
         app.gateway.quota.replicas = counts.replicas
-        app.sessions.prefix = f"{replicas.name}."
+        app.sessions.prefix = streams.prefix = f"{replicas.name}."
         contexts.on_lost = app.sessions.end_state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request here, or have its home serve it."""
         sent = dict(scope["headers"])
-        body = b""
-        if scope["method"] == "POST":
-            body = (await receive()).get("body", b"")
-        else:
-            # The empty body of the request.
-            await receive()
+        body = await _body(scope, receive)
         relayed = RELAY_HEADER in sent
-        if relayed:
-            sole = sum(name == RELAY_HEADER for name, _ in scope["headers"]) == 1
-            if not sole or not self._signer.is_valid(sent[RELAY_HEADER], scope, body):
-                self._counts.relays_refused += 1
-                if self._complaints.take():
-                    logger.warning("refused a relay that was not signed with the key of this cluster")
-                await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
-                return
+        if relayed and not self._may_relay(scope, body):
+            await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
+            return
         version = sent.get(VERSION_HEADER.encode())
         alone = is_modern(None if version is None else version.decode("latin-1"))
         session_id = "" if alone else sent.get(SESSION_HEADER.encode(), b"").decode("latin-1")
         if session_id and len(session_id) <= LONGEST_ID:
             await self._lead(session_id, scope, body, receive, send, relayed=relayed)
             return
-        if not session_id and b'"requestState"' in body and not relayed:
-            try:
-                parked = _parked(body)
-            except msgspec.DecodeError:
-                parked = _Parked()
-            state = None if parked.params is None else parked.params.requestState
-            home = state.rpartition(".")[0] if isinstance(state, str) else ""
-            if home != self._replicas.name and len(home) <= LONGEST_ID:
-                await self._replicas.look_for(home)
-            if await self._answered_by(home, Reason.CALL, scope, body, receive, send):
-                return
+        made = "" if session_id or relayed else _made_before(body)
+        if made and await self._answered_elsewhere(made, Reason.CALL, scope, body, receive, send):
+            return
         opening = send if session_id or scope["method"] != "POST" else partial(self._opened, send)
         await self._app(scope, replay(body, receive), opening)
+
+    async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take a message for an event stream, here or at the replica that has the stream."""
+        body = await _body(scope, receive)
+        if RELAY_HEADER in dict(scope["headers"]):
+            if not self._may_relay(scope, body):
+                await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
+                return
+        else:
+            session_id = QueryParams(scope["query_string"]).get("session_id", "")
+            reason = Reason.SESSION if b'"method"' in body else Reason.REPLY
+            if await self._answered_elsewhere(session_id, reason, scope, body, receive, send):
+                return
+        await self._streams.message(scope, replay(body, receive), send)
+
+    def _may_relay(self, scope: Scope, body: bytes) -> bool:
+        """Return whether another replica has signed this relay."""
+        values = [value for name, value in scope["headers"] if name == RELAY_HEADER]
+        if len(values) == 1 and self._signer.is_valid(values[0], scope, body):
+            return True
+        self._counts.relays_refused += 1
+        if self._complaints.take():
+            logger.warning("refused a relay that was not signed with the key of this cluster")
+        return False
+
+    async def _answered_elsewhere(
+        self, made: str, reason: Reason, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> bool:
+        """Relay a request to the replica that has made this id, and return whether it has an answer."""
+        home, dot, _ = made.partition(".")
+        if not dot or home == self._replicas.name or len(home) > LONGEST_ID:
+            return False
+        await self._replicas.look_for(home)
+        return await self._answered_by(home, reason, scope, body, receive, send)
 
     async def _opened(self, send: Send, message: Message) -> None:
         """Write the row of a session that was opened before its id leaves."""
@@ -300,14 +329,40 @@ class Homes:
             self._moved.popitem(last=False)
 
 
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    """Return the body of a request, which is there as one message; only a POST has any."""
+    message = await receive()
+    return message.get("body", b"") if scope["method"] == "POST" else b""
+
+
 def _is_of(row: ContextRow, scope: Scope) -> bool:
     """Return whether a row is a session of the principal of a request; for all others there is none."""
     return row.kind == SESSION and row.principal == (principal_of(scope) or NOBODY)
 
 
+def _made_before(body: bytes) -> str:
+    """Return the id of the waiting call that a request answers, or of the kept result that it reads."""
+    if b'"requestState"' not in body and READ_RESULT.encode() not in body:
+        return ""
+    try:
+        params = _request(body).params or _Params()
+        if isinstance(params.requestState, str):
+            return params.requestState
+        given = _call(_object(params.arguments)) if params.name != READ_RESULT else params
+        return _reading(_object(given.arguments)).id if given.name == READ_RESULT else ""
+    except msgspec.DecodeError:
+        return ""
+
+
+def _object(arguments: msgspec.Raw) -> bytes:
+    """Return arguments as an object; some clients write it into a text."""
+    given = bytes(arguments)
+    return msgspec.json.decode(given, type=str).encode() if given.startswith(b'"') else given
+
+
 def _request_id(body: bytes) -> RequestId | None:
     try:
-        return _parked(body).id
+        return _request(body).id
     except msgspec.DecodeError:
         return None
 

@@ -10,21 +10,22 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import anyio
+from starlette.types import ASGIApp
 
 from mcp_context_proxy.cluster.attribution import StoredRequests
-from mcp_context_proxy.cluster.bus import Bus
 from mcp_context_proxy.cluster.contexts import SharedContexts
-from mcp_context_proxy.cluster.counts import ClusterCounts
 from mcp_context_proxy.cluster.homes import Homes
-from mcp_context_proxy.cluster.relay import Relay, Signer
-from mcp_context_proxy.cluster.replicas import Replicas, key_of
+from mcp_context_proxy.cluster.relay import ClusterCounts, Relay, Signer
+from mcp_context_proxy.cluster.replicas import Announcements, Replicas, key_of
 from mcp_context_proxy.cluster.tables import tables_of
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.front.sse import EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
+from mcp_context_proxy.results.kept import KeptResults
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
@@ -51,6 +52,7 @@ class Member:
         changes: ChangeNotifier,
         fleet: Fleet,
         records: RequestRecords,
+        results: KeptResults,
     ) -> None:
         """Prepare to join; the front of this replica is at `port`.
 
@@ -89,21 +91,22 @@ class Member:
         self._hints, self._changes, self._fleet = store.database.hints, changes, fleet
         self._stored = StoredRequests(records)
         self._ended = gateway.ended_calls
-        self._beat = anyio.Event()
-        pending_input.prefix = f"{self.name}."
+        pending_input.prefix = results.prefix = f"{self.name}."
+        results.listed_for_all = bool(config.results.max_tokens)
         gateway.sharing = self.contexts
         self.replicas.on_drain = self._drain
-        self.replicas.on_beat.append(self._note_beat)
+        self.replicas.after_beat = self.contexts.lose_adopted
 
     @property
     def host(self) -> str:
         """The Host under which other replicas send relays here."""
         return urlsplit(self.address).netloc.lower()
 
-    def homes(self, app: StreamableHttp) -> Homes:
-        """Return the application before the endpoint."""
-        return Homes(
+    def homes(self, app: StreamableHttp, streams: EventStreams) -> tuple[ASGIApp, ASGIApp]:
+        """Return the applications before the endpoint, and before that of messages for event streams."""
+        made = Homes(
             app,
+            streams,
             replicas=self.replicas,
             contexts=self.contexts,
             signer=self._signer,
@@ -112,23 +115,23 @@ class Member:
             resources=self._gateway.resources,
             counts=self.counts,
         )
+        return made, made.message
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Be a member meanwhile; afterwards the sessions of this replica have no home."""
-        bus = Bus(self._hints, self._changes, self._fleet)
+        announcements = Announcements(self._hints, self._changes, self._fleet)
         self._ended.elsewhere = self._stored.ask
         try:
             await self.replicas.join()
             async with anyio.create_task_group() as group:
                 for part in (self.replicas.run, self.contexts.run, self._relay.run, self._stored.run):
                     group.start_soon(part)
-                group.start_soon(self._follow)
                 group.start_soon(self._keep_up)
                 yield
                 group.cancel_scope.cancel()
         finally:
-            bus.close()
+            announcements.close()
             self._ended.elsewhere = None
             with anyio.CancelScope(shield=True):
                 await self.contexts.flush()
@@ -136,16 +139,6 @@ class Member:
 
     def _drain(self) -> None:
         self._gateway.drain.leaving = True
-
-    def _note_beat(self) -> None:
-        self._beat.set()
-
-    async def _follow(self) -> None:
-        """Give up sessions that have another home by now, after each sign of life."""
-        while True:
-            await self._beat.wait()
-            self._beat = anyio.Event()
-            await self.contexts.lose_adopted()
 
     async def _keep_up(self) -> None:
         while True:

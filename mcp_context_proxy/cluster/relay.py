@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import re
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from enum import Enum, auto
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
 from http import HTTPStatus
 from typing import Final
 
@@ -67,6 +69,9 @@ _OF_ONE_HOP: Final = frozenset(
 """Headers of one connection; the Host and Origin were checked by the replica that the client has reached."""
 
 
+_STREAM: Final = re.compile(rb"(?:^|&)(session_id=[A-Za-z0-9_.-]+)(?:&|$)")
+
+
 class RelayEnd(Enum):
     """Ends of a relay."""
 
@@ -82,6 +87,43 @@ class RelayEnd(Enum):
     """The connection was lost before there was any answer; it may have run."""
     CUT = auto()
     """The connection was lost in the middle of the answer."""
+
+
+class Reason(StrEnum):
+    """Reasons for a relay."""
+
+    SESSION = "session"
+    """A request of a session."""
+    REPLY = "reply"
+    """The client's reply to a question that was asked within a session."""
+    CALL = "call"
+    """The answer that a parked call waits for."""
+
+
+@dataclass(slots=True, eq=False)
+class ClusterCounts:
+    """Counts for metrics; the event loop writes them."""
+
+    relays: Counter[tuple[Reason, RelayEnd]] = field(default_factory=Counter)
+    """Relays that this replica has sent."""
+    relays_refused: int = 0
+    """Relays to this replica that were not signed for it."""
+    adoptions: int = 0
+    """Sessions that this replica has taken over."""
+    sessions_lost: int = 0
+    """Sessions of this replica that another one has taken over."""
+    replicas_lost: int = 0
+    """Replicas that were there and gave no sign of life, or could not be reached."""
+    stale: int = 0
+    """Contexts that another replica had changed since they were last read here."""
+    sessions: Callable[[], int] = int
+    """Returns the number of sessions that are at home here."""
+    replicas: Callable[[], int] = int
+    """Returns the number of replicas that are there, this one among them."""
+    does_upkeep: Callable[[], bool] = bool
+    """Returns whether this replica deletes old rows and sums up statistics."""
+    store_up: Callable[[], bool] = bool
+    """Returns whether the store can be used."""
 
 
 class Signer:
@@ -175,11 +217,13 @@ class Relay:
             # The environment's proxies lead out of the cluster.
             self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
         headers = [pair for pair in scope["headers"] if _passes(pair[0])]
-        # The endpoint has no parameters. A query would reach the receiver in another spelling than was
-        # signed, and this replica would take itself for one with another key.
-        scope = {**scope, "query_string": b""}
+        # Only the id of an event stream means anything. The rest of a query would reach the receiver in
+        # another spelling than was signed, and this replica would take itself for one with another key.
+        found = _STREAM.search(scope["query_string"])
+        query = b"" if found is None else found[1]
+        scope = {**scope, "query_string": query}
         headers.append((RELAY_HEADER, self._signer.sign(receiver, scope, body)))
-        url = address + scope["path"]
+        url = address + scope["path"] + (f"?{query.decode()}" if query else "")
         request = httpx2.Request(
             scope["method"], url, headers=headers, content=body or None, extensions=_TIMEOUTS
         )

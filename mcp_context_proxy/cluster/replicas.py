@@ -2,24 +2,36 @@
 
 While the database is away, those that were known last stay known: whether one of them is still there, its
 address tells.
+
+What a server has announced to one replica, the others hear as a hint. It may be lost and decides nothing: one
+about a list has the others list again; one about a resource is passed to their clients, unless the server has
+just announced the same there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final
 
 import anyio
+import anyio.lowlevel
+import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.cluster.counts import ClusterCounts
+from mcp_context_proxy.cluster.relay import ClusterCounts
 from mcp_context_proxy.cluster.tables import ReplicaRow, ReplicaTable
 from mcp_context_proxy.config import ClusterConfig
+from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
+from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.store.hints import ChangeHints
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -32,6 +44,13 @@ LOOK_SECONDS: Final = 0.1
 
 KEY_BYTES: Final = 32
 """Shortest key in a file."""
+
+
+SAME_SECONDS: Final = 2.0
+"""Time after an announcement of a server here in which that of another replica is taken for the same one."""
+
+ANNOUNCED_KEPT: Final = 1024
+"""Resources whose latest announcement is remembered."""
 
 
 def key_of(config: ClusterConfig) -> bytes:
@@ -84,7 +103,8 @@ class Replicas:
         """The replica that has refused a relay of this one, if any did lately."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when a person wants this replica to be drained."""
-        self.on_beat: list[Callable[[], None]] = []
+        self.after_beat: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
+        """Called after each sign of life."""
 
     @property
     def lack(self) -> str | None:
@@ -129,6 +149,7 @@ class Replicas:
         while True:
             await anyio.sleep(self._seconds)
             await self._beat(at_start=not self._own.started)
+            await self.after_beat()
 
     async def leave(self) -> None:
         """Tell that this replica is gone; its sessions have no home from now on."""
@@ -160,8 +181,6 @@ class Replicas:
             self._own = own
             if own.draining:
                 self.on_drain()
-        for each in self.on_beat:
-            each()
 
     def _problem_in(self, own: ReplicaRow | None) -> str | None:
         if own is not None and own.instance != self._own.instance:
@@ -172,3 +191,65 @@ class Replicas:
             return "cluster.key is not that of the other replicas"
         self.refused = None
         return None
+
+
+class _Hint(Struct, array_like=True):
+    server: str
+    uri: str | None = None
+
+
+_encode, _decode = msgspec.json.encode, msgspec.json.Decoder(_Hint).decode
+
+
+class Announcements:
+    """Tells and hears what servers announce."""
+
+    def __init__(self, hints: ChangeHints, changes: ChangeNotifier, fleet: Fleet) -> None:
+        """Connect `changes` with the hints; call within the event loop."""
+        self._hints, self._changes, self._fleet = hints, changes, fleet
+        self._announced: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._loop, self._begun = asyncio.get_running_loop(), False
+        changes.elsewhere = self._tell
+        hints.heard = self._heard
+
+    def close(self) -> None:
+        """Tell and hear nothing any more."""
+        self._changes.elsewhere = self._hints.heard = None
+
+    def _tell(self, server: str, method: str, uri: str | None) -> None:
+        """Tell the others what a server has announced here."""
+        if uri is None:
+            if method.endswith("/list_changed"):
+                self._hints.tell(_encode(_Hint(server)).decode())
+            return
+        self._announced.pop((server, uri), None)
+        self._announced[server, uri] = self._loop.time()
+        if len(self._announced) > ANNOUNCED_KEPT:
+            self._announced.popitem(last=False)
+        self._hints.tell(_encode(_Hint(server, uri)).decode())
+
+    def _heard(self, message: str) -> None:
+        """Take a message, in the thread of the hints."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, message)
+        except RuntimeError:
+            logger.debug("a hint came when everything had ended")
+
+    def _take(self, message: str) -> None:
+        if not message:
+            if self._begun:
+                for each in self._fleet.clients.values():
+                    each.list_again()
+            self._begun = True
+            return
+        try:
+            hint = _decode(message)
+        except msgspec.DecodeError:
+            return
+        client = self._fleet.clients.get(hint.server)
+        if client is None:
+            return
+        if hint.uri is None:
+            client.list_again()
+        elif self._loop.time() - self._announced.get((hint.server, hint.uri), -inf) >= SAME_SECONDS:
+            self._changes.updated_elsewhere(hint.server, hint.uri)

@@ -99,7 +99,7 @@ class ReplicaTable(Tables):
                     row.draining,
                 ),
             )
-            if tidies:
+            if tidies and transaction.does_upkeep():
                 transaction.execute("DELETE FROM replicas WHERE seen < ?", (now - FORGET_SECONDS,))
         return now, self.all()
 
@@ -195,7 +195,8 @@ class ContextTable(Tables):
         if not self.does_upkeep():
             return
         with self._database.transaction() as transaction:
-            transaction.execute(f"DELETE FROM contexts WHERE seen < {NOW} - ?", (seconds,))
+            if transaction.does_upkeep():
+                transaction.execute(f"DELETE FROM contexts WHERE seen < {NOW} - ?", (seconds,))
 
     def by_home(self) -> dict[tuple[str, str], int]:
         """Return the number of contexts by home and kind."""

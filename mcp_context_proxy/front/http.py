@@ -77,11 +77,12 @@ def application(
     policy: Policy,
     health: Health,
     more: Sequence[BaseRoute] = (),
-    homes: Callable[[StreamableHttp], ASGIApp] | None = None,
+    homes: Callable[[StreamableHttp, EventStreams], tuple[ASGIApp, ASGIApp]] | None = None,
 ) -> Starlette:
     """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs.
 
-    Where there are several replicas, `homes` puts that before the endpoint which leads a request to its home.
+    Where there are several replicas, `homes` puts that before the two endpoints, of streamable HTTP and of
+    messages for event streams, which leads a request to its home.
     """
     guesses = UnknownSessions()
     admission = AdmissionRules(negotiation.gateway)
@@ -95,12 +96,13 @@ def application(
             yield
 
     profiles = negotiation.gateway.profiles
-    hosts = InProfile(streamable if homes is None else homes(streamable), profiles)
+    endpoint, messages = (streamable, events.message) if homes is None else homes(streamable, events)
+    hosts = InProfile(endpoint, profiles)
     routes = [
         Route("/mcp", hosts),
         Route(f"/mcp/p/{{{PARAMETER}}}", hosts),
         Route("/sse", InProfile(events, profiles), methods=["GET"]),
-        Mount(MESSAGES_PATH, app=InProfile(events.message, profiles)),
+        Mount(MESSAGES_PATH, app=InProfile(messages, profiles)),
         *more,
     ]
     return guarded(routes, policy, health, limits, lifespan, partial(InProfile, profiles=profiles))

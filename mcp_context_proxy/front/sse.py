@@ -43,13 +43,15 @@ class EventStreams:
         self._admission = admission
         self._open: dict[str, tuple[str | None, Conversation]] = {}
         """Principal and conversation of each stream."""
+        self.prefix = ""
+        """Beginning of each id: the name of the replica that has the stream, where there are several."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Open a stream, and serve its host until it goes away."""
         if scope["method"] != "GET":
             await Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})(scope, receive, send)
             return
-        session_id, principal = secrets.token_hex(16), principal_of(scope)
+        session_id, principal = self.prefix + secrets.token_hex(16), principal_of(scope)
         channel = EventChannel(send, waiting_of(scope))
         conversation = Conversation(
             negotiation=self._negotiation,

@@ -97,6 +97,15 @@ class KeptResults:
         """
         self._folder, self._idle_seconds, self._clock = folder, idle_seconds, clock
         self.by_id: OrderedDict[str, _KeptResult] = OrderedDict()
+        self.prefix = ""
+        """Beginning of each id: the replica that keeps the result, where there are several."""
+        self.listed_for_all = False
+        """True where all clients without a session are told of `read_result`: of several replicas, the one
+        that lists it need not be the one that keeps something."""
+
+    def new_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.prefix + new_id()
 
     def owns(self, owner: str) -> bool:
         """Return whether results of an owner are kept."""

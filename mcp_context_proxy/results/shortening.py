@@ -169,7 +169,7 @@ class LargeResults:
             result = compare() if len(result) <= COMPARED_AT_ONCE else await in_thread(compare)
         shortened = None
         if most is not None and len(result) > most:
-            shortened = await in_thread(shorten, result, most, schema)
+            shortened = await in_thread(shorten, result, most, schema, self.kept.new_id)
         if shortened is None or not await self._keep(call, shortened):
             return result if mark is None else mark(result)
         return with_note(shortened.result if mark is None else mark(shortened.result), shortened.note)
@@ -266,7 +266,9 @@ def _text_of(raw: Raw) -> _Text | None:
     return None if block is None or text is None else _Text(block, text.encode())
 
 
-def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
+def shorten(
+    result: bytes, most: int, schema: Raw | None, id_of_kept: Callable[[], str] = new_id
+) -> Shortened | None:
     """Shorten a result whose texts or structured content have more than `most` bytes; None if none has.
 
     `schema` is the output schema that the client knows. Blocks.
@@ -293,7 +295,7 @@ def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
     notes: list[str] = []
     if large:
         whole = _joined(given)
-        kept.append((new_id(), whole))
+        kept.append((id_of_kept(), whole))
         shown = _shown(texts, _room(len(whole), most))
         left_out = sum(block is not None and not len(block) for block in shown)
         first = f"these are the first {len(given) - left_out:,} of {len(given):,} texts of"
@@ -302,7 +304,7 @@ def shorten(result: bytes, most: int, schema: Raw | None) -> Shortened | None:
         blocks = [block for block in blocks if len(block)]
     if large_structured and structured is not None:
         if not (same and kept):
-            kept.append((new_id(), bytes(structured)))
+            kept.append((id_of_kept(), bytes(structured)))
             notes.append(_note(*kept[-1], "this is a part of the structured content of"))
         fitting = None if schema is None else _fitting(structured, schema, notes[-1], most)
         if schema is None:

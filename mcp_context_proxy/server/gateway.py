@@ -86,8 +86,8 @@ _entries = msgspec.json.Decoder(list[Raw]).decode
 class ContextSharing(Protocol):
     """Keeps sessions and handles for other replicas, too."""
 
-    async def fetch(self, params: Members, caller: Caller) -> None:
-        """Have the handle that a request names as other replicas have left it."""
+    async def fetch(self, params: Members, caller: Caller) -> Members:
+        """Have the handle that a request names as other replicas have left it; return the params."""
 
     async def keep(self, params: Members, caller: Caller, result: bytes) -> bytes:
         """Keep the changes that a request has made; return its result."""
@@ -181,7 +181,7 @@ class Gateway:
                         return await handler(params, caller)
                     if self.sharing is None:
                         return await self._traced(handler, method, params, caller)
-                await self.sharing.fetch(params, caller)
+                params = await self.sharing.fetch(params, caller)
                 with acting_as(caller.rights):
                     result = await self._traced(handler, method, params, caller)
                 return await self.sharing.keep(params, caller, result)

@@ -153,7 +153,8 @@ class ToolList:
             if len(self._cached) >= BASES_KEPT:
                 self._cached.clear()
             self._cached[room, caller.rights] = state, tools
-        if self._results.by_id and self._results.owns(caller.owner):
+        told = caller.session is None and self._results.listed_for_all
+        if told or (self._results.by_id and self._results.owns(caller.owner)):
             # At the end, so that what a prompt cache has of the list stays.
             before = bytes(tools)[:-1]
             tools = Raw(before + (b"," if len(before) > len(b"[") else b"") + self._read_result + b"]")

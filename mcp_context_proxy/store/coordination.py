@@ -12,7 +12,7 @@ import msgspec
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store.database import WORKING_SET, Tables
+from mcp_context_proxy.store.database import WORKING_SET, Tables, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,11 @@ class Upkeep:
                 except StoreError:
                     self._lease = None  # logged by the store
             return self._lease is not None
+
+    def is_still_ours(self, transaction: Transaction) -> bool:
+        """Return whether nobody has taken the job over since `is_ours` was asked."""
+        lease = self._lease
+        return lease is not None and transaction.holds(lease.job, lease.token)
 
     def end(self) -> None:
         """Leave the job to others."""

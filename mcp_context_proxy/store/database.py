@@ -133,11 +133,14 @@ class Transaction(ABC):
         self.put("writers", columns, ("writer", "area"), [(writer, area, batch, now)])
         return True
 
-    def check_token(self, job: str, token: int) -> None:
-        """Raise `StoreError` if somebody else has taken over the job of a lease since."""
+    def holds(self, job: str, token: int) -> bool:
+        """Return whether a lease is the latest of its job: nobody has taken the job over since."""
         held = self.execute("SELECT token FROM leases WHERE job = ?", (job,)).fetchone()
-        if held is None or held[0] != token:
-            raise StoreError("lease", f"another process has taken over the job {job!r}")
+        return held is not None and held[0] == token
+
+    def does_upkeep(self) -> bool:
+        """Return whether this process still does the upkeep, which another may have taken over meanwhile."""
+        return True
 
 
 class Database(ABC):

@@ -89,7 +89,7 @@ class InteractionStore(Tables):
             ids = dict(
                 transaction.rows_of_keys("SELECT origin, id FROM interactions WHERE origin IN", origins)
             )
-            if tidies:
+            if tidies and transaction.does_upkeep():
                 _forget_old(transaction, keep, since)
             transaction.next_revision(INTERACTIONS)
         return [replace(row, id=ids.get(origin, 0)) for row, origin in named]

@@ -62,8 +62,8 @@ _AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 class PostgresTransaction(Transaction):
     """A write transaction on a connection that has begun one."""
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
-        self._connection, self._schema = connection, schema
+    def __init__(self, connection: psycopg.Connection[Any], schema: str, upkeep: Upkeep) -> None:
+        self._connection, self._schema, self._upkeep = connection, schema, upkeep
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Cursor:
         """Run one statement."""
@@ -73,6 +73,10 @@ class PostgresTransaction(Transaction):
         """Run one statement for each row of parameters, in their order."""
         if written := [adapted(row) for row in rows]:
             self._connection.cursor().executemany(translated(statement, self._schema), written)
+
+    def does_upkeep(self) -> bool:
+        """Return whether this process still does the upkeep, which another may have taken over meanwhile."""
+        return self._upkeep.is_still_ours(self)
 
 
 class PostgresDatabase(Database):
@@ -152,7 +156,7 @@ class PostgresDatabase(Database):
             begin += f"; SELECT revision FROM {table} WHERE area = '{area}' FOR {lock}"
         with self._logging_failures(), self._connection() as connection:
             connection.execute(begin.encode())
-            yield PostgresTransaction(connection, self._schema)
+            yield PostgresTransaction(connection, self._schema, self._upkeep)
             if connection.execute("COMMIT").statusmessage != "COMMIT":
                 raise StoreError(self.place, "a transaction was not committed")
         self._failures.recovered()

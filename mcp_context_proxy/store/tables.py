@@ -137,7 +137,7 @@ class RequestStore(Tables):
         tidies = self.does_upkeep()
         with self._database.transaction() as transaction:
             transaction.put_rows("requests", ("id",), rows)
-            if tidies:
+            if tidies and transaction.does_upkeep():
                 transaction.forget_old("requests", ("id",), before=since, keep=keep)
 
     def forget_old(self, keep: int, since: float) -> None:
@@ -212,7 +212,7 @@ class ToolSessionStore(Tables):
         key, tidies = ("server", "tool", "session"), self.does_upkeep()
         with self._database.transaction() as transaction:
             transaction.put_rows("tool_sessions", key, rows)
-            if tidies:
+            if tidies and transaction.does_upkeep():
                 transaction.forget_old("tool_sessions", key, before=since, keep=keep)
 
     def counted(self, since: float) -> list[ToolSessions]:

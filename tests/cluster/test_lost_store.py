@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,8 @@ import anyio.to_thread
 import pytest
 from support.cutting import CuttingProxy
 from support.ledger import until
-from support.postgres import PostgresServer, missing, postgres_server
+from support.nobody import as_nobody
+from support.postgres import PostgresServer, missing, postgres_server, standby_of
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
@@ -35,13 +38,16 @@ from mcp_context_proxy.store import (
 )
 from mcp_context_proxy.store.coordination import UPKEEP_SECONDS, Upkeep
 
+psycopg = pytest.importorskip("psycopg")
+from mcp_context_proxy.store.postgres_schema import MIGRATIONS  # noqa: E402 - an extra
+
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
 
 NOW = 1.7e9
 SLOT = UsageSlot.of(NOW)
 TIMEOUT = 0.5
-OPERATION_MOST = TIMEOUT + 1.0
-"""Far more than the watchdog takes beyond the deadline; without it, an operation would wait for ever."""
+OPERATION_MOST = TIMEOUT + 20.0
+"""Far more than a busy machine takes beyond the deadline; without it, an operation would wait for ever."""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +128,7 @@ def test_operations_on_a_stalled_server_are_cut_off_and_then_fail_at_once(server
         finally:
             server.resume()
         assert TIMEOUT <= first < OPERATION_MOST
-        assert others < TIMEOUT
+        assert others < 10 * TIMEOUT  # waiting, each of the 50 would take that time
         until_it_works(lambda: count(store))
 
         assert calls(store) == 2
@@ -147,6 +153,31 @@ def test_nothing_is_doubled_when_the_answer_to_a_commit_is_lost(
         assert calls(store) == 8
         assert store.interactions.count(InteractionScope()) == 8
     proxy.close()
+
+
+def test_writing_goes_on_at_the_standby_that_takes_over_and_nothing_is_lost(server: PostgresServer) -> None:
+    spare = PostgresServer(Path(f"{server.folder}-standby"), server.programs)
+    hosts = f"{server.folder},{spare.folder}"
+    url = f"postgresql://postgres@/postgres?host={hosts}&target_session_attrs=read-write"
+    try:
+        standby_of(server, spare)
+        with open_store(StoreConfig(url=url, namespace="failover", timeout_seconds=TIMEOUT)) as store:
+            for _ in range(5):
+                count(store, store.statistics.next_batch())
+            server.kill()
+            with psycopg.connect(spare.url, autocommit=True) as connection:
+                connection.execute("SELECT pg_promote()")
+            for _ in range(5):
+                until_it_works(partial(count, store, store.statistics.next_batch()))
+            assert calls(store) == 10
+    finally:
+        spare.stop()
+        shutil.rmtree(spare.folder, ignore_errors=True)
+        server.kill()
+        server.start()
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
 
 
 def test_no_row_of_a_writer_that_is_slow_to_commit_is_skipped(server: PostgresServer) -> None:
@@ -274,6 +305,93 @@ def test_one_replica_at_a_time_deletes_old_rows(server: PostgresServer) -> None:
         # The one that did it has ended: another one does.
         assert rows(further, 6) == 2
         assert not other.database.does_upkeep()
+
+
+def test_a_replica_that_was_paused_deletes_nothing_once_another_has_taken_over(
+    server: PostgresServer,
+) -> None:
+    with opened(server, "paused") as paused, opened(server, "paused") as other:
+        assert paused.database.does_upkeep()
+        with other.database.transaction() as transaction:
+            # As long as it was paused.
+            transaction.execute("UPDATE leases SET until = until - ?", (UPKEEP_SECONDS,))
+        assert other.database.does_upkeep()
+        assert paused.database.does_upkeep()  # as far as it knows
+        for number in range(3):
+            paused.requests.put([RequestRow(f"{number}", NOW + number, None, b"")], 1, NOW)
+        assert len(other.requests.latest(9)) == 3
+        other.requests.put([RequestRow("3", NOW + 3, None, b"")], 1, NOW)
+        assert len(other.requests.latest(9)) == 1
+
+
+def test_a_replica_works_on_the_schema_of_the_next_version_and_on_no_later_one(
+    server: PostgresServer,
+) -> None:
+    with opened(server, "newer") as store:
+        count(store)
+        with store.database.transaction() as transaction:
+            transaction.execute(f"INSERT INTO newer.migrations (version) VALUES ({len(MIGRATIONS) + 1})")
+    with opened(server, "newer") as store:
+        count(store)
+        assert calls(store) == 2
+        with store.database.transaction() as transaction:
+            transaction.execute(f"INSERT INTO newer.migrations (version) VALUES ({len(MIGRATIONS) + 2})")
+    with opened(server, "newer") as store, pytest.raises(StoreError, match="a newer version wrote it"):
+        count(store)
+
+
+@pytest.fixture
+def pooler(server: PostgresServer) -> Iterator[str]:
+    """The URL of a PgBouncer that gives each transaction another connection."""
+    if (program := shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")) is None:
+        pytest.skip("needs PgBouncer: pgbouncer was not found")
+    file = server.folder / "pgbouncer.ini"
+    file.write_text(
+        f"[databases]\npostgres = host={server.folder} user=postgres\n[pgbouncer]\n"
+        f"unix_socket_dir = {server.folder}\nlisten_port = 6432\nauth_type = any\npool_mode = transaction\n"
+        "default_pool_size = 2\n",
+    )
+    file.chmod(0o644)
+    with subprocess.Popen([*as_nobody, program, "--quiet", str(file)], cwd=server.folder) as process:
+        url = f"postgresql://postgres@/postgres?host={server.folder}&port=6432"
+        try:
+            until_it_connects(url)
+            yield url
+        finally:
+            process.kill()
+
+
+def until_it_connects(url: str) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            psycopg.connect(url).close()
+            return
+        except psycopg.OperationalError:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def test_replicas_share_everything_through_a_pooler_of_transactions(
+    server: PostgresServer, pooler: str
+) -> None:
+    config = StoreConfig(url=pooler, listen_url=server.url, namespace="pooled", timeout_seconds=TIMEOUT)
+    with open_store(config) as one, open_store(config) as other:
+        stores = (one, other)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda store: [count(store) for _ in range(20)], stores))
+        assert calls(one) == calls(other) == 40
+        assert [store.database.does_upkeep() for store in stores] == [True, False]
+        end = time.monotonic() + 60
+        while other.database.may_have_changed("listings"):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        one.listings.put("key", NOW, b"listing")
+        while not other.database.may_have_changed("listings"):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert other.listings.get("key") == (NOW, b"listing")
+        assert one.warning is other.warning is None
 
 
 def test_the_upkeep_of_a_lost_replica_is_taken_over(server: PostgresServer) -> None:

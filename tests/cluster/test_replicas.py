@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from support.replicas import (
     counts_of,
     free_port,
     haproxy,
+    ledger_of,
     ping,
     session_at,
     text_of,
@@ -138,6 +140,54 @@ async def test_a_parked_call_is_resumed_wherever_its_answer_arrives(cluster: Clu
                 },
             )
             assert json.loads(text_of(answered)) == ACCEPTED
+
+
+async def test_a_call_that_a_server_asks_about_goes_on_at_the_replica_that_has_asked(
+    cluster: Cluster,
+) -> None:
+    """Its server may keep the call in memory, and a person who has agreed to it is not asked again."""
+    ledgers = [ledger_of(replica, "modern") for replica in cluster.replicas]
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(wires.http(base, "modern", capabilities=PERSON))
+            for base in cluster.bases
+        ]
+        asked = list[str]()
+        called: dict[str, Any] = {"name": "modern__visit", "arguments": {}}
+        result = await clients[0].request("tools/call", called)
+        for turn in (1, 2):
+            assert result["resultType"] == "input_required"
+            asked += [each["params"]["message"] for each in result["inputRequests"].values()]
+            answers = dict.fromkeys(result["inputRequests"], ACCEPTED)
+            again = called | {"inputResponses": answers, "requestState": result["requestState"]}
+            result = await clients[turn].request("tools/call", again)
+    assert json.loads(text_of(result))["answers"] == {"q": ACCEPTED}
+    assert [message.partition("?")[0] for message in asked] == [
+        "May tool 'visit' of server 'modern' be called",
+        "[server 'modern' asks] Which",
+    ]
+    assert [len(ledger.calls("visit")) for ledger in ledgers] == [2, 0, 0]
+    assert "requestState" not in ledgers[0].calls("visit")[-1]
+
+
+async def test_a_large_result_is_read_at_any_replica_by_its_owner_alone(cluster: Cluster) -> None:
+    ada, eve = {"authorization": "Bearer ada"}, {"authorization": "Bearer eve"}
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(wires.http(base, "modern", headers=ada)) for base in cluster.bases
+        ]
+        large = await clients[0].call("work__echo", {"text": "a line\n" * 20_000 + "the end"})
+        (found,) = {*re.findall(r"\ba\.[\w-]{20,}", json.dumps(large))}
+        for client in clients:
+            assert "read_result" in await client.names()
+            read = await client.call("read_result", {"id": found, "pattern": "the end"})
+            assert "the end" in text_of(read)
+            wanted = {"name": "read_result", "arguments": {"id": found, "pattern": "the end"}}
+            assert "the end" in text_of(await client.call("call_tool", wanted))
+        for base in cluster.bases:
+            other = await stack.enter_async_context(wires.http(base, "modern", headers=eve))
+            refused = await other.call("read_result", {"id": found})
+            assert "there is no result with this id" in text_of(refused)
 
 
 async def test_the_reply_to_a_question_of_a_server_may_arrive_at_another_replica(cluster: Cluster) -> None:
@@ -329,6 +379,55 @@ async def test_a_session_goes_on_at_another_replica_when_its_home_is_killed(
             assert counted["cluster_replicas_lost_total",] >= 1
 
 
+async def test_a_call_under_way_at_a_replica_that_is_killed_may_have_run_and_is_not_repeated(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    """What was acknowledged stays, and a session goes on; what waited in memory ends with a reason."""
+    config = configured(tmp_path / "i", postgres, "i", cluster.port)
+    ledgers = [ledger_of(replica) for replica in cluster.replicas]
+    with http_proxy(config, real=True) as lost:
+        until_ready(lost.base)
+        async with httpx2.AsyncClient(timeout=60) as http, AsyncExitStack() as stack:
+            session = await session_at(lost.base, http)
+            there, here = [
+                await stack.enter_async_context(wires.http(base, "modern", capabilities=PERSON))
+                for base in (lost.base, cluster.bases[0])
+            ]
+            wanted = {"action": "add", "type": "tool", "name": "work__echo"}
+            made = await there.data("manage_context", wanted)
+            posted = await http.post(f"{lost.base}/api/v1/interactions", json={"content": "said before"})
+            assert posted.status_code == 200
+            parked = await there.call("work__ask", {})
+            answers = list[httpx2.Response]()
+
+            async def hang() -> None:
+                message = call_of("work__hang", {})
+                answers.append(await http.post(f"{cluster.bases[0]}/mcp", json=message, headers=session))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(hang)
+                await ledger_of(lost).until(lambda ledger: ledger.calls("hang"))
+                lost.process.kill()
+                lost.process.wait()
+            assert answers[0].status_code == 200
+            assert "may or may not have run" in answers[0].json()["error"]["message"]
+            assert [ledger.calls("hang") for ledger in ledgers] == [[], [], []]
+
+            gone = {"name": "work__ask", "arguments": {}, "requestState": parked["requestState"]}
+            gone["inputResponses"] = dict.fromkeys(parked["inputRequests"], ACCEPTED)
+            with pytest.raises(RpcError, match="make the call again"):
+                await here.request("tools/call", gone)
+            for base in cluster.bases:
+                answer = await http.post(f"{base}/mcp", json=ping(), headers=session)
+                assert (answer.status_code, answer.json()["result"]) == (200, {})
+                found = await http.get(f"{base}/api/v1/interactions")
+                assert "said before" in found.text
+            listed = {"context_id": made["context_id"], "action": "list"}
+            assert [each["name"] for each in (await here.data("manage_context", listed))["items"]] == [
+                "work__echo"
+            ]
+
+
 async def test_a_drained_replica_ends_its_calls_and_its_sessions_move_without_an_error(
     tmp_path: Path, cluster: Cluster, postgres: PostgresServer
 ) -> None:
@@ -380,8 +479,9 @@ async def test_a_drained_replica_ends_its_calls_and_its_sessions_move_without_an
             assert (await http.post(f"{drained.base}/mcp", json=ping(), headers=late)).status_code == 200
 
 
+@pytest.mark.parametrize("how", ["killed", "stalled"])
 async def test_contexts_and_sessions_go_on_while_the_database_is_away(
-    cluster: Cluster, postgres: PostgresServer
+    cluster: Cluster, postgres: PostgresServer, how: str
 ) -> None:
     manage, echo, change = "manage_context", "work__echo", "work__change"
     async with httpx2.AsyncClient(timeout=30) as http, AsyncExitStack() as stack:
@@ -399,8 +499,16 @@ async def test_contexts_and_sessions_go_on_while_the_database_is_away(
         session = await session_at(cluster.bases[0], http)
         lost = await session_at(cluster.bases[0], http)
         lost["mcp-session-id"] = "gone" + lost["mcp-session-id"]
-        await anyio.to_thread.run_sync(postgres.kill)
+        await anyio.to_thread.run_sync(postgres.kill if how == "killed" else postgres.pause)
         try:
+            for base in cluster.bases:
+                async with wires.http(base, "modern") as plain:
+                    assert echo in await plain.names()
+                    assert "isError" not in await plain.call(echo, {})
+                    found = await plain.call("search_available_tools", {"query": "repeat a text"})
+                    assert echo in text_of(found)
+                posted = await http.post(f"{base}/api/v1/interactions", json={"content": f"lost when {how}"})
+                assert posted.status_code == 503
             added = {"context_id": known, "action": "add", "type": "tool", "name": change}
             assert "kept by one replica only" not in text_of(await one.call(manage, added))
             assert await names(one, known) == {echo, change}
@@ -417,7 +525,7 @@ async def test_contexts_and_sessions_go_on_while_the_database_is_away(
                 ready = await http.get(f"{base}/readyz")
                 assert (ready.status_code, len(ready.json()["degraded"])) == (200, 1)
         finally:
-            await anyio.to_thread.run_sync(postgres.start)
+            await anyio.to_thread.run_sync(postgres.start if how == "killed" else postgres.resume)
         with anyio.fail_after(30):
             while True:
                 with contextlib.suppress(RpcError):

@@ -1,4 +1,4 @@
-"""One set-up for the promises about every pair: three fronts and both eras, and servers of five kinds.
+"""One set-up for the promises about every pair: three fronts, replicas, both eras, and servers of five kinds.
 
 The real command serves clients that have no SDK in them. One client of each front and era does all tests.
 """
@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from every_front.cases import EXACT, FAILED, LOGGED, MESSAGE, QUESTIONS, SERVERS, UPDATED
-from support.fronts import EVERY_FRONT, opening
+from support.fronts import EVERY_FRONT_AND_REPLICAS, opening
+from support.postgres import PostgresServer, postgres  # noqa: F401 - a fixture
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import RawClient
+from support.replicas import balanced
 from support.servers import Server, Workshop, tool
 
 
@@ -58,15 +60,23 @@ def spec(name: str, era: str, kind: str) -> dict[str, Any]:
     }
 
 
+EXPOSE: dict[str, Any] = {"expose": {"mode": "all"}}
+
+
 @pytest.fixture(scope="package")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Server], Path]]:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     workshop = Workshop(tmp_path_factory.mktemp("every_front"))
     for name, (era, kind) in SERVERS.items():
         makers = {"stdio": workshop.server, "http": workshop.http_server, "sse": workshop.sse_server}
         settings = {"era": era, "tools": {"confirmed": {"confirm": "write"}}}
         makers[kind](name, settings=settings, **spec(name, era, kind))
-    yield workshop.servers, workshop.config(expose={"mode": "all"})
+    yield workshop
     workshop.close()
+
+
+@pytest.fixture(scope="package")
+def setup(workshop: Workshop) -> tuple[dict[str, Server], Path]:
+    return workshop.servers, workshop.config(**EXPOSE)
 
 
 @pytest.fixture(scope="package")
@@ -75,7 +85,14 @@ def served(setup: tuple[dict[str, Server], Path]) -> Iterator[HttpProxy]:
         yield proxy
 
 
-@pytest.fixture(**EVERY_FRONT | {"scope": "package"})
+@pytest.fixture(scope="package")
+def replicas(workshop: Workshop, postgres: PostgresServer) -> Iterator[str]:  # noqa: F811
+    """The URL of a balancer before three replicas, which keeps no client at one of them."""
+    with balanced(workshop, postgres, "every_front", **EXPOSE) as cluster:
+        yield cluster.base
+
+
+@pytest.fixture(**EVERY_FRONT_AND_REPLICAS | {"scope": "package"})
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[RawClient]:
     """A client that can do nothing of its own, so that its calls share the connections to servers."""
     async with opening(request) as opened:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from every_front.cases import CAPABLE, LOGGED, MESSAGE, QUESTIONS, SERVERS, UPDATED
-from support.fronts import EVERY_FRONT, opening
+from support.fronts import EVERY_FRONT_AND_REPLICAS, opening
 from support.questions import as_shown
 from support.raw_client import MODERN, PREFIX, RawClient
 from support.servers import Server
@@ -14,7 +14,7 @@ from support.servers import Server
 pytestmark = [pytest.mark.anyio, pytest.mark.pairwise]
 
 
-@pytest.fixture(**EVERY_FRONT)
+@pytest.fixture(**EVERY_FRONT_AND_REPLICAS)
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[RawClient]:
     """A client that can answer all requests of servers."""
     answers = {method: lambda params, given=given: given for method, _, given in QUESTIONS.values()}

@@ -26,6 +26,7 @@ FOR_SEARCHES = ("numpy", "onnxruntime", "tokenizers")
 FOR_DOCUMENTS = ("yaml",)
 FOR_HTTP = ("mcp", "starlette", "uvicorn", "httpx2")
 FOR_TERMINALS = ("rich", "prometheus_client")
+FOR_TEAMS = ("psycopg", "jwt", "mcp_context_proxy.cluster", "mcp_context_proxy.store.postgres")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def imported(log: Path) -> set[str]:
     return set(IMPORTED.findall(log.read_text(encoding="utf-8", errors="replace")))
 
 
-@pytest.mark.parametrize("name", [*FOR_SEARCHES, *FOR_DOCUMENTS, *FOR_HTTP, *FOR_TERMINALS])
+@pytest.mark.parametrize("name", [*FOR_SEARCHES, *FOR_DOCUMENTS, *FOR_HTTP, *FOR_TERMINALS, *FOR_TEAMS])
 async def test_a_list_and_a_call_import_nothing_that_they_do_not_use(
     used: tuple[set[str], set[str]], name: str
 ) -> None:
@@ -69,4 +70,5 @@ async def test_the_first_search_imports_the_rest(used: tuple[set[str], set[str]]
     _, later = used
 
     assert {"onnxruntime", "tokenizers"} <= later
+    assert not later & {*FOR_TEAMS}
     assert any(module.startswith("numpy.") for module in later)

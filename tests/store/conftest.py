@@ -1,3 +1,3 @@
-"""The PostgreSQL server of these tests."""
+"""The PostgreSQL servers of these tests."""
 
-from support.postgres import postgres  # noqa: F401 - a fixture
+from support.postgres import other_postgres, postgres  # noqa: F401 - fixtures

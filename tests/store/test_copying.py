@@ -10,7 +10,17 @@ import pytest
 from support.stores import MODEL, NOW, add, reads
 
 from mcp_context_proxy.config import StoreConfig
-from mcp_context_proxy.store import Interaction, Store, open_store
+from mcp_context_proxy.store import (
+    Additions,
+    ApprovalRow,
+    DocumentUsage,
+    Interaction,
+    Store,
+    UsageSlot,
+    UseRow,
+    VersionRow,
+    open_store,
+)
 from mcp_context_proxy.store.copying import OF_PROCESSES, copy, digest, tables
 
 ROWS = 700
@@ -53,10 +63,24 @@ def contents(store: Store) -> dict[str, Any]:
     return {table.name: digest(store, table) for table in tables() if table.name not in OF_PROCESSES}
 
 
+def fill(store: Store) -> None:
+    """Put something into each table that `add` leaves empty."""
+    store.interactions.forget_one(3)
+    slot = UsageSlot.of(NOW, owner="ann")
+    store.statistics.add([], {}, [], documents=[(slot, DocumentUsage("rule", "tone", 1, 2, 3, NOW))])
+    store.learned.teach(
+        UseRow("1", NOW, "ann", "session", ("s", "t1")), 0, lambda _changes, _taught: ([], None)
+    )
+    store.working_sets.choose("2026-01-01", 500, {("s", "t1"): "often"})
+    row = ApprovalRow("s", "tool", "t1", b"1", b"2", "approved", "new", "", "", "1", "mode", NOW)
+    version = VersionRow("s", "tool", "connection", "1", NOW)
+    store.approvals.decide("s", lambda _: Additions((row,), {row.key: b"{}"}, (version,)))
+
+
 def test_a_copy_that_is_interrupted_twice_ends_with_equal_contents(places: list[StoreConfig]) -> None:
     with open_store(places[0]) as source, open_store(places[1]) as target:
         add(source, range(ROWS))
-        source.interactions.forget_one(3)
+        fill(source)
         for parts in (2, 9):
             with pytest.raises(InterruptedCopyError):
                 copy(source, target, interrupted_after(parts))
@@ -64,6 +88,7 @@ def test_a_copy_that_is_interrupted_twice_ends_with_equal_contents(places: list[
 
         assert copied.different == ()
         assert copied.rows["vectors"] == copied.rows["learned"] == ROWS
+        assert [name for name, rows in copied.rows.items() if not rows] == []
         assert contents(target) == contents(source)
         some = range(0, ROWS, 7)
         assert [repr(read()) for read in reads(target, some)][6:] == [

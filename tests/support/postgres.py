@@ -46,24 +46,29 @@ def programs() -> Path | None:
     return None
 
 
+def other_programs() -> Path | None:
+    """The folder of the programs of another version, OTHER_POSTGRES_BIN; None if there is none."""
+    chosen = os.environ.get("OTHER_POSTGRES_BIN")
+    return Path(chosen) if chosen else None
+
+
 class PostgresServer:
     """A server that tests may kill, pause and start again."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.data = folder, folder / "data"
+    def __init__(self, folder: Path, found: Path) -> None:
+        """Name a folder of the server's own, and that of its programs."""
+        self.folder, self.data, self.programs = folder, folder / "data", found
         self.url = f"postgresql://postgres@/postgres?host={folder}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        found = programs()
-        assert found is not None
         quick = ("fsync=off", "full_page_writes=off", "listen_addresses=")
         settings = [
             part for each in (*quick, f"unix_socket_directories={self.folder}") for part in ("-c", each)
         ]
         log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(
-            [*as_nobody, str(found / "postgres"), "-D", str(self.data), *settings],
+            [*as_nobody, str(self.programs / "postgres"), "-D", str(self.data), *settings],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -87,8 +92,8 @@ class PostgresServer:
 
     def kill(self) -> None:
         """End all of its processes at once, as the machine's failure would."""
-        self._signal(signal.SIGKILL)
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
+            self._signal(signal.SIGKILL)
             self._process.wait(PATIENCE)
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         for left in self.folder.glob(".s.PGSQL.*"):
@@ -126,16 +131,16 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Start a server with an empty database, as a user without rights."""
-    found = programs()
+def postgres_server(found: Path | None = None) -> Iterator[PostgresServer]:
+    """Start a server with an empty database, as a user without rights, with these programs or the usual."""
+    found = found or programs()
     assert found is not None
     parent = MEMORY_DISK if MEMORY_DISK.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir=parent))
     try:
         if as_nobody:
             os.chown(folder, NOBODY, NOBODY)
-        server = PostgresServer(folder)
+        server = PostgresServer(folder, found)
         initdb = [
             str(found / "initdb"),
             "-D",
@@ -163,10 +168,46 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def standby_of(primary: PostgresServer, spare: PostgresServer) -> None:
+    """Make a server the synchronous standby of another one."""
+    shutil.rmtree(spare.folder, ignore_errors=True)
+    spare.folder.mkdir()
+    if as_nobody:
+        os.chown(spare.folder, NOBODY, NOBODY)
+    import psycopg
+
+    with psycopg.connect(primary.url, autocommit=True) as connection:
+        # Copied with it, the setting would have the standby wait for one of its own.
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        # For so long a standby that has lost its primary sleeps, and it is promoted only then.
+        connection.execute("ALTER SYSTEM SET wal_retrieve_retry_interval = '500ms'")
+    copied = [str(primary.programs / "pg_basebackup"), "-h", str(primary.folder), "-U", "postgres"]
+    copied += ["-D", str(spare.data), "-R", "--checkpoint=fast"]
+    subprocess.run([*as_nobody, *copied], check=True, cwd=spare.folder)
+    spare.start()
+    with psycopg.connect(primary.url, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        connection.execute("SELECT pg_reload_conf()")
+        while (
+            connection.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone()
+            is None
+        ):
+            time.sleep(0.05)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The server of this session; one that is killed or paused by a test has one of its own."""
     if reason := missing():
         pytest.skip(reason)
     with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def other_postgres() -> Iterator[PostgresServer]:
+    """A server of another version."""
+    if (reason := missing()) or (found := other_programs()) is None:
+        pytest.skip(reason or "needs another version of PostgreSQL: OTHER_POSTGRES_BIN")
+    with postgres_server(found) as server:
         yield server

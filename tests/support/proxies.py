@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -219,3 +220,26 @@ async def inside(
             if settled:
                 await proxy.wait_first_connect()
             yield proxy
+
+
+def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, str, Any]]:
+    """Requests for every operation of the API, with every id in the place of each parameter of a path."""
+    made = []
+    for path, methods in described["paths"].items():
+        names = [part for part in path.split("/") if part.startswith("{")]
+        for method, operation in methods.items():
+            body = None
+            if "requestBody" in operation:
+                body = {"content": "x", "query": "read the maps", "record": False}
+                form = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                known = described["components"]["schemas"][form.rpartition("/")[2]]["properties"]
+                body = {key: value for key, value in body.items() if key in known}
+            asked = {"query": "read the maps", "older_than_days": "0"}
+            known = {one["name"] for one in operation["parameters"]}
+            query = "&".join(f"{key}={value}" for key, value in asked.items() if key in known)
+            for values in itertools.product(ids, repeat=len(names)):
+                concrete = path
+                for name, value in zip(names, values, strict=True):
+                    concrete = concrete.replace(name, value)
+                made.append((method.upper(), f"/api/v1{concrete}?{query}", body))
+    return made

@@ -9,21 +9,27 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from anyio.from_thread import start_blocking_portal
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.balancer import Balancer
+from support.balancer import Balancer, balancing
+from support.ledger import Ledger
 from support.postgres import PostgresServer
-from support.proxies import HttpProxy
+from support.proxies import HttpProxy, http_proxy
+from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 
 KEY = "0123456789abcdef" * 4
+BEAT_SECONDS, STORE_SECONDS = 1.0, 2.0
+"""Time between two signs of life, three of which may come late on a busy machine, and for an operation."""
+
 NOTE = {"uri": "note://one", "name": "one", "mimeType": "text/plain"}
 VISIT = {
     "method": "elicitation/create",
@@ -50,6 +56,11 @@ class Cluster:
     def bases(self) -> list[str]:
         return [replica.base for replica in self.replicas]
 
+    @property
+    def base(self) -> str:
+        """URL of the balancer."""
+        return f"http://127.0.0.1:{self.port}"
+
     def balancer(self) -> Balancer:
         return Balancer(self.bases, self.port)
 
@@ -57,27 +68,63 @@ class Cluster:
 def configured(
     folder: Path, postgres: PostgresServer, name: str, port: int, http: Any = None, **cluster: Any
 ) -> Path:
-    """The configuration of one replica, in a folder of its own, with a server of its own."""
+    """The configuration of one replica, in a folder of its own, with servers of its own."""
     folder.mkdir()
     workshop = Workshop(folder)
     workshop.server(
         "work",
-        tools=[tool("echo", "Repeat a text"), tool("ask", "Ask the person"), tool("change", "Change a note")],
+        tools=[
+            tool("echo", "Repeat a text"),
+            tool("ask", "Ask the person"),
+            tool("change", "Change a note"),
+            tool("hang", "Wait for ever"),
+        ],
         resources=[NOTE],
         capabilities={"tools": {"listChanged": True}, "resources": {"subscribe": True}},
         calls={
             "ask": [{"ask": VISIT}],
+            "hang": [{"wait_cancelled": True}],
             "change": [
                 {"notify": {"method": "notifications/resources/updated", "params": {"uri": NOTE["uri"]}}}
             ],
         },
     )
+    workshop.server(
+        "modern",
+        era="modern",
+        settings={"tools": {"visit": {"confirm": "write"}}},
+        tools=[tool("visit", "Visit somebody")],
+        calls={"visit": [{"need_input": {"inputRequests": {"q": VISIT}}}]},
+    )
     return workshop.config(
-        store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": 1.0},
-        cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.3} | cluster,
+        store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": STORE_SECONDS},
+        cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": BEAT_SECONDS} | cluster,
         http={"allowed_hosts": [f"127.0.0.1:{port}"]} | (http or {}),
         context={"manage_tool": True},
+        interactions={"enabled": True},
     )
+
+
+@contextmanager
+def balanced(
+    workshop: Workshop, postgres: PostgresServer, namespace: str, *, tokens: bool = False, **tables: Any
+) -> Iterator[Cluster]:
+    """Three replicas with the servers of a workshop, and a running balancer before them."""
+    port = free_port()
+    http = {"allowed_hosts": [f"127.0.0.1:{port}"], **tables.pop("http", {})}
+    store = {"url": postgres.url, "namespace": namespace, "timeout_seconds": STORE_SECONDS}
+    with ExitStack() as stack:
+        replicas = []
+        for name in "abc":
+            settings = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": BEAT_SECONDS}
+            config = workshop.config(f"{name}.toml", store=store, cluster=settings, http=http, **tables)
+            replicas.append(stack.enter_context(http_proxy(config, auth=tokens)))
+        for replica in replicas:
+            until_ready(replica.base)
+        cluster = Cluster(replicas, port)
+        portal = stack.enter_context(start_blocking_portal())
+        stack.enter_context(portal.wrap_async_context_manager(balancing(cluster.balancer())))
+        yield cluster
 
 
 @contextmanager
@@ -104,9 +151,10 @@ def haproxy(folder: Path, names: dict[str, str], port: int) -> Iterator[str]:
 
 
 def until_ready(base: str) -> dict[str, Any]:
+    end = time.monotonic() + PATIENCE
     with httpx2.Client(timeout=30) as http:
-        for _ in range(1000):
-            with contextlib.suppress(httpx2.ConnectError):
+        while time.monotonic() < end:
+            with contextlib.suppress(httpx2.TransportError):
                 answer = http.get(f"{base}/readyz")
                 if answer.status_code == 200:
                     return dict(answer.json())
@@ -128,6 +176,11 @@ def counts_of(bases: list[str]) -> Counts:
                     sample.value
                 )
     return found
+
+
+def ledger_of(replica: HttpProxy, server: str = "work") -> Ledger:
+    """What a server of one replica has received and done."""
+    return Ledger(replica.folder / f"{server}.ledger")
 
 
 def text_of(result: dict[str, Any]) -> str:

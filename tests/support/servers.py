@@ -71,13 +71,13 @@ class Workshop:
         """A file that a server waits for, or that marks something as done once."""
         return self.folder / name
 
-    def config(self, **tables: Any) -> Path:
+    def config(self, file: str = "config.toml", /, **tables: Any) -> Path:
         """Write the configuration: the servers, and other tables as given. The store is in memory."""
         # Search results must not depend on how fast the machine is.
         patient = {"limits": {"indexing_wait_seconds": 60.0, **tables.pop("limits", {})}}
         data = {"store": {"path": "memory"}, **patient, **tables}
         data["servers"] = {name: server.settings for name, server in self.servers.items()}
-        path = self.folder / "config.toml"
+        path = self.folder / file
         path.write_text("\n".join(_toml(data)), encoding="utf-8")
         return path
 

@@ -1,6 +1,5 @@
 """A principal with limits sees its part of everything, by every way, and nothing of another principal."""
 
-import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ import anyio
 import httpx2
 import pytest
 from starlette.applications import Starlette
-from support.proxies import Host, inside
+from support.proxies import Host, inside, requests_of
 from support.raw_client import OWN, RpcError
 from support.servers import Server, Workshop, tool
 
@@ -226,29 +225,6 @@ def web(proxy: Proxy, workshop: Workshop) -> Web:
 @pytest.fixture
 def fresh_web(fresh: Proxy, workshop: Workshop) -> Web:
     return Web(fresh, workshop)
-
-
-def requests_of(described: dict[str, Any], ids: list[str]) -> list[tuple[str, str, Any]]:
-    """Requests for every operation of the API, with every id in the place of each parameter of a path."""
-    made = []
-    for path, methods in described["paths"].items():
-        names = [part for part in path.split("/") if part.startswith("{")]
-        for method, operation in methods.items():
-            body = None
-            if "requestBody" in operation:
-                body = {"content": "x", "query": "read the maps", "record": False}
-                form = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-                known = described["components"]["schemas"][form.rpartition("/")[2]]["properties"]
-                body = {key: value for key, value in body.items() if key in known}
-            asked = {"query": "read the maps", "older_than_days": "0"}
-            known = {one["name"] for one in operation["parameters"]}
-            query = "&".join(f"{key}={value}" for key, value in asked.items() if key in known)
-            for values in itertools.product(ids, repeat=len(names)):
-                concrete = path
-                for name, value in zip(names, values, strict=True):
-                    concrete = concrete.replace(name, value)
-                made.append((method.upper(), f"/api/v1{concrete}?{query}", body))
-    return made
 
 
 async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
