@@ -1,7 +1,6 @@
 """Bodies of requests together: large ones wait for room, in turn, and who waits too long is told."""
 
 import json
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,7 @@ import anyio
 import httpx2
 import pytest
 from support.proxies import http_proxy
-from support.raw_client import MODERN, PREFIX
+from support.raw_client import MODERN, PATIENCE, PREFIX
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse
 
@@ -86,7 +85,7 @@ def posted(method: str, **params: Any) -> dict[str, Any]:
     meta = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
     headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-    headers |= {"mcp-protocol-version": MODERN, "mcp-method": method, "mcp-name": "echoes__work"}
+    headers |= {"mcp-protocol-version": MODERN, "mcp-method": method, "mcp-name": params["name"]}
     return {"content": json.dumps(message), "headers": headers}
 
 
@@ -96,17 +95,22 @@ async def echo(client: httpx2.AsyncClient, text: str) -> httpx2.Response:
 
 async def test_large_bodies_share_a_memory_limit_and_small_ones_pass(workshop: Workshop) -> None:
     workshop.server("echoes", tools=[tool("work")])
-    listen = posted("subscriptions/listen", notifications={"toolsListChanged": True}, unknown="x" * LARGE)
+    # A call waits for a server that is starting, and its body with it.
+    never: dict[str, Any] = {"initialize": [{"wait": str(workshop.flag("never"))}]}
+    workshop.server("starting", tools=[tool("work")], on={**never, "server/discover": [{"silent": True}]})
+    waiting = posted("tools/call", name="starting__work", arguments={"text": "x" * LARGE})
     with http_proxy(workshop.config(limits={"http_body_seconds": 2.0})) as proxy:
         async with httpx2.AsyncClient(base_url=proxy.base, timeout=60) as client:
             while "unknown tool" in (await echo(client, "")).text:
                 continue
-            async with AsyncExitStack() as stack:
+            async with anyio.create_task_group() as group:
                 for _ in range(TOGETHER_BYTES // LARGE):
-                    listening = client.stream("POST", "/mcp", **listen)
-                    assert (await stack.enter_async_context(listening)).status_code == 200
-
-                refused, small = await echo(client, "x" * LARGE), await echo(client, "x" * (SMALL_BYTES // 2))
+                    group.start_soon(partial(client.post, "/mcp", **waiting))
+                with anyio.fail_after(PATIENCE):
+                    while (refused := await echo(client, "x" * LARGE)).status_code == 200:
+                        continue  # not all of them have come yet
+                small = await echo(client, "x" * (SMALL_BYTES // 2))
+                group.cancel_scope.cancel()
 
             assert "isError" not in (await echo(client, "x" * LARGE)).json()["result"]
 

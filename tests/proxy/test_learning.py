@@ -81,7 +81,7 @@ async def test_the_goal_of_a_call_is_learned_and_never_reaches_the_server(
     (pair,) = await pairs(proxy)
 
     assert (pair.query, pair.tool) == (goal, ("s", "post_message"))
-    assert pair.confidence == 0.25, "nobody had found it"
+    assert pair.confidence == 0.5, "nobody had found it, but the call says what it is for"
     assert goal not in json.dumps(workshop.servers["s"].ledger.entries())
 
 
