@@ -70,12 +70,11 @@ SWITCH_TURN = 25
 
 LARGE_TOKENS = 10_000
 DEFAULT_TOKENS = ResultsConfig().max_tokens
-OTHER_TOKENS = 20_000
 
 CLASSES = {
     f"up to {LARGE_TOKENS:,} tokens": (0, LARGE_TOKENS),
-    f"{LARGE_TOKENS:,} to {OTHER_TOKENS:,} tokens": (LARGE_TOKENS, OTHER_TOKENS),
-    f"over {OTHER_TOKENS:,} tokens": (OTHER_TOKENS, float("inf")),
+    f"{LARGE_TOKENS:,} to {DEFAULT_TOKENS:,} tokens": (LARGE_TOKENS, DEFAULT_TOKENS),
+    f"over {DEFAULT_TOKENS:,} tokens": (DEFAULT_TOKENS, float("inf")),
 }
 """Classes of results by size, each above the first and up to the second number of tokens."""
 
@@ -116,7 +115,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     arguments = parser.parse_args()
     print("\n".join(f"{name}: {value}" for name, value in machine().items()), flush=True)
-    for tokens in (DEFAULT_TOKENS, OTHER_TOKENS):
+    for tokens in (DEFAULT_TOKENS, LARGE_TOKENS):
         print("\n" + sizes(tokens), flush=True)
     checks = [Figure(name, anyio.run(check, size), "ms", BAR_MS) for name, size in SIZES.items()]
     print("\n" + table("The check of a result that stays whole, added to the p50", checks), flush=True)
@@ -257,7 +256,7 @@ async def check(size: int) -> list[float]:
     """The milliseconds that the check of a result that stays whole adds to the p50, in several rounds."""
     definition = {"name": "tool", "description": "Does it. " * 70, "inputSchema": {"type": "object"}}
     tool = Tool("s", "tool", "s__tool", "", msgspec.json.encode(definition), "")
-    results = LargeResults(ResultsConfig(max_tokens=OTHER_TOKENS), KeptResults(None, 60.0))
+    results = LargeResults(ResultsConfig(), KeptResults(None, 60.0))
     server, params = ServerConfig(name="s", command="x"), {"_meta": Raw(b'{"progressToken":1}')}
     client, result = Raw(b'{"name":"claude-code","version":"2"}'), msgspec.json.encode(_text("x" * size))
 
@@ -299,7 +298,7 @@ def with_switch(folder: Path) -> Path:
 
 def switched(bench: Workbench, rounds: int, calls: int) -> list[Figure]:
     """Cost of the check for a call over pipes: one proxy with it and without it, in turns."""
-    command = proxy_command(bench.config(servers=1, results={"max_tokens": OTHER_TOKENS}))
+    command = proxy_command(bench.config(servers=1))
     folder = with_switch(bench.folder / "switch")
     command = [*("env", f"PYTHONPATH={folder}", "PYTHONSAFEPATH=1"), *command]
     client = StdioClient(command, "handshake", bench.folder / "proxy.log")
@@ -342,7 +341,7 @@ def switched(bench: Workbench, rounds: int, calls: int) -> list[Figure]:
 
 def beside(bench: Workbench, before: Path, rounds: int, calls: int) -> list[Figure]:
     """The p50 of calls with this version and with the one before, and the differences of pairs of turns."""
-    command = proxy_command(bench.config(servers=1, results={"max_tokens": OTHER_TOKENS}))
+    command = proxy_command(bench.config(servers=1))
     log = bench.folder / "proxy.log"
     # The same interpreter for both, and the folder before what is installed.
     old = [*("env", f"PYTHONPATH={before}", "PYTHONSAFEPATH=1"), *command]

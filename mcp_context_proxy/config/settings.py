@@ -338,7 +338,7 @@ class ContextConfig(Table):
 class ResultsConfig(Table):
     """Settings of large results."""
 
-    max_tokens: Amount = 10_000
+    max_tokens: Amount = 20_000
     """Estimated tokens above which a result is shortened; 0 for never."""
     duplicates: Literal["auto", "drop", "keep"] = "auto"
     """``auto``: a result in two forms is sent once to clients that pass on both; ``drop``: to all clients."""
