@@ -83,6 +83,13 @@ def test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private(
     assert config.stat().st_mode & 0o077 == 0
 
 
+def test_a_header_that_names_a_variable_is_shown_as_it_is(run: Run, cursor: Path) -> None:
+    remote = {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${DOCS_TOKEN}"}}
+    cursor.write_text(json.dumps({"mcpServers": {"docs": remote}}), "utf-8")
+
+    assert 'headers = { Authorization = "Bearer ${DOCS_TOKEN}" }' in run("install", "--dry-run").stdout
+
+
 def test_moved_server_that_does_not_start_is_told_and_can_be_given_back(run: Run, cursor: Path) -> None:
     cursor.write_text('{"mcpServers": {"gone": {"command": "/no/such/program"}}}', "utf-8")
     before = cursor.read_bytes()
