@@ -84,7 +84,8 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
     Filters stand in ``filters``; beside it, where earlier versions had them, they are still understood.
     """
 
-    query: Annotated[str, Meta(min_length=1, description="What to do, in plain words; one sentence per need")]
+    query: Annotated[str, Meta(description="What to do, in plain words; one sentence per need")]
+    """An empty one asks for everything."""
     top_n: Number | None = None
     """By default those that fit."""
     include_schema: Annotated[bool, Meta(description="All about each tool")] = False

@@ -13,12 +13,12 @@ from msgspec import UNSET, Raw
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context.background_indexing import OnProgress
+from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.options import DomainOverrides, Overrides
 from mcp_context_proxy.context.records import Delivery
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.session import (
     Handle,
     Handles,
@@ -75,11 +75,15 @@ from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client, client_capabilities
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
+    asks_for_all,
     figures_line,
+    further_of_server,
+    overview_text,
     part_text,
     recall_data,
     recall_text,
     search_data,
+    server_asked_for,
 )
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
@@ -194,6 +198,12 @@ class MetaTools:
             scope = Scope(kinds, wanted.wanted_filters())
             number = DomainOverrides(top_n=wanted.top_n)
             overrides = Overrides(number, number)
+            if not _wants_data(params) and (kinds is None or Kind.TOOL in kinds):
+                query = query.strip() or scope.filters.server or ""
+                if asks_for_all(query, self.calls.catalog.snapshot.tools.values()):
+                    return await self._overview(scope, caller, partial(tell_waiting, params, notify))
+            if not query.strip():
+                raise _UnusableArgumentsError("query must not be empty")
         else:
             handle = handle or self._new_handle(caller)
             query = query if wanted.intent is None else f"{query}\n{wanted.intent}"
@@ -254,7 +264,30 @@ class MetaTools:
             name_of=caller.name_of,
             about=partial(figures_line, figures=self._figures(caller)) if whole else None,
         )
-        return _text(await in_thread(written), context_id)
+        text = await in_thread(written)
+        if isinstance(wanted, SearchArguments) and (
+            server := server_asked_for(query, answer.found.snapshot.servers)
+        ):
+            text = "\n\n".join(filter(None, [text, further_of_server(server, answer, caller.name_of)]))
+        return _text(text, context_id)
+
+    async def _overview(self, scope: Scope, caller: Caller, on_wait: OnWait) -> bytes:
+        """Return what there is to search. Nothing is chosen, so nothing is recorded or learned from."""
+        try:
+            answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
+        except UnknownFilterError as error:
+            raise _UnusableArgumentsError(str(error)) from None
+        filters = engine_filters(scope.filters, self.figures())
+        snapshot = answer.found.snapshot
+        tools = [tool for tool in snapshot.tools.values() if filters.allow(tool)]
+        documents = []
+        if scope.kinds is None or scope.kinds != {Kind.TOOL}:
+            documents = [one for one in snapshot.documents.values() if filters.allow(one)]
+        notes = search_notes(answer, self.fleet, name_of=caller.name_of)
+        if not snapshot.servers:
+            notes = [Note(NO_SERVERS)]
+        written = partial(overview_text, tools, documents, notes, self.contexts.count_tokens, caller.name_of)
+        return _text(await in_thread(written))
 
     def _figures(self, caller: Caller) -> Figures:
         """Return the figures of all calls; none for those who may not know what others call."""

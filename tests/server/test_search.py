@@ -283,7 +283,7 @@ async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
     "arguments",
     [
         {},
-        {"query": ""},
+        {"query": "", "kinds": ["rule"]},
         {"query": 7},
         {"query": None},
         {"query": "x", "top_n": 0},
@@ -307,6 +307,45 @@ async def test_invalid_arguments_are_explained_so_that_a_model_can_correct_them(
 
     assert result["isError"] is True
     assert SEARCH in result["content"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "*", "all", "help", "What tools do you have?", "List all tools.", "what can you do"],
+)
+async def test_a_query_for_everything_is_answered_with_an_overview(host: Host, query: str) -> None:
+    text = (await host.call(SEARCH, {"query": query}))["content"][0]["text"]
+
+    assert text.startswith("3 tools of 2 servers:")
+    assert "- weather (2): weather__forecast, weather__tides" in text
+    assert "- code (1): code__commit" in text
+    assert "- rules and references (2): billing, commit-style" in text
+
+
+async def test_an_overview_meets_filters(host: Host) -> None:
+    wanted = {"query": "*", "kinds": ["tool"], "filters": {"tags": ["weather"]}}
+    text = (await host.call(SEARCH, wanted))["content"][0]["text"]
+
+    assert text.startswith("2 tools of 1 server:\n\n- weather (2): weather__forecast, weather__tides")
+    assert "commit" not in text
+
+
+@pytest.mark.parametrize("query", ["the weather tools", "Weather", "list all tools of weather", ""])
+async def test_a_query_for_the_tools_of_a_server_has_every_name(host: Host, query: str) -> None:
+    wanted = {"query": query, "top_n": 1, "filters": {"server": "weather"}}
+    text = (await host.call(SEARCH, wanted))["content"][0]["text"]
+
+    assert "The best match of 5 tools and documents:" in text
+    assert "1 more of weather: weather__" in text
+    assert ("weather__forecast" in text) and ("weather__tides" in text)
+
+
+async def test_an_overview_is_no_request_that_a_call_is_learned_for(proxy: Proxy, host: Host) -> None:
+    await host.call(SEARCH, {"query": "will it rain"})
+    before = [one.id for one in proxy.contexts.records.recent()]
+    await host.call(SEARCH, {"query": "list all tools"})
+
+    assert [one.id for one in proxy.contexts.records.recent()] == before
 
 
 async def test_call_tool_answers_what_the_tool_itself_answers(host: Host) -> None:
