@@ -85,6 +85,10 @@ COPY_MARGIN = 0.15
 YOUNGER_SECONDS = 3600.0
 """Time by which a server is younger than another; servers set up in one sitting are of one age."""
 
+TERMS_OF_A_NEED = 3
+"""Index terms from which on a query says what is needed. One of fewer names a topic, for which calls of all
+sorts follow: a single one makes its tool no nearer than the nearest is by itself."""
+
 DOUBT_OF_DOCUMENTS = 0.06
 """Evidence that a document needs beyond a tool: the general requests and other tools that it is compared with
 are unlike documents, so that a rule would seem to be meant by anything."""
@@ -180,10 +184,14 @@ class QueryScores:
         self.exact = frozenset(_by_place(dict.fromkeys(query.named), self.items))
         self.supports = _by_place(query.supports, self.items)
         self.novel = _by_place(query.novel, self.items)
+        self.nearest = math.inf
+        """Cosine above which weak support raises no item."""
         if near is not None:
             if not index.complete:
                 near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
-            near = add_learned(near, self.supports)
+            if self.supports and len(query.asked) < TERMS_OF_A_NEED:
+                self.nearest = float(near.max(initial=-np.inf))
+            near = add_learned(near, self.supports, self.nearest)
         self.acting: NDArray[np.float32] | None = None
         """[texts, items]: what is added for the action of each item, for the whole also that for a general
         purpose; None where another method is used."""
@@ -421,7 +429,7 @@ class QueryScores:
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
         learned = 0.0
         if support is not None and self.cosine is not None:
-            learned = learned_addition(float(self.cosine[place]), support)
+            learned = learned_addition(float(self.cosine[place]), support, self.nearest)
         return Result(
             item=index.items[item],
             score=float(self.fused[place]),
