@@ -19,11 +19,11 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
@@ -206,8 +206,7 @@ def _escape(found: re.Match[str]) -> str:
     return found[0] if clean(char) else f"\\u{ord(char):04x}"
 
 
-@dataclass(frozen=True, slots=True)
-class Markers:
+class Markers(Struct, frozen=True):
     """Statements of a tool about its calls, which hosts decide by."""
 
     hinted: ToolClass | None

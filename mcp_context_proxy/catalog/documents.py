@@ -14,10 +14,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
@@ -69,8 +71,7 @@ Parsed: TypeAlias = tuple[list[Document], list[Finding]]
 """The documents of a file, and findings about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """The result of reading all folders once."""
 
     documents: tuple[Document, ...]
@@ -271,8 +272,7 @@ def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str
     return parts, undivided
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A section of a markdown text; each heading of the first or second level begins one."""
 
     path: tuple[str, ...]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import pins, terminal
@@ -83,8 +84,7 @@ STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
 STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Result of one check."""
 
     level: Level

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.clients import Clients
@@ -222,8 +224,7 @@ class ExposeConfig(Table):
         return NAME_LENGTHS if self.max_name_length is None else (self.max_name_length,)
 
 
-@dataclass(frozen=True, slots=True)
-class DomainSearch:
+class DomainSearch(Struct, frozen=True):
     """Number of candidates and results of a search in one domain."""
 
     top_k: int

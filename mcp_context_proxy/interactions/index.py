@@ -9,8 +9,9 @@ ticket or a commit, means exactly itself: then only interactions that have it ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.config import InteractionsConfig
 from mcp_context_proxy.embedding.embedder import are_unit
@@ -89,8 +90,7 @@ _FACTS: Final = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(Struct, frozen=True):
     """An interaction that a query means."""
 
     id: int
@@ -101,8 +101,7 @@ class Near:
     """Interactions of its type with this text; it is the one with the best score."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A query with the choices of its caller."""
 
     query: str

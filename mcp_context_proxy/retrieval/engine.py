@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
@@ -65,8 +67,7 @@ _EVERYTHING = Filters()
 _DEFAULTS = SearchOptions()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Understood:
+class _Understood(Struct, frozen=True, eq=False):
     """A query as it was read against one index."""
 
     index: Index
@@ -363,8 +364,7 @@ def _by_item(index: Index, values: Callable[[], Mapping[ToolKey, T]]) -> dict[in
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranked:
+class _Ranked(Struct, frozen=True):
     """The ranking of tools of trusted and of suspected servers together."""
 
     selected: Sequence[Result]

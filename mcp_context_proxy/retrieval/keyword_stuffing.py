@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT
@@ -76,8 +77,7 @@ _QUOTED = re.compile(r"(?<=[\s(])(?:\"[^\"]*+\"|“[^“”]*+”|'[^']*+'(?!\w)
 begin one: a heap of marks that are never closed is then read once, and not again from each of them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class Evidence(Struct, frozen=True, eq=False):
     """Counts in the descriptions and names of some items, in their order; a list may be read in parts."""
 
     sentences: NDArray[np.int32]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct, field
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.index import Index
@@ -69,8 +70,7 @@ Embed: TypeAlias = Callable[[Sequence[str]], "Matrix | None"]
 """Returns the vectors of texts; None where there is no model."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLink:
+class ToolLink(Struct, frozen=True):
     """A tool that a text leads to."""
 
     item: int
@@ -80,8 +80,7 @@ class ToolLink:
     named: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TextLinks:
+class TextLinks(Struct, frozen=True):
     """The tools that a text leads to, and those that it forbids."""
 
     tools: tuple[ToolLink, ...] = ()
@@ -92,8 +91,7 @@ class TextLinks:
     """Tools that the text is about, though it may be about others as well (`ABOUT`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mention:
+class Mention(Struct, frozen=True):
     """A word of a text that may be the name of a tool."""
 
     word: str
@@ -135,8 +133,7 @@ def units_of(text: str) -> list[str]:
     return list(found)[:UNITS] or [text]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Likeness:
+class Likeness(Struct, frozen=True, eq=False):
     """Numbers that say how a text is like some tools."""
 
     items: NDArray[np.intp]
@@ -153,8 +150,7 @@ class Likeness:
         return found
 
 
-@dataclass(eq=False)
-class Links:
+class Links(Struct, eq=False, dict=True):
     """Links from texts to the tools of one index. Threads may share it: two that compute the same agree."""
 
     index: Index

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.retrieval.actions import ACTIONS, VERBS, action_of
@@ -104,8 +104,7 @@ Embed: TypeAlias = "Callable[[Sequence[str]], NDArray[np.float32] | None]"
 """Returns the vectors of texts; None where there is no model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A tool that fits next."""
 
     tool: Tool
@@ -113,8 +112,7 @@ class Step:
     """Share among the tools that compete and no next step at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True):
     """The parameters that a tool takes, as keys, and those that it requires."""
 
     keys: frozenset[str]
@@ -149,8 +147,7 @@ def things_of(name: str) -> frozenset[str]:
     return frozenset(terms(identifier_words(name))) - _NO_THING
 
 
-@dataclass(frozen=True, slots=True)
-class CallResult:
+class CallResult(Struct, frozen=True):
     """A called tool with the words of its result."""
 
     tool: Tool

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores

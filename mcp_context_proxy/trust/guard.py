@@ -16,12 +16,11 @@ import re
 import string
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.config.secrets import (
     LEARNED,
@@ -71,8 +70,7 @@ _RUN: Final = b"x" * 20
 Params: TypeAlias = Mapping[str, Raw]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownSecret:
+class KnownSecret(Struct, frozen=True):
     """A secret that a server was not given: its name, and one that was."""
 
     name: str
