@@ -24,7 +24,6 @@ from mcp_context_proxy.retrieval.scoring import (
     fuse,
 )
 from mcp_context_proxy.retrieval.text import terms
-from mcp_context_proxy.retrieval.values import value_kind
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore, InteractionVector
 from mcp_context_proxy.system.later import np
@@ -229,6 +228,8 @@ class InteractionIndex:
 
     def _identified(self, query: str, within: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Return the interactions that have an identifier of the query; None if the query has none."""
+        from mcp_context_proxy.retrieval.values import value_kind  # noqa: PLC0415 - expressions of searches
+
         tokens = (token.strip(_EDGES) for token in query.split())
         asked = [found for token in tokens if value_kind(token) in IDENTIFIERS and (found := terms(token))]
         if not asked or self._lexical is None:

@@ -19,7 +19,7 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
 from mcp_context_proxy.retrieval.text import identifier_words, name_key, sentences, terms
 from mcp_context_proxy.retrieval.vectors import best
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,16 +53,16 @@ ABOUT: Final = -0.7
 """Evidence from which a text is about the same thing as a tool, without describing its use: a rule of how
 emails end is about the tool that sends them."""
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:(?:__|[._:/-])[A-Za-z0-9]+)*")
-_CODE = re.compile(r"`([^`\n]{1,120})`")
-_COMPOUND = re.compile(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
-_SAID = re.compile(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
-_SAID_AFTER = re.compile(r"\s+(?:tool|server)\b", re.IGNORECASE)
-_FORBIDDEN = re.compile(
+_NAME = pattern(r"[A-Za-z][A-Za-z0-9]*(?:(?:__|[._:/-])[A-Za-z0-9]+)*")
+_CODE = pattern(r"`([^`\n]{1,120})`")
+_COMPOUND = pattern(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
+_SAID = pattern(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
+_SAID_AFTER = pattern(r"\s+(?:tool|server)\b", re.IGNORECASE)
+_FORBIDDEN = pattern(
     r"\b(?:never|not|don't|avoid|instead of|rather than|without|no longer)\b[^.;:!?\n]{0,40}$", re.IGNORECASE
 )
-_ONLY_FIRST = re.compile(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
-_CLAUSE = re.compile(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
+_ONLY_FIRST = pattern(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
+_CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 
 Matrix: TypeAlias = "NDArray[np.float32]"
 
