@@ -5,12 +5,12 @@ The resulting `ContextOptions` are part of the request context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from math import isinf
 from typing import Annotated, Self
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, DomainSearch
 from mcp_context_proxy.config.settings import PRESETS, Preset
@@ -21,8 +21,7 @@ Depth = Annotated[int, Meta(ge=0, le=5)]
 Score = Annotated[float, Meta(ge=0, le=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class DomainOptions:
+class DomainOptions(Struct, frozen=True):
     """Limits for one domain: tools, or documents (rules and references)."""
 
     top_k: int
@@ -42,8 +41,7 @@ class DomainOptions:
         return cls(numbers.top_k, numbers.top_n, include_score, numbers.by_fit)
 
 
-@dataclass(frozen=True, slots=True)
-class ResultReading:
+class ResultReading(Struct, frozen=True):
     """Tools whose results are read for the tools that fit next, and how much of each result."""
 
     enabled: bool = False
@@ -70,8 +68,7 @@ NO_RESULTS = ResultReading()
 """Reading of no results at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
+class ContextOptions(Struct, frozen=True):
     """All options of one selection."""
 
     tools: DomainOptions
@@ -105,8 +102,7 @@ class ContextOptions:
     """False to search without learned pairs, in a comparison (`statistics.trial`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainOverrides:
+class DomainOverrides(Struct, frozen=True):
     """Changes by a session or a request in one domain; numbers override the preset."""
 
     preset: Preset | None = None
@@ -115,8 +111,7 @@ class DomainOverrides:
     include_score: Score | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(Struct, frozen=True):
     """Changes by a session or a request; None keeps the value of the level above."""
 
     tools: DomainOverrides = DomainOverrides()
@@ -157,7 +152,7 @@ def configured(config: Config) -> ContextOptions:
 def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
     """Return the options after each level, in order, has overridden the ones before it."""
     for level in levels:
-        own = {field.name for field in fields(Overrides)} - {"tools", "documents"}
+        own = {*Overrides.__struct_fields__} - {"tools", "documents"}
         changed = {name: value for name in own if (value := getattr(level, name)) is not None}
         options = replace(
             options,

@@ -12,12 +12,13 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.options import ContextOptions
@@ -76,8 +77,7 @@ class Delivery(StrEnum):
     """With an earlier answer in its session."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextItem:
+class ContextItem(Struct, frozen=True):
     """One item of a request context."""
 
     type: Kind
@@ -98,8 +98,7 @@ class ContextItem:
     """Digest of the definition or text; None in records of earlier versions."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecalledInteraction:
+class RecalledInteraction(Struct, frozen=True):
     """A remembered interaction in a request context."""
 
     id: int
@@ -112,8 +111,7 @@ class RecalledInteraction:
     """Estimated cost of its text for a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(Struct, frozen=True):
     """Everything that a model was given for one request, by name."""
 
     id: str

@@ -8,12 +8,11 @@ each result names its type, and cacheable results say for how long they may be k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.protocol import envelope
@@ -108,8 +107,7 @@ class Era(StrEnum):
     MODERN = "modern"
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """The terms on which a session of the handshake era was opened: all of them that count later."""
 
     version: str

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -134,12 +134,12 @@ BY_OBJECT: Final = tuple(
 OBJECT_WORDS: Final = 7
 """Words after a verb among which its object is looked for."""
 
-_WORD = re.compile(r"[A-Za-z]+")
-_PHRASE = re.compile(
+_WORD = pattern(r"[A-Za-z]+")
+_PHRASE = pattern(
     f"(?:{'|'.join(sorted(PHRASES, key=lambda one: -len(one)))})\\b",
     re.IGNORECASE,
 )
-_YES_OR_NO = re.compile(
+_YES_OR_NO = pattern(
     r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s)"
     r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)",
     re.IGNORECASE,

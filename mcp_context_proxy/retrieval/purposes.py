@@ -8,8 +8,9 @@ graph, so no comparison of meanings can tell that they fit. The form of the requ
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.actions import QUESTIONS, opening_match
@@ -22,8 +23,7 @@ FIRST_OF_REQUEST = 400
 """Characters of a request in which its form is looked for."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Purpose:
+class Purpose(Struct, frozen=True, eq=False):
     """A need that tools of one kind serve whatever it is about."""
 
     said: re.Pattern[str]
@@ -249,8 +249,7 @@ IDIOMS: Final = (
 words that tools have. They count where a request opens with them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Idiom:
+class Idiom(Struct, frozen=True):
     """An idiom of memory with which a request opens."""
 
     start: int

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, reworded, wanted
 from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
@@ -189,8 +190,7 @@ _Span: TypeAlias = tuple[int, int]
 """The places in a text where a part of it begins and ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadQuery:
+class ReadQuery(Struct, frozen=True):
     """A query as it is searched for."""
 
     written: str

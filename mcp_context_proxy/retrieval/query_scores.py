@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
@@ -41,6 +41,8 @@ from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mcp_context_proxy.retrieval.queries import ReadQuery
 
 SEVERAL_SENTENCES = 2
 """Texts of a query above which it has more than one sentence: a single sentence gives the query and

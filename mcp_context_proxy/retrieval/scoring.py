@@ -14,6 +14,8 @@ from math import inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from msgspec import Struct
+
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval.results import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best
@@ -329,8 +331,7 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rivals:
+class Rivals(Struct, frozen=True, eq=False):
     """The things elsewhere that are nearest to a query, the nearest last."""
 
     cosines: NDArray[np.float64]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.retrieval.text import STOP_WORDS
 
@@ -214,8 +215,7 @@ LAST_DAY: Final = 31
 """The highest number before a slash that may be the day or month of a date."""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """A value of several words."""
 
     start: int

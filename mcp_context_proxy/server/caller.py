@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.config.host_profiles import name_room
@@ -49,8 +48,7 @@ def principal_of(scope: Mapping[str, Any]) -> str | None:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectedHost:
+class ConnectedHost(Struct, frozen=True, kw_only=True):
     """A host with a connection of its own, as it and its bridge introduced themselves."""
 
     name: str

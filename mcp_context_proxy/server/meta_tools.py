@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.config.secrets import Redactor
@@ -101,8 +101,7 @@ Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MetaTools:
+class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     """Answers ``tools/call`` for the meta tools."""
 
     fleet: Fleet
