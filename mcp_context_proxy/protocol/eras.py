@@ -91,6 +91,13 @@ that saw them could answer with a task, and no client could ask for its result."
 SKILLS_EXTENSION = META_PREFIX + "skills"
 """The extension by which a server declares that it serves skills."""
 
+CAPABILITY_OF = {
+    "sampling/createMessage": "sampling",
+    "elicitation/create": "elicitation",
+    "roots/list": "roots",
+}
+"""Requests that a server may make of a client, and the capability that the client must have declared."""
+
 MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
 
 RESOURCE_NOT_FOUND = -32002
@@ -151,6 +158,16 @@ def name_of(client_info: Raw | None) -> str | None:
         return envelope.text(envelope.members(client_info).get("name")) or None
     except msgspec.DecodeError:
         return None
+
+
+def client_capabilities(declared: Raw | None) -> Mapping[str, Any]:
+    """Return those of a client's capabilities that let servers make requests of it, by name."""
+    if declared is None or len(declared) <= len(b"{}"):
+        return {}
+    known = envelope.value_or_none(declared)
+    if not isinstance(known, dict):
+        return {}
+    return {name: known[name] for name in CAPABILITY_OF.values() if isinstance(known.get(name), dict)}
 
 
 def is_modern(meta: Members) -> bool:
@@ -232,6 +249,12 @@ def without_subscription(params: Members) -> Members:
 def result_type(result: Members) -> str:
     """Return the type of a result; ``complete`` if it names none, as results of older servers do."""
     return envelope.text(result.get("resultType")) or "complete"
+
+
+def may_require_input(result: bytes) -> bool:
+    """Return whether a result may be one that requires input; False for nearly all, without parsing them."""
+    # The word cannot be written in any other way than with such an escape.
+    return b"input_required" in result or b"\\u" in result
 
 
 def fit_result_to_client(method: str, result: bytes, era: Era) -> bytes:

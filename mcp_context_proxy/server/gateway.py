@@ -51,9 +51,9 @@ from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system.flights import Flight, in_task
+from mcp_context_proxy.system.flights import Flight, assigned, in_task
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import Principal, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -176,13 +176,13 @@ class Gateway:
                 if self.profiles.active or caller.rights.profile is not None:
                     await in_task()
                     caller = await self.profiles.admit(caller)
-                with acting_as(caller.rights):
+                with assigned(ACTING, caller.rights):
                     if self.tracing is None and self.sharing is None:
                         return await handler(params, caller)
                     if self.sharing is None:
                         return await self._traced(handler, method, params, caller)
                 params = await self.sharing.fetch(params, caller)
-                with acting_as(caller.rights):
+                with assigned(ACTING, caller.rights):
                     result = await self._traced(handler, method, params, caller)
                 return await self.sharing.keep(params, caller, result)
         except RequestError:

@@ -22,7 +22,8 @@ from mcp_context_proxy.protocol.eras import Era, Hello
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import Send
 from mcp_context_proxy.server.subscriptions import Subscriptions
-from mcp_context_proxy.trust.tokens import Principal, acting_as
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 INITIALIZE: Final = "initialize"
 PING: Final = "ping"
@@ -108,7 +109,7 @@ class Negotiation:
         if client_info is not None:
             with suppress(DecodeError):
                 name = envelope.text(envelope.members(client_info).get("name"))
-        with acting_as(rights):
+        with assigned(ACTING, rights):
             return self._introduction(shows_instructions(name or ""))
 
     def _rights_of(self, params: Members, rights: Principal) -> Principal:
