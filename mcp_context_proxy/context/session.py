@@ -30,8 +30,7 @@ from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot,
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
-from mcp_context_proxy.protocol.eras import Hello
-from mcp_context_proxy.protocol.validation import covers, reaches
+from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.tokens import THE_USER, Principal

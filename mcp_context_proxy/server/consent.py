@@ -28,10 +28,9 @@ from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import Members, RequestError
+from mcp_context_proxy.protocol.envelope import Members, RequestError, nests_deeper
 from mcp_context_proxy.protocol.eras import Era, may_require_input
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line, quoted
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput

@@ -32,10 +32,9 @@ from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
-from mcp_context_proxy.protocol.eras import Era, client_capabilities
+from mcp_context_proxy.protocol.eras import Era, client_capabilities, reaches
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
-from mcp_context_proxy.protocol.validation import reaches
 from mcp_context_proxy.server import questions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.pending_input import PendingInput

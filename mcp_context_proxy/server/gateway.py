@@ -29,7 +29,7 @@ from msgspec import Raw
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.protocol import envelope, eras, validation
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -37,9 +37,8 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import LOG_LEVELS, Era, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.validation import LOG_LEVELS, most_verbose
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.caller import Caller
@@ -164,7 +163,7 @@ class Gateway:
         if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
         try:
-            fault = validation.fault(method, params, modern=caller.era is Era.MODERN, meta=caller.meta)
+            fault = eras.params_fault(method, params, modern=caller.era is Era.MODERN, meta=caller.meta)
             if fault is not None:
                 raise RequestError(INVALID_PARAMS, fault)
             if caller.session is not None:

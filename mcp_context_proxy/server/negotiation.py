@@ -16,7 +16,7 @@ from msgspec import DecodeError, Raw
 from mcp_context_proxy.config.host_profiles import shows_instructions
 from mcp_context_proxy.context.delivery import SessionIntroduction
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.protocol import envelope, eras, validation
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError, RequestId
 from mcp_context_proxy.protocol.eras import Era, Hello
 from mcp_context_proxy.server.gateway import Gateway
@@ -161,7 +161,7 @@ class Negotiation:
         own = (DISCOVER, LISTEN) if era is Era.MODERN else (PING,)
         if method not in own:
             return None
-        fault = validation.fault(method, params, modern=era is Era.MODERN)
+        fault = eras.params_fault(method, params, modern=era is Era.MODERN)
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
         if method == LISTEN:

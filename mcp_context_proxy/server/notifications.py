@@ -30,8 +30,8 @@ from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.validation import containing
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread

@@ -40,10 +40,10 @@ from mcp_context_proxy.protocol.envelope import (
     METHOD_NOT_FOUND,
     Members,
     RequestError,
+    nests_deeper,
 )
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.protocol.strangers import LETTERS, clean, named, normalized, quoted, unmarked
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system.threads import in_thread
 
