@@ -24,14 +24,13 @@ from mcp_context_proxy.context.options import (
     DomainOptions,
     DomainOverrides,
     Overrides,
-    ResultReading,
     configured,
 )
 from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
+from mcp_context_proxy.context.session import ResultReading, Sessions, item_by, key_of, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
-from mcp_context_proxy.context.session import Sessions, item_by, key_of, resolve_in
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,

@@ -26,11 +26,11 @@ from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.context.background_indexing import Indexed, OnWait
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import ResultReading, configured
+from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander
-from mcp_context_proxy.context.session import Handles
+from mcp_context_proxy.context.session import Handles, ResultReading
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Snapshot

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.envelope import Members, nests_deeper
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, SERVER_KEY, meta_of
 from mcp_context_proxy.protocol.strangers import (
     BLANK_LINES,
@@ -40,7 +40,6 @@ from mcp_context_proxy.protocol.strangers import (
     quoted,
     unmarked,
 )
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import fingerprints
 from mcp_context_proxy.trust.danger import danger_of, is_stricter

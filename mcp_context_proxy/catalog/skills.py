@@ -28,9 +28,9 @@ from mcp_context_proxy.catalog.front_matter import (
 from mcp_context_proxy.catalog.uri_owners import SKILL_SCHEME, check_uri
 from mcp_context_proxy.items import JSON, Document, Kind, Skill, SkillFile
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.eras import SERVER_KEY
 from mcp_context_proxy.protocol.strangers import clean_json, named, one_line, quoted, stranger_json
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.system.later import yaml
 from mcp_context_proxy.trust.fingerprints import is_plain
 

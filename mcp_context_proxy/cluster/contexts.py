@@ -35,10 +35,9 @@ from mcp_context_proxy.context.session import Handle, Handles, Session, SessionC
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import Era, may_require_input
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.questions import may_ask
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -208,7 +207,7 @@ class SharedContexts:
         in its memory, and this replica that a person has agreed to it.
         """
         unsaved = False
-        if caller.era is Era.MODERN and may_ask(result):
+        if caller.era is Era.MODERN and may_require_input(result):
             result = _with_home(result, self._replica)
         for handle in list(self._fresh):
             self._kept.setdefault(handle, _Kept(hash_of(handle.secret)))

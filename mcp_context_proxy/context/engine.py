@@ -19,11 +19,9 @@ from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.options import (
     NO_OVERRIDES,
-    NO_RESULTS,
     ContextOptions,
     DomainOptions,
     Overrides,
-    ResultReading,
     overridden,
 )
 from mcp_context_proxy.context.presets import PresetBook
@@ -38,7 +36,15 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
-from mcp_context_proxy.context.session import NO_SESSION, SessionContext, Sessions, SessionView, key_of
+from mcp_context_proxy.context.session import (
+    NO_RESULTS,
+    NO_SESSION,
+    ResultReading,
+    SessionContext,
+    Sessions,
+    SessionView,
+    key_of,
+)
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.working_set import WorkingSet

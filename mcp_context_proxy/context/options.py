@@ -5,7 +5,6 @@ The resulting `ContextOptions` are part of the request context.
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from math import isinf
 from typing import Annotated, Self
 
@@ -39,33 +38,6 @@ class DomainOptions(Struct, frozen=True):
         unbounded = isinf(numbers.include_score)
         include_score = None if unbounded else numbers.include_score
         return cls(numbers.top_k, numbers.top_n, include_score, numbers.by_fit)
-
-
-class ResultReading(Struct, frozen=True):
-    """Tools whose results are read for the tools that fit next, and how much of each result."""
-
-    enabled: bool = False
-    """Whether results are read in sessions without a setting of their own."""
-    tools: tuple[str, ...] = ("*",)
-    """Patterns of exposed names."""
-    characters: int = 2000
-    """Length to which the text of a result is cut."""
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Take the settings of the configuration."""
-        wanted = config.context.expand_results
-        tools = ("*",) if isinstance(wanted, bool) else wanted
-        return cls(bool(wanted), tools, config.context.expand_results_characters)
-
-    def covers(self, exposed_name: str, own: bool | None) -> bool:
-        """Return whether the result of a tool is read in a session, given that session's own setting."""
-        enabled = self.enabled if own is None else own
-        return enabled and any(fnmatchcase(exposed_name, pattern) for pattern in self.tools)
-
-
-NO_RESULTS = ResultReading()
-"""Reading of no results at all."""
 
 
 class ContextOptions(Struct, frozen=True):

@@ -12,15 +12,17 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from itertools import islice
-from typing import TypeAlias
+from typing import Self, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides, ResultReading
+from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
 from mcp_context_proxy.context.records import Delivery, Mode
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
@@ -28,8 +30,7 @@ from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot,
 from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
-from mcp_context_proxy.protocol.eras import Hello
-from mcp_context_proxy.protocol.validation import covers, reaches
+from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
@@ -193,6 +194,33 @@ class SessionContext(Struct, eq=False, weakref=True):
             delivered=dict(self.delivered),
             meant=dict(self.meant) if self.added else {},
         )
+
+
+class ResultReading(Struct, frozen=True):
+    """Tools whose results are read for the tools that fit next, and how much of each result."""
+
+    enabled: bool = False
+    """Whether results are read in sessions without a setting of their own."""
+    tools: tuple[str, ...] = ("*",)
+    """Patterns of exposed names."""
+    characters: int = 2000
+    """Length to which the text of a result is cut."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Take the settings of the configuration."""
+        wanted = config.context.expand_results
+        tools = ("*",) if isinstance(wanted, bool) else wanted
+        return cls(bool(wanted), tools, config.context.expand_results_characters)
+
+    def covers(self, exposed_name: str, own: bool | None) -> bool:
+        """Return whether the result of a tool is read in a session, given that session's own setting."""
+        enabled = self.enabled if own is None else own
+        return enabled and any(fnmatchcase(exposed_name, pattern) for pattern in self.tools)
+
+
+NO_RESULTS = ResultReading()
+"""Reading of no results at all."""
 
 
 RESULT_BYTES = 1_000_000

@@ -21,7 +21,6 @@ from mcp_context_proxy.downstream.connect import Connected
 from mcp_context_proxy.downstream.dedicated import DedicatedConnections
 from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Unprobed
 from mcp_context_proxy.downstream.inbound import (
-    CAPABILITY_OF,
     ELICITATION_COMPLETE,
     LOG_MESSAGE,
     PROGRESS,
@@ -50,10 +49,9 @@ from mcp_context_proxy.errors import (
 )
 from mcp_context_proxy.items import IndexedChunk
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError, nests_deeper
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
 from mcp_context_proxy.protocol.strangers import said, said_json, stranger_json
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.flights import in_task

@@ -24,12 +24,13 @@ from msgspec import Raw, Struct, field
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connect import Connected, connect, describe
-from mcp_context_proxy.downstream.inbound import CAPABILITY_OF, Output, Route, answer
+from mcp_context_proxy.downstream.inbound import Output, Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
 from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError, SessionForgottenError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF
 
 logger = logging.getLogger(__name__)
 

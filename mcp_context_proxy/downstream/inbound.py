@@ -37,13 +37,6 @@ from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_lin
 
 logger = logging.getLogger(__name__)
 
-CAPABILITY_OF = {
-    "sampling/createMessage": "sampling",
-    "elicitation/create": "elicitation",
-    "roots/list": "roots",
-}
-"""Requests that a server may make of a client, and the capability that the client must have declared."""
-
 LOG_MESSAGE = "notifications/message"
 PROGRESS = "notifications/progress"
 RESOURCE_UPDATED = "notifications/resources/updated"

@@ -24,8 +24,7 @@ from mcp_context_proxy.downstream.link import Notify, Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
-from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.validation import URI_CHARACTERS, covers, most_verbose
+from mcp_context_proxy.protocol.eras import URI_CHARACTERS, Era, covers, most_verbose
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,8 @@ from mcp_context_proxy.front.resource_metadata import NEEDED, WELL_KNOWN, Resour
 from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
-from mcp_context_proxy.trust.tokens import OWNER, THE_USER, NamedToken, Principal, TokenBook, acting_as
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING, OWNER, THE_USER, NamedToken, Principal, TokenBook
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class Guard:
             if refusal is not None:
                 await refusal(scope, receive, send)
                 return
-            with acting_as(rights_of(scope)):
+            with assigned(ACTING, rights_of(scope)):
                 token = scope.get(_TOKEN_KEY)
                 if token is None:
                     await self._app(scope, receive, send)

@@ -27,10 +27,10 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
     RequestId,
+    holds_more,
 )
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_context_proxy.server.caller import AGENT_HEADER, PRINCIPAL_KEY, RIGHTS_KEY, rights_of
 from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
-from mcp_context_proxy.trust.tokens import acting_as
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING
 
 PARAMETER: Final = "profile"
 """Parameter of a route that names a profile."""
@@ -38,5 +39,5 @@ class InProfile:
         if rights is known:
             await self._app(scope, receive, send)
             return
-        with acting_as(rights):
+        with assigned(ACTING, rights):
             await self._app({**scope, RIGHTS_KEY: rights, PRINCIPAL_KEY: rights.name}, receive, send)

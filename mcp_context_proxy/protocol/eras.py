@@ -1,13 +1,15 @@
-"""Converts messages between the two eras of the protocol: pure functions on raw JSON objects.
+"""The protocol in its two eras: checks of params, and conversions between the eras, on raw JSON objects.
 
 The `handshake` era (revisions up to 2025-11-25) opens with ``initialize`` and keeps a session. The `modern`
 era (2026-07-28) has no session: each request carries the version and the client's capabilities in ``_meta``,
 each result names its type, and cacheable results say for how long they may be kept.
+
+Only the members that this proxy acts on are checked; the server judges the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -90,6 +92,13 @@ that saw them could answer with a task, and no client could ask for its result."
 SKILLS_EXTENSION = META_PREFIX + "skills"
 """The extension by which a server declares that it serves skills."""
 
+CAPABILITY_OF = {
+    "sampling/createMessage": "sampling",
+    "elicitation/create": "elicitation",
+    "roots/list": "roots",
+}
+"""Requests that a server may make of a client, and the capability that the client must have declared."""
+
 MODERN_ONLY_RESULT_KEYS = ("resultType", "ttlMs", "cacheScope")
 
 RESOURCE_NOT_FOUND = -32002
@@ -149,6 +158,16 @@ def name_of(client_info: Raw | None) -> str | None:
         return envelope.text(envelope.members(client_info).get("name")) or None
     except msgspec.DecodeError:
         return None
+
+
+def client_capabilities(declared: Raw | None) -> Mapping[str, Any]:
+    """Return those of a client's capabilities that let servers make requests of it, by name."""
+    if declared is None or len(declared) <= len(b"{}"):
+        return {}
+    known = envelope.value_or_none(declared)
+    if not isinstance(known, dict):
+        return {}
+    return {name: known[name] for name in CAPABILITY_OF.values() if isinstance(known.get(name), dict)}
 
 
 def is_modern(meta: Members) -> bool:
@@ -232,6 +251,12 @@ def result_type(result: Members) -> str:
     return envelope.text(result.get("resultType")) or "complete"
 
 
+def may_require_input(result: bytes) -> bool:
+    """Return whether a result may be one that requires input; False for nearly all, without parsing them."""
+    # The word cannot be written in any other way than with such an escape.
+    return b"input_required" in result or b"\\u" in result
+
+
 def fit_result_to_client(method: str, result: bytes, era: Era) -> bytes:
     """Convert a server's result to the era of the client, and change nothing else.
 
@@ -313,3 +338,156 @@ def _with_text(content: Raw | None, structured: Raw) -> Raw:
         return came
     # Spliced in as bytes, so that the rest of the content stays as it came.
     return Raw(bytes(came).strip()[:-1] + (b"," if blocks else b"") + text + b"]")
+
+
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""Least severe first."""
+
+
+def reaches(level: str | None, least: str | None) -> bool:
+    """Return whether a log message is at or above the level `least`; an unknown level always is."""
+    if least not in LOG_LEVELS:
+        return False
+    return level not in LOG_LEVELS or LOG_LEVELS.index(level) >= LOG_LEVELS.index(least)
+
+
+def most_verbose(levels: Iterable[str | None]) -> str | None:
+    """Return the least severe of the levels; None if there is none."""
+    known = [level for level in levels if level in LOG_LEVELS]
+    return min(known, key=LOG_LEVELS.index, default=None)
+
+
+URI_CHARACTERS = 4096
+"""Longest URI of a subscription or an update; a longer one is refused, or not passed on."""
+
+URI_LEVELS = 64
+"""Parents of a URI that are looked for among the subscriptions."""
+
+
+def covers(subscribed: Collection[str], uri: str) -> bool:
+    """Return whether a resource, or one that contains it, is among those subscribed to."""
+    return bool(subscribed) and any(each in subscribed for each in containing(uri))
+
+
+def containing(uri: str) -> Iterator[str]:
+    """Yield the URI of a resource, then of those that contain it, without and with a slash."""
+    yield uri
+    end = len(uri) if len(uri) <= URI_CHARACTERS else 0
+    for _ in range(URI_LEVELS):
+        end = uri.rfind("/", 0, end)
+        if end < 0:
+            return
+        yield uri[:end]
+        yield uri[: end + 1]
+
+
+STRING, OBJECT, NULL = b'"', b"{", b"n"
+"""First characters that tell the kind of a JSON value."""
+
+_KINDS = {STRING[0]: "a string", OBJECT[0]: "an object"}
+
+_NEEDED: Mapping[str, Mapping[str, bytes]] = {
+    "tools/call": {"name": STRING},
+    "prompts/get": {"name": STRING},
+    "resources/read": {"uri": STRING},
+    "resources/directory/read": {"uri": STRING},
+    "resources/subscribe": {"uri": STRING},
+    "resources/unsubscribe": {"uri": STRING},
+    "completion/complete": {"ref": OBJECT, "argument": OBJECT},
+    "logging/setLevel": {"level": STRING},
+    "skills/get": {"uri": STRING},
+}
+"""Required members of the params of each method, with their kind."""
+
+_LISTS = (
+    "tools/list",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "resources/directory/read",
+    "skills/list",
+)
+
+_ALLOWED: Mapping[str, Mapping[str, bytes]] = {
+    # Models sometimes write the object as a string of JSON; it is accepted.
+    "tools/call": {"arguments": OBJECT + STRING + NULL},
+    "prompts/get": {"arguments": OBJECT + NULL},
+    **{method: {"cursor": STRING + NULL} for method in _LISTS},
+}
+"""Optional members of the params of each method, with the first characters of their possible kinds."""
+
+_LOOKED_AT: Mapping[str, tuple[str, ...]] = {
+    **{method: tuple(needed) for method, needed in _NEEDED.items()},
+    **dict.fromkeys(_LISTS, ("cursor",)),
+}
+"""Members of the params of each method that are decoded here, and so bounded, beside ``_meta``; others are
+only passed on."""
+
+_CHECKS = {
+    method: (_LOOKED_AT[method], (*_NEEDED.get(method, {}).items(),), (*_ALLOWED.get(method, {}).items(),))
+    for method in _LOOKED_AT
+}
+"""All of these, put together for each method: every call is checked."""
+
+_NO_CHECKS = (), (), ()
+
+_REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
+
+
+def params_fault(
+    method: str, params: Members, *, modern: bool = False, meta: Members | None = None
+) -> str | None:
+    """Return the fault in the params of a request, for its sender; None if they are right.
+
+    `meta` is their ``_meta``, if it is decoded already.
+    """
+    looked_at, needed, allowed = _CHECKS.get(method, _NO_CHECKS)
+    raw_meta = params.get("_meta")
+    for name in looked_at:
+        if (raw := params.get(name)) is not None and len(raw) > envelope.TAKEN_APART_BYTES:
+            return _too_large(name, method, raw)
+    if raw_meta is not None and len(raw_meta) > envelope.TAKEN_APART_BYTES:
+        return _too_large("_meta", method, raw_meta)
+    for name, kind in needed:
+        if not _is(params.get(name), kind):
+            return f"{method} needs {name}, {_KINDS[kind[0]]}"
+    for name, kinds in allowed:
+        if (raw := params.get(name)) is not None and not _is(raw, kinds):
+            return f"{name} of {method} must be {_KINDS[kinds[0]]}"
+    if raw_meta is not None and not _is(raw_meta, OBJECT + NULL):
+        return "_meta must be an object"
+    if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
+        return wrong
+    if raw_meta is None:
+        return f"{CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
+    if meta is None:
+        meta = meta_of(params)
+    token, level = meta.get("progressToken"), meta.get(LOG_LEVEL_KEY)
+    if token is not None and type(envelope.value_or_none(token)) not in (int, str):
+        return "progressToken must be a string or an integer"
+    if modern and not _is(meta.get(CLIENT_CAPABILITIES_KEY), OBJECT):
+        return f"{CLIENT_CAPABILITIES_KEY} must be an object"
+    if modern and level is not None and envelope.text(level) not in LOG_LEVELS:
+        return f"{LOG_LEVEL_KEY} must be one of {', '.join(LOG_LEVELS)}"
+    return None
+
+
+def _reference_fault(params: Members) -> str | None:
+    try:
+        reference, argument = envelope.members(params["ref"]), envelope.members(params["argument"])
+    except msgspec.DecodeError:
+        return "completion/complete needs ref and argument, objects"
+    needed = _REFERENCES.get(envelope.text(reference.get("type")) or "")
+    if needed is None or not _is(reference.get(needed), STRING):
+        return "ref must be of type ref/prompt with a name, or of type ref/resource with a uri"
+    if not (_is(argument.get("name"), STRING) and _is(argument.get("value"), STRING)):
+        return "argument needs a name and a value, strings"
+    return None
+
+
+def _too_large(name: str, method: str, raw: Raw) -> str:
+    return f"{name} of {method} has {len(raw):,} bytes; {envelope.TAKEN_APART_BYTES:,} are allowed"
+
+
+def _is(raw: Raw | None, kinds: bytes) -> bool:
+    return raw is not None and envelope.starts_with(raw, kinds)

@@ -64,9 +64,8 @@ class Outcome(Enum):
 
 def outcome_of(result: bytes) -> Outcome:
     """Return how a call with this result ended."""
-    # Parts of which a result has one, unless it succeeded: neither the name nor the value can be written
-    # otherwise than with an escape.
-    seems_well = b'"isError"' not in result and b"input_required" not in result and b"\\u" not in result
+    # Without an escape, which counts as input that may be required, the name can be written in one way only.
+    seems_well = b'"isError"' not in result and not eras.may_require_input(result)
     if len(result) > MOST_BYTES or seems_well:
         return Outcome.SUCCEEDED
     try:

@@ -27,14 +27,13 @@ from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.envelope import Members, RequestError, nests_deeper
+from mcp_context_proxy.protocol.eras import Era, may_require_input
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line, quoted
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
-from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, may_ask, names_secret
+from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, names_secret
 from mcp_context_proxy.system.threads import in_thread
 
 ARGUMENTS_SHOWN = 20
@@ -118,7 +117,7 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
 
     def remember(self, tool: Tool, params: Members, caller: Caller, result: bytes) -> None:
         """Note that a call with consent goes on if its result asks for input: nobody is asked again."""
-        if caller.era is not Era.MODERN or not may_ask(result):
+        if caller.era is not Era.MODERN or not may_require_input(result):
             return
         parts = envelope.members(result)
         if eras.result_type(parts) != "input_required":

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Raw
 
+from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import PROGRESS, waiting_facts
@@ -31,19 +32,17 @@ from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import Era, client_capabilities, reaches
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
-from mcp_context_proxy.protocol.validation import reaches
 from mcp_context_proxy.server import questions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import (
+    Requests,
     answer_word,
     ask_for_input,
-    client_capabilities,
     limited_ask,
-    requests_in,
     url_elicitation,
 )
 from mcp_context_proxy.system.flights import in_task
@@ -123,7 +122,7 @@ class Forwarder:
         if client.era is not Era.HANDSHAKE or request.method not in INPUT_METHODS:
             return await self._send(request, request.params, _outgoing(request, notify))
         try:
-            if "requestState" in request.params or client_capabilities(caller):
+            if "requestState" in request.params or client_capabilities(caller.capabilities):
                 await in_task()
                 return await self._send_pending(request, notify)
             return await self._send(request, request.params, _outgoing(request, notify))
@@ -145,9 +144,9 @@ class Forwarder:
 
     def _ask(self, request: _Request, ask: Ask) -> Ask | None:
         """Return the way in which the server asks the client; the audit has each question."""
-        limited = limited_ask(request.caller, ask, request.client)
-        if limited is None:
+        if not client_capabilities(request.caller.capabilities):
             return None
+        limited = limited_ask(request.caller, ask, request.client)
 
         async def audited(method: str, params: Members) -> bytes:
             answer = "refused"
@@ -176,7 +175,7 @@ class Forwarder:
         """Ask a handshake-era client for the input that a modern server requires, until it has enough."""
         server = request.client.name
         for _ in range(INPUT_ROUNDS):
-            parts, required = await requests_in(server, result, request.client.limits)
+            parts, required = await _requests_in(server, result, request.client.limits)
             kind = eras.result_type(parts)
             if kind == "complete":
                 return result
@@ -208,9 +207,12 @@ class Forwarder:
                 result = await self._traced(self.tracing, request, params, outgoing)
         except RemoteError as error:
             raise await questions.checked_error(client, error) from error
-        if request.caller.era is Era.MODERN and questions.may_ask(result):
+        if request.caller.era is Era.MODERN and eras.may_require_input(result):
             # Whatever the server's era: the client would answer such a result of any server.
-            checked = await questions.checked_result(client, result)
+            parts, required = await _requests_in(client.name, result, client.limits)
+            if required is None:
+                return result
+            checked = await questions.checked_requests(client, parts, required)
             for method in questions.asked_by(checked):
                 self._note_question(request, method, "asked by the result of the call")
             return checked
@@ -223,6 +225,41 @@ class Forwarder:
             result = await request.client.call(request.method, traced.params, outgoing)
             traced.answered(result)
             return result
+
+
+async def _requests_in(server: str, result: bytes, limits: Limits) -> tuple[Members, Requests | None]:
+    """Return the members of a result, and the requests in it; None if it requires no input.
+
+    Raises:
+        InputMissingError: there are too many.
+        BadAnswerError: they cannot be read.
+    """
+    large = len(result) > envelope.TAKEN_APART_BYTES
+    try:
+        if large:
+            return await in_thread(_requests, server, result, limits.questions_per_call)
+        return _requests(server, result, limits.questions_per_call)
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(server, "with requests for input that cannot be read") from error
+
+
+def _requests(server: str, result: bytes, most: int) -> tuple[Members, Requests | None]:
+    parts = envelope.members(result)
+    if eras.result_type(parts) != "input_required":
+        return parts, None
+    nothing = Raw(b"{}")
+    listed = _members(parts.get("inputRequests", nothing))
+    if len(listed) > most:
+        raise InputMissingError(server, f"it asked {len(listed):,} times at once")
+    required = {key: _members(each) for key, each in listed.items()}
+    return parts, {key: (each, _members(each.get("params", nothing))) for key, each in required.items()}
+
+
+def _members(raw: Raw) -> Members:
+    """Decode an object; one with far too many members counts as one that cannot be read."""
+    if envelope.holds_a_flood(raw):
+        raise msgspec.ValidationError("too many members")
+    return envelope.members(raw)
 
 
 def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outgoing:

@@ -29,7 +29,7 @@ from msgspec import Raw
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.protocol import envelope, eras, validation
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -37,9 +37,8 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import LOG_LEVELS, Era, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.validation import LOG_LEVELS, most_verbose
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.caller import Caller
@@ -51,9 +50,9 @@ from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system.flights import Flight, in_task
+from mcp_context_proxy.system.flights import Flight, assigned, in_task
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import Principal, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing
@@ -164,7 +163,7 @@ class Gateway:
         if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
         try:
-            fault = validation.fault(method, params, modern=caller.era is Era.MODERN, meta=caller.meta)
+            fault = eras.params_fault(method, params, modern=caller.era is Era.MODERN, meta=caller.meta)
             if fault is not None:
                 raise RequestError(INVALID_PARAMS, fault)
             if caller.session is not None:
@@ -176,13 +175,13 @@ class Gateway:
                 if self.profiles.active or caller.rights.profile is not None:
                     await in_task()
                     caller = await self.profiles.admit(caller)
-                with acting_as(caller.rights):
+                with assigned(ACTING, caller.rights):
                     if self.tracing is None and self.sharing is None:
                         return await handler(params, caller)
                     if self.sharing is None:
                         return await self._traced(handler, method, params, caller)
                 params = await self.sharing.fetch(params, caller)
-                with acting_as(caller.rights):
+                with assigned(ACTING, caller.rights):
                     result = await self._traced(handler, method, params, caller)
                 return await self.sharing.keep(params, caller, result)
         except RequestError:

@@ -40,7 +40,7 @@ from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.results import ReadError, read, with_note
@@ -72,7 +72,7 @@ from mcp_context_proxy.server.meta_definitions import (
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
-from mcp_context_proxy.server.questions import ask_client, client_capabilities
+from mcp_context_proxy.server.questions import ask_client
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
     answer_text,
@@ -162,7 +162,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         call: the search is parked until the client calls again with the answer, or goes on without it after
         a timeout.
         """
-        if not self.asks_clients or "sampling" not in client_capabilities(caller):
+        if not self.asks_clients or "sampling" not in client_capabilities(caller.capabilities):
             return await search(None, caller.notify)
 
         def model(ask: Ask, client: str) -> RerankerModel:

@@ -16,13 +16,14 @@ from msgspec import DecodeError, Raw
 from mcp_context_proxy.config.host_profiles import shows_instructions
 from mcp_context_proxy.context.delivery import SessionIntroduction
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.protocol import envelope, eras, validation
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError, RequestId
 from mcp_context_proxy.protocol.eras import Era, Hello
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import Send
 from mcp_context_proxy.server.subscriptions import Subscriptions
-from mcp_context_proxy.trust.tokens import Principal, acting_as
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 INITIALIZE: Final = "initialize"
 PING: Final = "ping"
@@ -108,7 +109,7 @@ class Negotiation:
         if client_info is not None:
             with suppress(DecodeError):
                 name = envelope.text(envelope.members(client_info).get("name"))
-        with acting_as(rights):
+        with assigned(ACTING, rights):
             return self._introduction(shows_instructions(name or ""))
 
     def _rights_of(self, params: Members, rights: Principal) -> Principal:
@@ -160,7 +161,7 @@ class Negotiation:
         own = (DISCOVER, LISTEN) if era is Era.MODERN else (PING,)
         if method not in own:
             return None
-        fault = validation.fault(method, params, modern=era is Era.MODERN)
+        fault = eras.params_fault(method, params, modern=era is Era.MODERN)
         if fault is not None:
             raise RequestError(INVALID_PARAMS, fault)
         if method == LISTEN:

@@ -30,11 +30,12 @@ from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.validation import containing
 from mcp_context_proxy.server.tools_list import ToolList
+from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 
@@ -416,7 +417,7 @@ class ChangeNotifier:
         limited = {_seen_by(each) for each in (*(one.rights for one in self._sessions), *self.subscribers())}
         concerned: dict[str, set[Principal]] = {}
         for rights in {THE_USER, *limited}:
-            with acting_as(rights):
+            with assigned(ACTING, rights):
                 visible = self._announced[rights] = await self._visible(self._catalog.snapshot)
                 known = before.get(rights) or await self._visible(part_for(rights, whole_before))
             for method, digest in visible.items():

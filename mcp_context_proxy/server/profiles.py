@@ -22,10 +22,9 @@ from mcp_context_proxy.config.clients import ClientConfig
 from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.questions import client_capabilities
 from mcp_context_proxy.trust.profiles import Profile, profile_of
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
@@ -190,7 +189,7 @@ def _name_in(client_info: Raw | None) -> str:
 
 async def _roots(caller: Caller) -> tuple[str, ...]:
     """Return the folders that a client says it has open; none if it does not say, or has none."""
-    if caller.era is not Era.HANDSHAKE or "roots" not in client_capabilities(caller):
+    if caller.era is not Era.HANDSHAKE or "roots" not in client_capabilities(caller.capabilities):
         return ()
     answer = b"{}"
     with anyio.move_on_after(ROOTS_SECONDS):

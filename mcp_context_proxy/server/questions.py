@@ -21,20 +21,18 @@ import logging
 import re
 import secrets
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.inbound import CAPABILITY_OF
 from mcp_context_proxy.downstream.link import Ask
-from mcp_context_proxy.errors import BadAnswerError, InputMissingError, RemoteError
+from mcp_context_proxy.errors import InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
@@ -42,9 +40,10 @@ from mcp_context_proxy.protocol.envelope import (
     METHOD_NOT_FOUND,
     Members,
     RequestError,
+    nests_deeper,
 )
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.protocol.strangers import LETTERS, clean, named, normalized, quoted, unmarked
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
@@ -65,6 +64,9 @@ ANSWERS_NOTED = 10
 NO_SYSTEM_PROMPT = "The messages below come from this server and not from the user."
 """System prompt of a sampling request that has none of its own."""
 
+Requests: TypeAlias = dict[str, tuple[Members, Members]]
+"""The requests in a result by their keys: the members of each, and those of its params."""
+
 _EXACT: Final = frozenset(
     {eras.ELICITATION_ID, "$ref", "blob", "const", "data", "default", "enum", "format", "id", "mimeType"}
     | {"mode", "name", "pattern", "required", "toolUseId", "type", "uri", "url"}
@@ -72,20 +74,8 @@ _EXACT: Final = frozenset(
 """Members that a peer compares or sends back: they are never changed, so they must hide nothing."""
 
 
-def client_capabilities(caller: Caller) -> Mapping[str, Any]:
-    """Return the declared capabilities that let servers make requests of the client, by name."""
-    if caller.capabilities is None or len(caller.capabilities) <= len(b"{}"):
-        return {}
-    declared = envelope.value_or_none(caller.capabilities)
-    if not isinstance(declared, dict):
-        return {}
-    return {name: declared[name] for name in CAPABILITY_OF.values() if isinstance(declared.get(name), dict)}
-
-
-def limited_ask(caller: Caller, ask: Ask, client: DownstreamClient) -> Ask | None:
-    """Return the way in which a server asks the client during one call; None if it can be asked nothing."""
-    if not client_capabilities(caller):
-        return None
+def limited_ask(caller: Caller, ask: Ask, client: DownstreamClient) -> Ask:
+    """Return the way in which a server asks the client during one call."""
     asked = 0
 
     async def limited(method: str, params: Members) -> bytes:
@@ -105,7 +95,7 @@ async def ask_client(caller: Caller, ask: Ask, method: str, params: Members) -> 
     Raises:
         RequestError: the client did not declare the capability, or refuses.
     """
-    declared = client_capabilities(caller)
+    declared = client_capabilities(caller.capabilities)
     name = CAPABILITY_OF.get(method, "")
     if name not in declared:
         raise RequestError(METHOD_NOT_FOUND, f"the client does not support {method}")
@@ -168,22 +158,12 @@ async def ask_for_input(ask: Ask | None, required: Members, params: Members) -> 
     return await ask(envelope.text(required.get("method")) or "", params)
 
 
-def may_ask(result: bytes) -> bool:
-    """Return whether a result may be one that requires input; False for nearly all, without parsing them."""
-    # The word cannot be written in any other way than with such an escape.
-    return b"input_required" in result or b"\\u" in result
-
-
-async def checked_result(client: DownstreamClient, result: bytes) -> bytes:
-    """Return a result with its requests as they may reach a modern client; one without requests as it is.
+async def checked_requests(client: DownstreamClient, parts: Members, required: Requests) -> bytes:
+    """Return a result with its requests as they may reach a modern client.
 
     Raises:
         InputMissingError: a request was refused.
-        BadAnswerError: the requests cannot be read.
     """
-    parts, required = await requests_in(client.name, result, client.limits)
-    if required is None:
-        return result
     try:
         for each, asked in required.values():
             method = envelope.text(each.get("method")) or ""
@@ -196,45 +176,6 @@ async def checked_result(client: DownstreamClient, result: bytes) -> bytes:
     if required:
         parts["inputRequests"] = envelope.raw({key: each for key, (each, _) in required.items()})
     return envelope.encode(parts)
-
-
-Requests: TypeAlias = dict[str, tuple[Members, Members]]
-"""The requests in a result by their keys: the members of each, and those of its params."""
-
-
-async def requests_in(server: str, result: bytes, limits: Limits) -> tuple[Members, Requests | None]:
-    """Return the members of a result, and the requests in it; None if it requires no input.
-
-    Raises:
-        InputMissingError: there are too many.
-        BadAnswerError: they cannot be read.
-    """
-    large = len(result) > envelope.TAKEN_APART_BYTES
-    try:
-        if large:
-            return await in_thread(_requests, server, result, limits.questions_per_call)
-        return _requests(server, result, limits.questions_per_call)
-    except msgspec.DecodeError as error:
-        raise BadAnswerError(server, "with requests for input that cannot be read") from error
-
-
-def _requests(server: str, result: bytes, most: int) -> tuple[Members, Requests | None]:
-    parts = envelope.members(result)
-    if eras.result_type(parts) != "input_required":
-        return parts, None
-    nothing = Raw(b"{}")
-    listed = _members(parts.get("inputRequests", nothing))
-    if len(listed) > most:
-        raise InputMissingError(server, f"it asked {len(listed):,} times at once")
-    required = {key: _members(each) for key, each in listed.items()}
-    return parts, {key: (each, _members(each.get("params", nothing))) for key, each in required.items()}
-
-
-def _members(raw: Raw) -> Members:
-    """Decode an object; one with far too many members counts as one that cannot be read."""
-    if envelope.holds_a_flood(raw):
-        raise msgspec.ValidationError("too many members")
-    return envelope.members(raw)
 
 
 async def checked_error(client: DownstreamClient, error: RemoteError) -> RemoteError:
@@ -282,7 +223,7 @@ def url_elicitation(error: RemoteError, params: Members, caller: Caller) -> byte
         requests[key] = {"method": ELICITATION, "params": asked}
     if not requests or _has_declined(params.get("inputResponses", Raw(b"{}"))):
         return None
-    if "url" not in client_capabilities(caller).get("elicitation", {}):
+    if "url" not in client_capabilities(caller.capabilities).get("elicitation", {}):
         needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
         raise RequestError(eras.MISSING_CAPABILITY, named(error.server, error.remote_message), needed)
     return envelope.encode({"resultType": "input_required", "inputRequests": requests})

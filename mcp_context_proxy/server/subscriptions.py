@@ -32,7 +32,8 @@ from mcp_context_proxy.server.notifications import (
     Send,
 )
 from mcp_context_proxy.server.resources import TOO_MANY, Resources, too_many
-from mcp_context_proxy.trust.tokens import Principal, acting_as
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 SUBSCRIPTION_STREAMS: Final = 1024
 """Streams of all clients together: as many as connections over HTTP."""
@@ -97,7 +98,7 @@ class Subscriptions:
         if too_many(uris):
             raise RequestError(INVALID_PARAMS, TOO_MANY)
         if rights.limited:
-            with acting_as(rights):
+            with assigned(ACTING, rights):
                 hidden = [uri for uri in uris if not self._resources.exists(uri)]
             if hidden:
                 raise RequestError(INVALID_PARAMS, f"unknown resource {hidden[0]!r}")

@@ -34,8 +34,9 @@ from mcp_context_proxy.results import KeptResults
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
+from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import ACTING, Principal, acting_as, reaches
+from mcp_context_proxy.trust.tokens import ACTING, Principal, reaches
 
 BYTES_PER_TOKEN = 4
 """Bytes of JSON in a token, about: only to tell small lists from large before anything else is loaded.
@@ -308,7 +309,7 @@ class ToolList:
 
     def visible(self, session: Session) -> tuple[str, ...]:
         """Return the exposed names that a session's list shows now, beside the proxy's own tools."""
-        with acting_as(session.rights):
+        with assigned(ACTING, session.rights):
             return self._of_session(self._catalog.snapshot, session)
 
     def grows(self, session: Session, more: Iterable[str]) -> bool:
@@ -317,7 +318,7 @@ class ToolList:
         The same as comparing `visible` before and after, without going through all that was ever shown.
         """
         if session.rights.limited:
-            with acting_as(session.rights):
+            with assigned(ACTING, session.rights):
                 snapshot = self._catalog.snapshot
                 base = self._base_of(snapshot)
         else:

@@ -27,8 +27,8 @@ from msgspec import Raw
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.limits import KIB, MIB
 from mcp_context_proxy.items import JSON, Tool
+from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
-from mcp_context_proxy.protocol.validation import nests_deeper
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import ApprovalEvent, Observer

@@ -127,12 +127,23 @@ class Principal:
     presets: tuple[str, ...] = field(default=(), compare=False)
     """Presets that their sessions begin with, after those of the profile."""
 
-    limited: bool = field(init=False, default=False)
-    """True if there is anything that they may not reach. A field, because every call asks for it."""
+    limited: bool = field(init=False, compare=False)
+    """True if there is anything that they may not reach. Fields, as the next: every call asks for them."""
+    owner: str = field(init=False, compare=False)
+    """Owner of their words, calls, pairs and counts: administrators share one, empty."""
+    teaches: bool = field(init=False, compare=False)
+    """True if their calls teach the ranking that all share."""
+    all_presets: tuple[str, ...] = field(init=False, compare=False)
+    """Presets that their sessions begin with, those of the profile first."""
 
     def __post_init__(self) -> None:
-        whole = Reach() in self.reach and self.profile is None and self.projects is None
+        profile, admin = self.profile, self.may(Role.ADMIN)
+        whole = Reach() in self.reach and profile is None and self.projects is None
         object.__setattr__(self, "limited", not whole)
+        object.__setattr__(self, "owner", "" if admin else self.name or "unnamed")
+        object.__setattr__(self, "teaches", admin or (profile is not None and profile.learns))
+        own = () if profile is None else profile.presets
+        object.__setattr__(self, "all_presets", (*own, *self.presets))
 
     @property
     def person(self) -> str | None:
@@ -140,11 +151,6 @@ class Principal:
         if self.profile is None or self.name is None:
             return self.name
         return self.name.removesuffix(MARK + self.profile.name).rstrip() or None
-
-    @property
-    def owner(self) -> str:
-        """Owner of their words, calls, pairs and counts: administrators share one, empty."""
-        return "" if self.may(Role.ADMIN) else self.name or "unnamed"
 
     def may(self, role: Role) -> bool:
         """Return whether they have a role, or a higher one."""
@@ -178,16 +184,6 @@ class Principal:
         name = MARK + profile.name if self.name is None else f"{self.name} {MARK}{profile.name}"
         return replace(self, name=name, role=Role.USE, profile=profile)
 
-    @property
-    def all_presets(self) -> tuple[str, ...]:
-        """Presets that their sessions begin with, those of the profile first."""
-        return self.presets if self.profile is None else (*self.profile.presets, *self.presets)
-
-    @property
-    def teaches(self) -> bool:
-        """Return whether their calls teach the ranking that all share."""
-        return self.may(Role.ADMIN) or (self.profile is not None and self.profile.learns)
-
 
 THE_USER: Final = Principal(None)
 """The person whose proxy this is, through a host on the same machine."""
@@ -199,25 +195,6 @@ ACTING: Final[ContextVar[Principal]] = ContextVar("principal", default=THE_USER)
 def reaches(server: str) -> bool:
     """Return whether the principal for whom this is done may reach a server."""
     return ACTING.get().reaches(server)
-
-
-class acting_as:  # noqa: N801 - a context manager, which a generator would make slower
-    """Does everything inside for a principal."""
-
-    __slots__ = ("_before", "_principal")
-
-    def __init__(self, principal: Principal) -> None:
-        self._principal = principal
-
-    def __enter__(self) -> None:
-        self._before = ACTING.get()
-        if self._before is not self._principal:
-            ACTING.set(self._principal)
-
-    def __exit__(self, *ended: object) -> None:
-        # Not by a token, which only the context of its own task takes: a flight may go on in another.
-        if self._before is not self._principal:
-            ACTING.set(self._before)
 
 
 class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

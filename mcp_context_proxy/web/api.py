@@ -27,9 +27,9 @@ from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.http_requests import JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
+from mcp_context_proxy.protocol.envelope import holds_more
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
-from mcp_context_proxy.protocol.validation import holds_more
 from mcp_context_proxy.server.caller import AGENT_HEADER, is_proven, rights_of
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role

@@ -28,8 +28,9 @@ from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.past_requests import PastRequests, RenderedRequest, ReplayedRequest
 from mcp_context_proxy.server.rendering import context_text
+from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import Role, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, Role
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     SELECTED_MOST,
@@ -318,7 +319,7 @@ class ContextsApi(Api):
         wanted: ContextWanted = given.body
         session = None if wanted.session is None else self._session(given, wanted.session)
         # A context of a session is that of its client, whoever looks at it.
-        with acting_as(given.principal if session is None else session.rights):
+        with assigned(ACTING, given.principal if session is None else session.rights):
             context = await self._contexts.build(
                 wanted.query[:QUERY_CHARACTERS],
                 session,
@@ -385,7 +386,7 @@ class ContextsApi(Api):
     async def _change_session_context(self, given: Given) -> dict[str, Any]:
         session, wanted = self._session(given, given.path["session"]), given.body
         # All names are looked up before anything is changed: a mistake in one changes nothing.
-        with acting_as(session.rights):
+        with assigned(ACTING, session.rights):
             removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
         # The client of a handle asks for its list itself; the client of a connection is notified.
         watched = self._changes.watching(session) if isinstance(session, Session) else nullcontext()
@@ -462,7 +463,7 @@ class ContextsApi(Api):
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}; nothing was changed") from None
 
     async def _session_data(self, session: SessionContext, describe: bool = False) -> dict[str, Any]:
-        with acting_as(session.rights):
+        with assigned(ACTING, session.rights):
             data: dict[str, Any] = msgspec.to_builtins(await self._contexts.state(session))
         return self._described(data, "items") if describe else data
 

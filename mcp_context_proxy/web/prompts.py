@@ -24,8 +24,9 @@ from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
 from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
+from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import Principal, Role, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, Principal, Role
 from mcp_context_proxy.web.api import Api, Given, Name, Operation, Words
 from mcp_context_proxy.web.inventory import Served
 
@@ -111,7 +112,7 @@ class PromptsApi(Api):
         if len(content_words(wanted.prompt[:QUERY_CHARACTERS]).split()) < LEAST_WORDS:
             return NOTHING
         rights = host.rights if host is not None else self._profiles.of_prompt(wanted.host, wanted.folder)
-        with acting_as(rights):
+        with assigned(ACTING, rights):
             return await self._answer(wanted, host, rights)
 
     async def _answer(

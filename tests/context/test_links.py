@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.options import ResultReading
 from mcp_context_proxy.context.records import Mode, RequestContext
+from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, reference, rule, tool
 from mcp_context_proxy.retrieval.links import mentions

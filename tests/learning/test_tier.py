@@ -19,7 +19,8 @@ from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.learning.pairs import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import DAY, open_store
-from mcp_context_proxy.trust.tokens import Principal, Role, acting_as
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING, Principal, Role
 
 from .conftest import Clock, Words
 
@@ -281,7 +282,7 @@ def test_the_uses_of_a_named_principal_count_in_its_own_searches_only(tier, word
     tier.learn(use(query="resize an image", tool=CHAT, owner="ben"))
 
     assert set(tier.supported(words.one(QUERY))) == {MAIL}
-    with acting_as(OWN):
+    with assigned(ACTING, OWN):
         assert set(tier.supported(words.one(QUERY))) == {MAIL, CHAT}
         assert tier.supported(words.one("resize an image")) == {}
 
@@ -305,7 +306,7 @@ def test_a_remembered_answer_of_one_principal_is_not_that_of_another(tier):
     tier.learn(use(owner="ann"))
 
     assert tier.generation() == everybody
-    with acting_as(OWN):
+    with assigned(ACTING, OWN):
         assert tier.generation() != everybody
 
 

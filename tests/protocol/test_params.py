@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mcp_context_proxy.protocol import envelope, validation
+from mcp_context_proxy.protocol import envelope, eras
 
 CAPABLE = {"io.modelcontextprotocol/clientCapabilities": {}}
 PROMPT = {"type": "ref/prompt", "name": "greet"}
@@ -13,7 +13,7 @@ ARGUMENT = {"name": "who", "value": "y"}
 
 
 def fault(method: str, given: dict[str, Any], *, modern: bool = False) -> str | None:
-    return validation.fault(method, envelope.members(json.dumps(given).encode()), modern=modern)
+    return eras.params_fault(method, envelope.members(json.dumps(given).encode()), modern=modern)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.downstream.inbound import ELICITATIONS_KEPT, NOTIFICATION_BYTES, Admission
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.validation import URI_CHARACTERS, covers
+from mcp_context_proxy.protocol.eras import URI_CHARACTERS, covers
 from mcp_context_proxy.server.notifications import UPDATES_AT_ONCE
 from mcp_context_proxy.server.resources import SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES
 

@@ -13,7 +13,8 @@ from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.presets import PresetError, choices_of
 from mcp_context_proxy.items import Kind
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, acting_as
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING, THE_USER, Principal
 
 pytestmark = pytest.mark.anyio
 
@@ -163,7 +164,7 @@ async def test_a_session_is_not_introduced_to_a_rule_that_its_preset_removes(wor
         assert person is not None
         proxy.contexts.remove(person, Kind.RULE, "tone")
         proxy.contexts.presets.save("quiet", choices_of(person))
-        with acting_as(proxy.gateway.profiles.started(None, ("quiet",), None)):
+        with assigned(ACTING, proxy.gateway.profiles.started(None, ("quiet",), None)):
             text = proxy.instructions()
 
     assert "The rule of commits." in text

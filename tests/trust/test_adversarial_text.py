@@ -30,11 +30,17 @@ from mcp_context_proxy.front.issuer import IssuedTokens
 from mcp_context_proxy.interactions.memory import agent_named, plain
 from mcp_context_proxy.items import IncludeMode, Tool
 from mcp_context_proxy.protocol import envelope, headers, strangers
-from mcp_context_proxy.protocol.envelope import MalformedError, RequestError
+from mcp_context_proxy.protocol.envelope import (
+    MalformedError,
+    RequestError,
+    has_more_entries,
+    holds_more,
+    nests_deeper,
+    without_depths,
+)
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked
-from mcp_context_proxy.protocol.validation import has_more_entries, holds_more, nests_deeper, without_depths
 from mcp_context_proxy.rerank.reranker_model import numbers_in
 from mcp_context_proxy.retrieval import links, queries, text, values
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion

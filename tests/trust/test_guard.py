@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from mcp_context_proxy.config import Config, ServerConfig
+from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded, is_secret, unescaped
-from mcp_context_proxy.trust.tokens import Principal, Reach, Role, acting_as
+from mcp_context_proxy.trust.tokens import ACTING, Principal, Reach, Role
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_secret_is_found_in_the_name_of_a_param_too() -> None:
 def test_a_refusal_names_no_server_that_its_principal_does_not_reach() -> None:
     known = KnownSecrets(Config(servers={name: SERVERS[name] for name in ("a", "b")}))
     found = known.in_params("b", {"arguments": Raw(json.dumps(SERVERS["a"].env["API_TOKEN"]).encode())})
-    with acting_as(Principal("anna", Role.USE, (Reach(frozenset({"b"})),))):
+    with assigned(ACTING, Principal("anna", Role.USE, (Reach(frozenset({"b"})),))):
         assert str(found) == "a secret that is not for it"
 
 
