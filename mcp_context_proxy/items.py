@@ -24,6 +24,9 @@ JSON: TypeAlias = Any
 Vector: TypeAlias = "NDArray[np.float32]"
 """Shape [dimensions], L2 norm 1."""
 
+StoredVector: TypeAlias = "NDArray[np.int16]"
+"""The same in units of `retrieval.vectors.UNIT`: half the memory."""
+
 
 ToolKey: TypeAlias = tuple[str, str]
 """A tool of a server: the server's key in the configuration, and the name the server itself uses."""
@@ -262,7 +265,7 @@ class IndexedChunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     """
 
     text: str
-    embedding: Vector
+    embedding: StoredVector
     chunk_index: int
     """Position among the chunks of its item, from 0."""
 
