@@ -43,7 +43,7 @@ from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import INSTRUCTIONS, LEXICAL_FACTOR, packaged_background
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.system.process import limit_malloc_arenas
+from mcp_context_proxy.system.process import collect_garbage_seldom, limit_malloc_arenas
 
 SIZES = (1_000, 3_000, 10_000, 100_000)
 QUERIES = (
@@ -147,7 +147,9 @@ def first_search(engine: Engine, model: LazyModel, catalog: Snapshot) -> None:
 
 
 def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
-    limit_malloc_arenas()  # as a proxy does
+    # As a proxy does.
+    limit_malloc_arenas()
+    collect_garbage_seldom()
     catalog, model = snapshot(size, lists_in(folder)), LazyModel()
     queries = QueryEmbedder(model, remembered=0)
     queries.embed(["the model is loaded"])

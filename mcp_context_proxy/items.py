@@ -279,7 +279,7 @@ class Source(Struct, frozen=True, eq=False):
     key: str
     """Key of the server, or ``rules`` or ``references``."""
     items: tuple[Item, ...]
-    embeddings: dict[str, list[IndexedChunk]]
+    embeddings: dict[str, tuple[IndexedChunk, ...]]
     """Chunks by item name (own name of a tool, name of a document); shared with the owner, not a copy."""
     about: str = ""
     """The instructions that the server gives about itself, as it gave them."""

@@ -372,7 +372,8 @@ def _publish(part: Part, vectors: Vectors) -> None:
     embeddings = part.source.embeddings
     rows = iter(vectors.views(part.rows))
     for item, texts in zip(part.reading.items, part.reading.chunks, strict=True):
-        embeddings[item.name] = [IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)]
+        # Tuples, because the garbage collector leaves those alone that hold nothing of interest to it.
+        embeddings[item.name] = tuple([IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)])
     for name in embeddings.keys() - {item.name for item in part.reading.items}:
         embeddings.pop(name, None)
 
