@@ -46,8 +46,8 @@ request waits that long for the thread that reads a catalog: the event loop woke
 now 4 ms, for the same processor time."""
 
 YOUNGER_COLLECTIONS = 100
-"""Searches of younger objects for garbage before all objects are searched, which stops every thread: for 60 ms
-while 100,000 tools are indexed. With Python's default of 10 that happened eight times meanwhile, for nothing."""
+"""Searches of younger objects for garbage before all objects are searched, which stops every thread: for up
+to 60 ms, eight times, while 100,000 tools are indexed with Python's default of 10, and for nothing."""
 
 OPEN_FILES_WANTED = 65_536
 """Enough for 1,000 servers and their clients, ten times over."""
