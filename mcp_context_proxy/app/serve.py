@@ -29,6 +29,7 @@ from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import (
     SIGNALS,
     SWITCH_SECONDS,
+    collect_garbage_seldom,
     limit_malloc_arenas,
     listen_for_signals,
     raise_file_limit,
@@ -86,6 +87,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
         logger.warning("%s", complaint)
     raise_file_limit()
     limit_malloc_arenas()
+    collect_garbage_seldom()
     sys.setswitchinterval(SWITCH_SECONDS)
     # Signals are handled before any server starts, so that none outlives a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:

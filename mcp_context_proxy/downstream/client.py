@@ -109,9 +109,9 @@ class DownstreamClient(ServerLifecycle):
             inbound=Inbound(self._take_notification, self._answer, SHARED_CAPABILITIES),
             keep_line=keep_line,
         )
-        self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
+        self.tool_embeddings: dict[str, tuple[IndexedChunk, ...]] = {}
         """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
-        self.skill_embeddings: dict[str, list[IndexedChunk]] = {}
+        self.skill_embeddings: dict[str, tuple[IndexedChunk, ...]] = {}
         """Chunks of its skills, by URI."""
         self._dedicated = DedicatedConnections(config, limits, self._redact, self._route)
         self._on_event, self._known = on_event, known
