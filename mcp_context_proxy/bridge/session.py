@@ -17,14 +17,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from pathlib import Path
-from typing import Final
 
+from mcp_context_proxy.bridge.asking import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import (
-    CONFIG_VARIABLE,
     HOST_OPTIONS,
     JoinError,
     Meeting,
@@ -32,6 +29,11 @@ from mcp_context_proxy.bridge.meeting import (
     meeting,
     options_of,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Final
 
 SESSION_VARIABLES: Final = (
     "CLAUDE_CODE_SESSION_ID",
@@ -77,7 +79,7 @@ def greeting(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> bytes
 
 def _folder() -> str | None:
     try:
-        return str(Path.cwd())
+        return os.getcwd()
     except OSError:
         return None
 
@@ -190,7 +192,8 @@ class Bridge:
     def _give_up(self) -> None:
         """Answer the pending requests, say why, and end: the proxy does not start."""
         with suppress(OSError):
-            said = self._place.log.read_bytes()[-LOG_SHOWN:].decode("utf-8", "replace").splitlines()[1:]
+            with open(self._place.log, "rb") as file:
+                said = file.read()[-LOG_SHOWN:].decode("utf-8", "replace").splitlines()[1:]
             sys.stderr.write("".join(f"{line}\n" for line in said))
         text = f"the shared proxy does not start; its messages: {self._place.log}"
         error = json.dumps({"code": _UNAVAILABLE, "message": text}).encode()

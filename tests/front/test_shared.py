@@ -27,7 +27,7 @@ from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
 
 import mcp_context_proxy
-from mcp_context_proxy.bridge.asking import ask
+from mcp_context_proxy.bridge.asking import ask, running
 from mcp_context_proxy.bridge.meeting import (
     LOG_BYTES,
     NONCE_BYTES,
@@ -36,7 +36,6 @@ from mcp_context_proxy.bridge.meeting import (
     Meeting,
     locked,
     meeting,
-    running,
 )
 from mcp_context_proxy.bridge.session import HELD_BYTES
 
@@ -198,7 +197,7 @@ def test_folder_of_one_host_keeps_it_apart_where_servers_start_in_it(
         monkeypatch.chdir(tmp_path / name)
         found.append(meeting(["--config", str(machine.config)], environ))
     assert found[0].socket != found[1].socket
-    assert [one.folder.name for one in found] == ["one", "two"]
+    assert [Path(one.folder).name for one in found] == ["one", "two"]
 
 
 async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server: Server) -> None:
@@ -696,4 +695,4 @@ async def test_program_that_has_the_port_of_a_proxy_that_has_gone_is_not_taken_f
     assert heard
     assert key.encode() not in heard
     assert b"jsonrpc" not in heard
-    assert meeting(arguments, environ).socket.exists()
+    assert meeting(arguments, environ).socket in running(machine.config, environ)

@@ -15,8 +15,8 @@ import pytest
 from support.commands import PATIENCE, real_command
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.bridge.asking import ask
-from mcp_context_proxy.bridge.meeting import meeting, running
+from mcp_context_proxy.bridge.asking import ask, running
+from mcp_context_proxy.bridge.meeting import meeting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
