@@ -125,18 +125,18 @@ def sockets(config: str | os.PathLike[str], environ: Mapping[str, str]) -> list[
     return [path for _, path in ordered]
 
 
-def connected(path: str, *, keep: bool = True) -> socket.socket | None:
+def connected(path: str | os.PathLike[str], *, keep: bool = True) -> socket.socket | None:
     """Return a connection to the proxy at a path; None if nobody listens there."""
     peer = None
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             peer.settimeout(CONNECT_SECONDS)
-            peer.connect(path)
+            peer.connect(os.fspath(path))
         else:
             from mcp_context_proxy.bridge.meeting import connect_to_port  # noqa: PLC0415 - no Unix sockets
 
-            peer = connect_to_port(path)
+            peer = connect_to_port(os.fspath(path))
         peer.settimeout(None)
     except OSError:
         if peer is not None:
@@ -147,7 +147,7 @@ def connected(path: str, *, keep: bool = True) -> socket.socket | None:
     return peer
 
 
-def ask(path: str, method: str, target: str, body: Any = None, *, seconds: float) -> Any:
+def ask(path: str | os.PathLike[str], method: str, target: str, body: Any = None, *, seconds: float) -> Any:
     """Make one request of the proxy at a socket, and return the decoded answer.
 
     Args:
