@@ -210,7 +210,7 @@ async def _answer_commands(proxy: Proxy) -> None:
     with anyio.move_on_after(COMMANDS_SECONDS):
         await proxy.wait_first_connect()
 
-    def opened() -> tuple[Path, socket.socket, bytes | None] | None:
+    def opened() -> tuple[str, socket.socket, bytes | None] | None:
         try:
             own = meeting.own_socket(path, os.environ)
             return own, *meeting.listen(own, os.environ)
@@ -252,9 +252,9 @@ async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -
 
     if listening.isdecimal():
         bound, key = socket.socket(fileno=int(listening)), None
-        path = Path(bound.getsockname())
+        path: str = bound.getsockname()
     else:
-        path = Path(listening)
+        path = listening
         bound, key = await in_thread(meeting.listen, path, os.environ)
     hosts = local.Hosts(negotiation, proxy.config.limits, partial(_local_api, proxy), key)
     proxy.hosts, proxy.shared = hosts, True
