@@ -16,8 +16,18 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, reworded, wanted
-from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
+from mcp_context_proxy.retrieval.actions import (
+    ACTIONS,
+    MEMORY,
+    ORDERS,
+    QUESTIONS,
+    Purpose,
+    idiom_of,
+    opening_match,
+    purpose_of,
+    reworded,
+    wanted,
+)
 from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +15,8 @@ from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import DomainOverrides, Overrides
-from mcp_context_proxy.context.records import Delivery
+from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
+from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.session import (
@@ -27,6 +27,7 @@ from mcp_context_proxy.context.session import (
     handle_of,
     key_of,
 )
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import (
@@ -38,7 +39,7 @@ from mcp_context_proxy.errors import (
 )
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol import envelope, eras, strangers
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.mistakes import in_words
@@ -67,8 +68,7 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
-    said_by,
-    said_later,
+    server_line,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
@@ -101,6 +101,13 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
+
+
+SAID_LATER_BYTES = 500
+"""Bytes for the instructions of servers in the answer to a search."""
+
+SAID_CHARACTERS = 2000
+"""Characters of a server's own instructions in which its line is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,7 +202,7 @@ class MetaTools:
         if isinstance(wanted, SearchArguments):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
-            scope = Scope(kinds, wanted.wanted_filters())
+            scope = Scope(kinds, _filters(wanted))
             number = DomainOverrides(top_n=wanted.top_n)
             overrides = Overrides(number, number)
             if not _wants_data(params) and (kinds is None or Kind.TOOL in kinds):
@@ -505,3 +512,42 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         notify("notifications/progress", {"progressToken": token, **raw})
 
     return report
+
+
+def _filters(wanted: SearchArguments) -> SearchFilters:
+    """Return the filters of both places; one in ``filters`` counts before the same beside it."""
+    beside = {name: getattr(wanted, name) for name in SearchFilters.__struct_fields__}
+    within = {
+        name: value
+        for name in SearchFilters.__struct_fields__
+        if (value := getattr(wanted.filters, name)) != getattr(NO_FILTERS, name)
+    }
+    return SearchFilters(**(beside | within))
+
+
+def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
+    """Return the instructions of each server that gave some when it was last connected, by its name."""
+    return {
+        client.name: strangers.said(client.introduction.instructions, redact, SAID_CHARACTERS)
+        for client in clients
+        if client.introduction is not None and client.introduction.instructions
+    }
+
+
+def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
+    """Return a line for each server that connected after a session had begun, once in the session.
+
+    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
+
+    Args:
+        said: The instructions of these servers, by name, the best first.
+        introduced: Servers of which the session was told before; those that are told now are added.
+    """
+    left, told = SAID_LATER_BYTES, []
+    for server, words in said.items():
+        line = "" if server in introduced else server_line(server, words)
+        left -= len(line.encode())
+        if line and left >= 0:
+            introduced.add(server)
+            told.append(line)
+    return told

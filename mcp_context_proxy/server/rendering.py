@@ -254,7 +254,7 @@ def item_data(
         **({"title": title} if (title := title_of(item)) else {}),
         "server": item.server,
         "description": item.description,
-        **figures_data(item, figures),
+        **({} if (counted := figures.get(item.key)) is None else counted.as_data()),
         **schema,
         **read_only,
         **common,
@@ -335,19 +335,6 @@ def further_of_server(server: str, answer: SearchAnswer, name_of: NameOf = EXPOS
 def _some(names: Sequence[str], most: int) -> str:
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def figures_data(tool: Tool, figures: Figures) -> dict[str, Any]:
-    """Return the figures of a tool's calls as data; empty if none was counted."""
-    known = figures.get(tool.key)
-    if known is None:
-        return {}
-    return {
-        "calls": known.calls,
-        "success_rate": round(known.success_rate, 4),
-        "avg_latency_ms": round(known.mean_ms, 3),
-        "p95_latency_ms": round(known.p95_ms, 3),
-    }
 
 
 def figures_line(tool: Tool, figures: Figures) -> str:

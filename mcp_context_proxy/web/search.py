@@ -14,7 +14,7 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import SearchFilters
-from mcp_context_proxy.context.options import DomainOverrides, Overrides
+from mcp_context_proxy.context.records import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
@@ -341,6 +341,7 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
         tool = result.item
         assert isinstance(tool, Tool)
         labels: dict[str, Any] = described(tool)
+        counted = figures.get(tool.key)
         results.append(
             ToolFound(
                 name=tool.exposed_name,
@@ -355,7 +356,7 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
                 danger=tool.tool_class,
                 danger_reason=tool.class_reason,
                 input_schema=envelope.members(tool.definition)["inputSchema"],
-                **rendering.figures_data(tool, figures),
+                **({} if counted is None else counted.as_data()),
             )
         )
     facts = SearchFacts(
