@@ -12,11 +12,11 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.tool_lists import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig

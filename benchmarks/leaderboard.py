@@ -25,13 +25,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from baselines import PlainBM25, Ranked, SeedDesign
 from catalogs import LISTS, lists_in, snapshot
+from msgspec.structs import replace
 from nothing_fits import pairs
 from raw_clients import StdioClient
 from retrieval import PublicSet, Remembering, Rows, folders, read_set, signed, spoken, table

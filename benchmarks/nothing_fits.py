@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from catalogs import LISTS, lists_in, snapshot
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.evaluation.data import EvalQuery

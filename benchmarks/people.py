@@ -16,13 +16,14 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from catalogs import LISTS, lists_in, published
+from msgspec.structs import replace
 from nothing_fits import catalog_of
 
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel

@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from baselines import PlainBM25, Ranked, SeedDesign
+from msgspec.structs import replace
 from nothing_fits import calibration
 from small_catalogs import page as small_catalogs
 

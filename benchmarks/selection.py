@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
 from mcp_context_proxy.config.settings import PRESETS
@@ -34,7 +35,7 @@ from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 TOOLS = Filters(kinds=frozenset({Kind.TOOL}))
-NORMAL = tool_search(replace(DomainOptions.of(PRESETS["normal"]), by_fit=False))
+NORMAL = tool_search(structs.replace(DomainOptions.of(PRESETS["normal"]), by_fit=False))
 """Five tools, so that comparisons are of the same number."""
 
 EXPANSIONS = tuple(

@@ -26,7 +26,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ import safetensors.torch
 import soup
 import torch
 from minilm import WIDTH, MiniLM, load, save
+from msgspec.structs import replace
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 from torch import Tensor, nn

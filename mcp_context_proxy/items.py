@@ -6,12 +6,12 @@ They are frozen and have no behaviour; every other module may depend on this one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,8 +63,7 @@ DOCUMENT_KINDS = frozenset({Kind.RULE, Kind.REFERENCE})
 """Kinds that are read rather than called."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A tool of one downstream server, with its definition as the bytes that the server sent."""
 
     kind: ClassVar[Kind] = Kind.TOOL
@@ -108,8 +107,7 @@ class Tool:
         return self.server, self.name
 
 
-@dataclass(frozen=True, slots=True)
-class TurnedOffTool:
+class TurnedOffTool(Struct, frozen=True):
     """A tool that a server offers and the configuration turns off: known by name, and nothing else of it."""
 
     server: str
@@ -122,8 +120,7 @@ class TurnedOffTool:
     """Setting that turns it off, with file and line, as in ``by servers.x.deny[0] (config.toml:7)``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Withheld:
+class Withheld(Struct, frozen=True):
     """A tool or prompt that waits for a person's approval: nothing but its name is served."""
 
     server: str
@@ -147,8 +144,7 @@ def uri_of(kind: Kind, name: str) -> str:
     return f"{kind}://{quote(name, safe='')}"
 
 
-@dataclass(frozen=True, slots=True)
-class SkillFolder:
+class SkillFolder(Struct, frozen=True):
     """The folder of a skill; its files belong to the skill."""
 
     root: Path
@@ -162,8 +158,7 @@ class SkillFolder:
         return self.root.joinpath(*self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """A rule or a reference: markdown that is served as a resource and found like a tool."""
 
     kind: Kind
@@ -197,8 +192,7 @@ class Document:
 Item: TypeAlias = Tool | Document
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """A resource, or a template of resources, of one downstream server."""
 
     server: str
@@ -212,8 +206,7 @@ class Resource:
     """Reason why a template is withheld, so that nothing is read by it; empty where it is served."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkillFile:
+class SkillFile(Struct, frozen=True):
     """A file of a skill, with the digest and the size that its content must have."""
 
     uri: str
@@ -226,8 +219,7 @@ class SkillFile:
     """In bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Skill:
+class Skill(Struct, frozen=True):
     """A skill of a downstream server or of the user: a folder with a ``SKILL.md`` and other files."""
 
     owner: str
@@ -250,8 +242,7 @@ class Skill:
         return self.uri.rpartition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """A prompt of one downstream server."""
 
     server: str
@@ -276,8 +267,7 @@ class IndexedChunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Position among the chunks of its item, from 0."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class Source(Struct, frozen=True, eq=False):
     """One downstream server or one kind of document, with its items and their embeddings.
 
     Embeddings live as long as their source, and are computed at the first search.
@@ -298,8 +288,7 @@ def _no_owner(uri: str) -> Resource | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class Snapshot(Struct, frozen=True, eq=False):
     """The whole catalog at one moment; a request uses one snapshot from start to end."""
 
     generation: int

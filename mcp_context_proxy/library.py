@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint, tool_definition
 from mcp_context_proxy.config import Config
@@ -80,8 +80,7 @@ LOCAL = "local"
 _GENERATIONS = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedItem(ContextItem):
+class SelectedItem(ContextItem, frozen=True):
     """An item that was selected, with the text that a model has to be given."""
 
     definition: dict[str, Any] | None = None
@@ -283,7 +282,7 @@ def _selected(item: ContextItem, snapshot: Snapshot) -> SelectedItem:
     found = item_by(snapshot, (item.type, item.name))
     definition = msgspec.json.decode(tool_definition(found)) if isinstance(found, Tool) else None
     text = found.text if isinstance(found, Document) else None
-    facts = {field.name: getattr(item, field.name) for field in fields(item)}
+    facts = asdict(item)
     return SelectedItem(**facts, definition=definition, text=text)
 
 

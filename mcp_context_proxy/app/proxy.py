@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.from_thread import check_cancelled
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -274,8 +275,7 @@ class CatalogRefresh:
         self.mark_stale()
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Proxy:
+class Proxy(Struct, kw_only=True, eq=False):
     """The parts of a proxy; `app.build.build` makes one. Nothing runs before `running`."""
 
     config: Config

@@ -10,10 +10,12 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
@@ -81,8 +83,7 @@ def _go_on() -> None:
     """Let a refresh go on."""
 
 
-@dataclass(slots=True)
-class WholeCatalog:
+class WholeCatalog(Struct):
     """The catalog without limits: reading the snapshot is reading a field."""
 
     snapshot: Snapshot
@@ -502,8 +503,7 @@ class Catalog:
                 yield key, shown
 
 
-@dataclass(frozen=True, slots=True)
-class _FittedEntries:
+class _FittedEntries(Struct, frozen=True):
     """The entries of a list that is no list of tools, each with its key, as they may be shown."""
 
     entries: tuple[bytes, ...]
@@ -514,8 +514,7 @@ class _FittedEntries:
     """Definitions by key, where they are approved."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ParsedSkills:
+class _ParsedSkills(Struct, frozen=True):
     """The skills of a listing."""
 
     entries: Sequence[bytes]

@@ -19,11 +19,11 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
@@ -40,6 +40,7 @@ from mcp_context_proxy.protocol.strangers import (
     quoted,
     unmarked,
 )
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import fingerprints
 from mcp_context_proxy.trust.danger import danger_of, is_stricter
 from mcp_context_proxy.trust.fingerprints import Hints, canonical
@@ -63,17 +64,17 @@ letter in time that is the square of their number."""
 LOOKALIKES_NAMED: Final = 5
 """Names of a group of lookalikes that a finding repeats."""
 
-_UNSEEN_IN_PATTERN = re.compile(r"\\?[^\\ -~\n\t\U00010000-\U0010ffff]|\\.", re.DOTALL)
+_UNSEEN_IN_PATTERN = pattern(r"\\?[^\\ -~\n\t\U00010000-\U0010ffff]|\\.", re.DOTALL)
 """An unseen character, with a backslash before it that it then needs no more, or an escape. Beyond the basic
 plane regular expressions write escapes in different ways."""
 
-_SUSPECT = re.compile(rb"\\[ubfr]|(?:\\[nt]| ){%d}|(?i:\[(?: |\\[nt])*+server)" % (BLANK_LINES + 1))
+_SUSPECT = pattern(rb"\\[ubfr]|(?:\\[nt]| ){%d}|(?i:\[(?: |\\[nt])*+server)" % (BLANK_LINES + 1))
 """Control characters, spaces in a row and marks of servers (`unmarked`), as they are written in JSON."""
 
-_VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
-_VALID_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
-_INVALID_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
-_SEEMS_SEPARATOR = re.compile(r"[-_./ ]{2}")
+_VALUE = pattern(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
+_VALID_NAME = pattern(r"[a-zA-Z_][a-zA-Z0-9_-]*")
+_INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
+_SEEMS_SEPARATOR = pattern(r"[-_./ ]{2}")
 """The separator, or two characters that a person takes for it."""
 
 _LOOKALIKES: Final = str.maketrans({**LETTERS, **dict.fromkeys("-./ ", "_"), "0": "o", "1": "l"})
@@ -205,8 +206,7 @@ def _escape(found: re.Match[str]) -> str:
     return found[0] if clean(char) else f"\\u{ord(char):04x}"
 
 
-@dataclass(frozen=True, slots=True)
-class Markers:
+class Markers(Struct, frozen=True):
     """Statements of a tool about its calls, which hosts decide by."""
 
     hinted: ToolClass | None
@@ -410,7 +410,7 @@ def tool_definition(tool: Tool, name: str | None = None) -> Raw:
     return envelope.raw(members)
 
 
-_SAFE_ICON: Final = re.compile(r"https://|data:image/", re.IGNORECASE)
+_SAFE_ICON: Final = pattern(r"https://|data:image/", re.IGNORECASE)
 """Beginning of the address of a picture that a host may load; others run a program or read a file."""
 
 

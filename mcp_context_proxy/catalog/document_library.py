@@ -16,13 +16,13 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import anyio
 import watchfiles
+from msgspec import Struct
 
 from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import SUFFIXES
@@ -54,8 +54,7 @@ RETRY_SECONDS: Final = 1.0
 _KEYS: Final[Mapping[Kind, str]] = {Kind.RULE: "rules", Kind.REFERENCE: "references"}
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentChanges:
+class DocumentChanges(Struct, frozen=True):
     """Documents that a reload changed, by URI, sorted; false when there are none."""
 
     added: tuple[str, ...] = ()

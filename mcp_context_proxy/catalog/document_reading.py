@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.documents import title_of, with_code_marked
@@ -43,8 +45,7 @@ class UnreadableDocumentError(ContextProxyError):
     """A document, a section or a file of a skill that cannot be read as asked for; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(Struct, frozen=True):
     """A heading of a text and the section below it, which ends at the next heading of its level or above."""
 
     level: int
@@ -58,8 +59,7 @@ class Heading:
     """Offset behind the section."""
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentPart:
+class DocumentPart(Struct, frozen=True):
     """A part of a document or of a skill's file, as it was asked for."""
 
     uri: str

@@ -14,10 +14,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.files import SUFFIXES, Allowance, Finding, FolderReader, MarkdownFile, is_utf8
@@ -35,6 +37,7 @@ from mcp_context_proxy.catalog.own_skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, IncludeMode, Kind, SkillFolder
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
+from mcp_context_proxy.system.later import pattern
 
 PRIORITY: Final = 500
 """Default priority of a document: in the middle."""
@@ -54,23 +57,22 @@ OVERVIEW_LIMIT: Final = 200
 _LOOKED_AT: Final = 4096
 """Characters of the text in which the first words must be; also bounds the search for comments."""
 
-_FENCE: Final = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
+_FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
 """A fence of code at any depth: the blocks of a list are indented with it."""
-_COMMENT: Final = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 """A comment; one that is not closed goes to the end."""
-_HEADING: Final = re.compile(r" {0,3}#{1,6}[ \t]+(.*)")
-_SECTION_HEADING: Final = re.compile(r" {0,3}(#{1,2})[ \t]+(.*)")
+_HEADING: Final = pattern(r" {0,3}#{1,6}[ \t]+(.*)")
+_SECTION_HEADING: Final = pattern(r" {0,3}(#{1,2})[ \t]+(.*)")
 """The end of a heading is stripped without an expression, which would try it anew at each character."""
-_MARKER: Final = re.compile(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
-_LETTER: Final = re.compile(r"[^\W_]")
-_SENTENCE_END: Final = re.compile(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
+_MARKER: Final = pattern(r"^[ \t]*(?:[>*+-]|[0-9]{1,9}[.)])[ \t]+")
+_LETTER: Final = pattern(r"[^\W_]")
+_SENTENCE_END: Final = pattern(r"(?<=[.!?…؟।])\s|(?<=[。！？])")
 
 Parsed: TypeAlias = tuple[list[Document], list[Finding]]
 """The documents of a file, and findings about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """The result of reading all folders once."""
 
     documents: tuple[Document, ...]
@@ -271,8 +273,7 @@ def _sections(whole: str, body: str, front: FrontMatter) -> tuple[list[tuple[str
     return parts, undivided
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A section of a markdown text; each heading of the first or second level begins one."""
 
     path: tuple[str, ...]

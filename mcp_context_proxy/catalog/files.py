@@ -13,10 +13,11 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import SkillFolder
 
@@ -58,8 +59,7 @@ CAN_WALK_DESCRIPTORS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A problem with a file or folder that a person should fix; never a failure."""
 
     file: Path
@@ -74,8 +74,7 @@ class Finding:
         return f"{place}: {self.message}" if self.line is None else f"{place}:{self.line}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True)
-class MarkdownFile:
+class MarkdownFile(Struct, frozen=True):
     """One file as it was read."""
 
     path: Path
@@ -84,8 +83,7 @@ class MarkdownFile:
     data: bytes
 
 
-@dataclass(slots=True)
-class Allowance:
+class Allowance(Struct):
     """The amount that may still be read; shared by all folders that are read together."""
 
     files: int

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain, islice, pairwise
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
+
+from msgspec import Struct, field
 
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.protocol.strangers import one_line
@@ -99,8 +100,7 @@ Problem: TypeAlias = tuple[int | None, str]
 """A mistake with its line in the file, 1-based; None when it is about the file as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class FrontMatter:
+class FrontMatter(Struct, frozen=True):
     """The entries of a document and its text. None where an entry is missing or not usable."""
 
     body: str
@@ -170,8 +170,7 @@ def front_matter_nodes(text: str) -> yaml.MappingNode:
     return node
 
 
-@dataclass(slots=True)
-class _Entries:
+class _Entries(Struct):
     """The values by key with their lines, and the problems met on the way."""
 
     nodes: dict[str, tuple[yaml.Node, int]] = field(default_factory=dict)

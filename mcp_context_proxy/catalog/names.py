@@ -19,9 +19,10 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import HASH_LENGTH, SEPARATOR, folded, is_altered_name, seems_full
 from mcp_context_proxy.config import ServerConfig

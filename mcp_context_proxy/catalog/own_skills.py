@@ -7,9 +7,10 @@ is read when a host reads it, never through a link and never outside of the skil
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
+
+from msgspec import Struct
 
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.files import ANY, Allowance, FolderReader, MarkdownFile, UnsafePathError
@@ -28,8 +29,7 @@ from mcp_context_proxy.items import Skill, SkillFile
 from mcp_context_proxy.protocol import envelope
 
 
-@dataclass(frozen=True, slots=True)
-class SkillPlace:
+class SkillPlace(Struct, frozen=True):
     """Place of a skill on the disk."""
 
     root: Path

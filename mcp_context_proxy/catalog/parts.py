@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Prompt, Resource, Snapshot, Tool, ToolKey, TurnedOffTool, Withheld
 from mcp_context_proxy.trust.tokens import Principal

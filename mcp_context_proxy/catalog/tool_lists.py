@@ -7,7 +7,8 @@ its danger class, and its definition as it is shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
@@ -18,8 +19,7 @@ from mcp_context_proxy.trust.danger import danger_of
 from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints, fingerprint_if_plain
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedTools:
+class ParsedTools(Struct, frozen=True):
     """The tools of a listing under one configuration of its server."""
 
     config: ServerConfig

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from mcp_context_proxy.catalog.definitions import UnfitError, folded
 from mcp_context_proxy.items import Resource
@@ -91,8 +92,7 @@ def check_uri(uri: str, member: str = "uri") -> None:
         raise UnfitError(f"its {member} has the scheme {scheme!r}, which only the proxy itself uses")
 
 
-@dataclass(frozen=True, slots=True)
-class UriTemplate:
+class UriTemplate(Struct, frozen=True):
     """A URI template as literals with gaps between them."""
 
     prefix: bytes

@@ -6,16 +6,18 @@ pinned version, which becomes another program whenever its author publishes one.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import pins, terminal
@@ -83,8 +85,7 @@ STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
 STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Result of one check."""
 
     level: Level
@@ -200,7 +201,7 @@ def _configuration(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.PROBLEM, "config", str(problem), remedy="until then, it counts as not given")
     for name, off in config.off.items():
         for problem in off.problems:
-            cause = replace(problem, remedy="")
+            cause = dataclasses.replace(problem, remedy="")
             yield Verdict(Level.PROBLEM, name, f"off: {cause}", remedy=problem.remedy)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
 import anyio.to_thread
 import click
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from mcp_context_proxy.cli import terminal
 from mcp_context_proxy.cli.options import (
@@ -109,7 +110,7 @@ def eval_command(
     if run_file is not None:
         write_run(run_file, evaluation.answers)
     if as_json:
-        echo_json(asdict(evaluation.report))
+        echo_json(to_builtins(evaluation.report))
     else:
         _show(results(), evaluation.report)
 
@@ -145,7 +146,7 @@ def _replay(
             report,
         )
     if as_json:
-        echo_json({"stages": [asdict(stage) for stage in stages]})
+        echo_json({"stages": [to_builtins(stage) for stage in stages]})
     else:
         console = results()
         measured = next(iter(stages[0].measures.values())).difference.queries
@@ -192,7 +193,7 @@ def _compare(files: tuple[Path, ...], as_json: bool) -> None:
     first, second, *queries = files
     found = compare_files(first, second, read_queries(queries[0]) if queries else None)
     if as_json:
-        echo_json({name: asdict(difference) for name, difference in found.items()})
+        echo_json({name: to_builtins(difference) for name, difference in found.items()})
     else:
         rows = [(LABELS.get(name, name), *_cells(one)) for name, one in found.items()]
         head = ("", "first", "second", "difference", "95 % interval")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import SEPARATOR
 from mcp_context_proxy.catalog.names import name_within
@@ -30,8 +30,7 @@ NAMED: Final = 3
 Severity: TypeAlias = Literal["ok", "warning", "PROBLEM"]
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """One thing that a host does with our lists or results."""
 
     severity: Severity

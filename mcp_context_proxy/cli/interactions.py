@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec import to_builtins
 from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
@@ -167,7 +167,7 @@ def import_command(
     ):
         done = import_file(InteractionMemory(model, store.interactions, config), file, columns, report)
     if as_json:
-        echo_json(asdict(done))
+        echo_json(to_builtins(done))
         return
     console = results()
     console.say(f"Imported {counted(done.kept, 'interaction')} of {done.read:,}.")
@@ -289,7 +289,7 @@ def backfill_command(config: Config, batch_size: int, as_json: bool) -> None:
     with open_configured_store(config) as store, closing(model), terminal.indexing("Embedding") as report:
         done = backfill(InteractionMemory(model, store.interactions, config), batch_size, report)
     if as_json:
-        echo_json(asdict(done))
+        echo_json(to_builtins(done))
     else:
         console = results()
         console.say(f"Embedded {counted(done.embedded, 'interaction')}.")

@@ -16,10 +16,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path, PurePath
 from typing import Any, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.hosts import from_host
@@ -53,8 +54,7 @@ _INSPECT_SECONDS: Final = 10.0
 """Time for a container program to tell the digest of an image that it has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unpinned:
+class Unpinned(Struct, frozen=True):
     """An argument of a server that names a package or an image without a version."""
 
     position: int
@@ -141,8 +141,7 @@ def _digest(config: ServerConfig, image: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Pinning:
+class Pinning(Struct, frozen=True):
     """Versions written into the text of a file."""
 
     before: str

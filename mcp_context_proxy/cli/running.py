@@ -436,7 +436,7 @@ def _switch(source: AnswerSource, name: str, enabled: bool, as_json: bool) -> No
 
 def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, Any]:
     """Switch in the file, where no proxy knows the tools: a tool is named with its server."""
-    from dataclasses import asdict
+    from msgspec.structs import asdict
 
     from mcp_context_proxy.installation.switches import switch
     from mcp_context_proxy.trust.audit import note_now

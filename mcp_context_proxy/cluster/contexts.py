@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import anyio
 import msgspec
+from msgspec import Struct, field
 
 from mcp_context_proxy.cluster.relay import ClusterCounts
 from mcp_context_proxy.cluster.state import (
@@ -74,8 +74,7 @@ class _Arguments(msgspec.Struct):
 _arguments = msgspec.json.Decoder(_Arguments).decode
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(Struct):
     """Content of the row of a context, as far as this replica knows."""
 
     id_hash: bytes

@@ -14,13 +14,13 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from http import HTTPStatus
 from typing import Final
 
 import anyio
 import httpx2
+from msgspec import Struct, field
 from starlette.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,7 @@ class Reason(StrEnum):
     """The answer that a parked call waits for."""
 
 
-@dataclass(slots=True, eq=False)
-class ClusterCounts:
+class ClusterCounts(Struct, eq=False):
     """Counts for metrics; the event loop writes them."""
 
     relays: Counter[tuple[Reason, RelayEnd]] = field(default_factory=Counter)

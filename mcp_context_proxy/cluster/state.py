@@ -7,7 +7,6 @@ They stay in the row as they are, however often this replica writes it: `Unknown
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, get_args, get_origin
 
 import msgspec
@@ -61,8 +60,7 @@ _elements = msgspec.json.Decoder(list[Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class _Unknown:
+class _Unknown(Struct, frozen=True):
     """A member of a row that holds more than is known here."""
 
     written: Raw

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from mcp_context_proxy.store.database import Database, Tables, columns_of
+from msgspec import Struct
+
+from mcp_context_proxy.store.database import Database, Tables
 
 NOW: Final = "extract(epoch FROM clock_timestamp())"
 """The time on the clock of the database, which is always PostgreSQL here."""
@@ -25,8 +26,7 @@ FORGET_SECONDS: Final = 600.0
 """Time after which the row of a replica that is gone is deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaRow:
+class ReplicaRow(Struct, frozen=True):
     """A replica, as it last gave a sign of life."""
 
     replica: str
@@ -43,8 +43,7 @@ class ReplicaRow:
     """1 if new clients should go elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextRow:
+class ContextRow(Struct, frozen=True):
     """The state of a session or a handle."""
 
     id_hash: bytes
@@ -81,7 +80,7 @@ class ReplicaTable(Tables):
         now, tidies = self._database.now(), self.does_upkeep()
         kept = "" if at_start else " WHERE replicas.instance = excluded.instance"
         draining = "excluded.draining" if at_start else "replicas.draining"
-        columns = columns_of(ReplicaRow)
+        columns = ReplicaRow.__struct_fields__
         with self._database.transaction() as transaction:
             transaction.execute(
                 f"INSERT INTO replicas ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
@@ -137,7 +136,7 @@ class ContextTable(Tables):
 
     def add(self, row: ContextRow) -> None:
         """Keep a new row; if it is there already, nothing changes."""
-        columns = columns_of(ContextRow)
+        columns = ContextRow.__struct_fields__
         with self._database.transaction() as transaction:
             transaction.execute(
                 f"INSERT INTO contexts ({', '.join(columns)}) "

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from mcp_context_proxy.config.tables import KEY_ERROR, ClassesConfig, Flag, Table, Text
+from mcp_context_proxy.config.tables import KEY_ERROR, ClassesConfig, Flag, Table, Text, by_default
 
 ExposeMode: TypeAlias = Literal["auto", "all", "search"]
 
@@ -51,7 +51,7 @@ class ClientConfig(Table):
     """Presets that each of their sessions begins with: saved ones, or one that says how much is selected."""
     expose: ExposeMode | None = None
     """By default ``expose.mode``."""
-    classes: ClassesConfig = ClassesConfig()
+    classes: ClassesConfig = by_default()
     """Calls that are asked about or refused, beside those that are so for all clients."""
     learn: Flag = False
     """Whether their calls teach the ranking, which all clients share."""

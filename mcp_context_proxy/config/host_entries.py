@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 Dialect: TypeAlias = str
 """``common``, ``codex``, ``zed``, ``opencode``, ``goose``, ``continue`` or ``gemini``."""
@@ -35,8 +36,7 @@ _BUILT_IN: Final = frozenset({"builtin", "platform", "frontend", "inline_python"
 _LITERAL: Final = re.compile(r"\$(?=\{)")
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+class Converted(Struct, frozen=True):
     """An entry in the common form, or the reason why it has none."""
 
     entry: Mapping[str, Any]

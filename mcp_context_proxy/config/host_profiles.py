@@ -12,8 +12,10 @@ be wrong is corrected here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 Form: TypeAlias = Literal["text", "structured", "both"]
 """Part of a result that the model reads: its ``content``, its ``structuredContent`` where there is one, or
@@ -32,16 +34,14 @@ CHARACTERS_PER_TOKEN: Final = 4
 """Characters in a token, about, where a host counts its limit in tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact(Generic[T_co]):
+class Fact(Struct, Generic[T_co], frozen=True):
     """A value, and the public issue or document that says so."""
 
     value: T_co
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class NameRule:
+class NameRule(Struct, frozen=True):
     """The name under which a model gets a tool: a prefix of the host, then the name that we list."""
 
     prefix: str
@@ -63,8 +63,7 @@ class NameRule:
         return self.most - len(self.prefix_with(server))
 
 
-@dataclass(frozen=True, slots=True)
-class ResultLimit:
+class ResultLimit(Struct, frozen=True):
     """The length of a result above which the model does not get all of it."""
 
     most: int
@@ -78,8 +77,7 @@ class ResultLimit:
         return self.most * CHARACTERS_PER_TOKEN if self.unit == "tokens" else self.most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostProfile:
+class HostProfile(Struct, frozen=True, kw_only=True):
     """One host. None as a value means that there is no limit, or that nothing is known."""
 
     name: str

@@ -11,9 +11,10 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
 
 from mcp_context_proxy.config.host_entries import PLACES, converted, dialect_of
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS

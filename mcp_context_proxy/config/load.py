@@ -18,13 +18,13 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from msgspec import Struct, field
 from pydantic import ValidationError
 
 from mcp_context_proxy.config.hosts import Warn, from_host
@@ -151,8 +151,7 @@ def expand_home(text: str, environ: Mapping[str, str]) -> Path:
     return Path(text)
 
 
-@dataclass
-class _Draft:
+class _Draft(Struct, dict=True):
     """Tables that become a `Config`, and the mistakes found so far."""
 
     source: ConfigSource

@@ -16,13 +16,14 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import anyio
 import msgspec
 import watchfiles
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from mcp_context_proxy.config.limits import Reload
@@ -233,8 +234,7 @@ def without_mistakes(config: Config, running: Config) -> Config:
     return config.model_copy(update=update | {table: getattr(running, table) for table in tables})
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """Differences between the running configuration and the file."""
 
     problems: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from typing import AnyStr, Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.system.later import pattern
 
 SHORTEST: Final = 6
 """Shortest value that is redacted; shorter ones occur in innocent text."""
@@ -26,15 +27,15 @@ LEARNED: Final = 32
 
 _SPARED_IN_URLS: Final = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
 """Characters that Python's and JavaScript's functions for URL encoding leave unchanged."""
-_INVALID_IN_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]")
-_PERCENT: Final = re.compile("%[0-9A-F]{2}")
+_INVALID_IN_NAME: Final = pattern(r"[^a-zA-Z0-9_-]")
+_PERCENT: Final = pattern("%[0-9A-F]{2}")
 
-_LOOKS_SECRET: Final = re.compile(
+_LOOKS_SECRET: Final = pattern(
     r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16})"
     r"|(?<=Bearer )[\w.~+/=-]{16,}",
 )
 """Tokens of well-known services, bearer tokens."""
-_JSON_WEB_TOKEN: Final = re.compile(
+_JSON_WEB_TOKEN: Final = pattern(
     r"(?<![\w-])(?=[\w-]++\.[\w-]{10,}+\.[\w-])((?:(?!\beyJ[\w-]{10})[\w-])*+)eyJ[\w-]++\.[\w-]++\.[\w-]++"
 )
 """A token, with what stands before it in the same run of characters as the group. Each run is read once, from
@@ -210,17 +211,17 @@ def _log_filters() -> list[RedactingFilter]:
     return [known for handler in handlers for known in handler.filters if isinstance(known, RedactingFilter)]
 
 
-_TELLING: Final = re.compile(r"token|secret|key|passw|pwd|credential|auth|cookie", re.IGNORECASE)
+_TELLING: Final = pattern(r"token|secret|key|passw|pwd|credential|auth|cookie", re.IGNORECASE)
 """Names of variables, headers and parameters of URLs whose literal values are secrets."""
 
 _SECRET_WORD: Final = r"[\w-]*(?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]*"
 """Names of secret arguments; ``--key`` alone is as often the key of an entry."""
-_FLAG: Final = re.compile(rf"--?{_SECRET_WORD}", re.IGNORECASE)
-_FLAG_AND_VALUE: Final = re.compile(rf"((?:--?)?{_SECRET_WORD})[=:]\s*(.+)", re.IGNORECASE | re.DOTALL)
+_FLAG: Final = pattern(rf"--?{_SECRET_WORD}", re.IGNORECASE)
+_FLAG_AND_VALUE: Final = pattern(rf"((?:--?)?{_SECRET_WORD})[=:]\s*(.+)", re.IGNORECASE | re.DOTALL)
 
-_SCHEME: Final = re.compile(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)
-_USER_INFO: Final = re.compile(r"(?<=://)([^/?#\s@:]*)(?::([^/?#\s]*))?@")
-_PARAMETER: Final = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
+_SCHEME: Final = pattern(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)
+_USER_INFO: Final = pattern(r"(?<=://)([^/?#\s@:]*)(?::([^/?#\s]*))?@")
+_PARAMETER: Final = pattern(r"[?&]([^=&#\s]+)=([^&#\s]+)")
 
 
 def all_secrets_of(config: Config) -> list[tuple[str, str]]:

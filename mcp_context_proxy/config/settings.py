@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mcp_context_proxy.config.clients import Clients
@@ -32,6 +34,7 @@ from mcp_context_proxy.config.tables import (
     Tag,
     Text,
     ToolConfig,
+    by_default,
     settings_of,
     with_classes,
 )
@@ -107,7 +110,7 @@ class ServerConfig(Table):
     """Globs over the tools' own names, such as ``get_*``; a tool that none of them matches is turned off."""
     deny: Annotated[tuple[Text, ...], Reload.LIVE] = ()
     """Globs of tools that are turned off, even where ``allow`` matches."""
-    classes: Annotated[ClassesConfig, Reload.LIVE] = ClassesConfig()
+    classes: Annotated[ClassesConfig, Reload.LIVE] = by_default()
     """Calls that are made, asked about or refused, by the danger class of the tool."""
     approval: Annotated[ApprovalMode | None, Reload.LIVE] = None
     """By default ``approval.mode``."""
@@ -131,7 +134,7 @@ class ServerConfig(Table):
     """Idle seconds after which the server is stopped until the next call; never by default."""
     spotlight: Annotated[Flag, Reload.LIVE] = False
     """Whether results of its tools are marked as data from outside."""
-    results: Annotated[ServerResultsConfig, Reload.LIVE] = ServerResultsConfig()
+    results: Annotated[ServerResultsConfig, Reload.LIVE] = by_default()
     oauth: OAuthConfig | None = None
     """The defaults apply after a login, even without this table."""
     secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE] = Field(default=(), repr=False)
@@ -222,8 +225,7 @@ class ExposeConfig(Table):
         return NAME_LENGTHS if self.max_name_length is None else (self.max_name_length,)
 
 
-@dataclass(frozen=True, slots=True)
-class DomainSearch:
+class DomainSearch(Struct, frozen=True):
     """Number of candidates and results of a search in one domain."""
 
     top_k: int
@@ -260,8 +262,8 @@ class SearchConfig(Table):
     top_k: Count = 20
     top_n: Count = 5
     include_score: Score = 0.7
-    tools: DomainConfig = DomainConfig()
-    documents: DomainConfig = DomainConfig()
+    tools: DomainConfig = by_default()
+    documents: DomainConfig = by_default()
     warm_up: Flag = False
     """Embed everything at start instead of at the first search."""
     synonyms: Synonyms = Field(default={})
@@ -289,7 +291,8 @@ class SearchConfig(Table):
                 counts then.
         """
         own = self.tools if domain == "tools" else self.documents
-        given = own.model_dump(include={"top_k", "top_n", "include_score"}, exclude_none=True)
+        numbers_of_its_own = {key: getattr(own, key) for key in ("top_k", "top_n", "include_score")}
+        given = {key: value for key, value in numbers_of_its_own.items() if value is not None}
         by_fit = PRESETS[self.preset].by_fit and "top_n" not in self.model_fields_set
         general = DomainSearch(self.top_k, self.top_n, self.include_score, by_fit)
         numbers = PRESETS[own.preset] if own.preset else general
@@ -567,25 +570,25 @@ class Config(Table):
     env: Annotated[dict[str, str], Reload.LIVE] = Field(default={}, repr=False)
     """Variables of all servers; those of a server's own ``env`` come before them."""
 
-    expose: Annotated[ExposeConfig, Reload.LIVE] = ExposeConfig()
-    search: Annotated[SearchConfig, Reload.LIVE] = SearchConfig()
-    context: Annotated[ContextConfig, Reload.LIVE] = ContextConfig()
-    results: Annotated[ResultsConfig, Reload.LIVE] = ResultsConfig()
-    approval: Annotated[ApprovalConfig, Reload.LIVE] = ApprovalConfig()
-    learning: LearningConfig = LearningConfig()
-    statistics: StatisticsConfig = StatisticsConfig()
-    interactions: InteractionsConfig = InteractionsConfig()
-    audit: AuditConfig = AuditConfig()
-    store: StoreConfig = StoreConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    http: HttpConfig = HttpConfig()
-    auth: AuthConfig = AuthConfig()
-    shared: SharedConfig = SharedConfig()
-    embedding: EmbeddingConfig = EmbeddingConfig()
-    rerank: RerankConfig = RerankConfig()
-    guards: Annotated[GuardsConfig, Reload.LIVE] = GuardsConfig()
-    secrets: Annotated[SecretsConfig, Reload.LIVE] = SecretsConfig()
-    limits: Annotated[Limits, Reload.LIVE] = Limits()
+    expose: Annotated[ExposeConfig, Reload.LIVE] = by_default()
+    search: Annotated[SearchConfig, Reload.LIVE] = by_default()
+    context: Annotated[ContextConfig, Reload.LIVE] = by_default()
+    results: Annotated[ResultsConfig, Reload.LIVE] = by_default()
+    approval: Annotated[ApprovalConfig, Reload.LIVE] = by_default()
+    learning: LearningConfig = by_default()
+    statistics: StatisticsConfig = by_default()
+    interactions: InteractionsConfig = by_default()
+    audit: AuditConfig = by_default()
+    store: StoreConfig = by_default()
+    cluster: ClusterConfig = by_default()
+    http: HttpConfig = by_default()
+    auth: AuthConfig = by_default()
+    shared: SharedConfig = by_default()
+    embedding: EmbeddingConfig = by_default()
+    rerank: RerankConfig = by_default()
+    guards: Annotated[GuardsConfig, Reload.LIVE] = by_default()
+    secrets: Annotated[SecretsConfig, Reload.LIVE] = by_default()
+    limits: Annotated[Limits, Reload.LIVE] = by_default()
     servers: Annotated[dict[str, ServerConfig], Reload.LIVE] = Field(default={})
     """Servers by name, in the order of the file."""
     documents: Annotated[tuple[DocumentsConfig, ...], Reload.LIVE] = ()

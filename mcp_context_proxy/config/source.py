@@ -18,11 +18,12 @@ import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct, field
 
 from mcp_context_proxy.config.secret_sources import SecretSource, SecretSourceError
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
@@ -116,8 +117,7 @@ def _blank(match: re.Match[str]) -> str:
     return match[1] or re.sub(r"[^\n]", " ", match[0])
 
 
-@dataclass(slots=True)
-class JsonLines:
+class JsonLines(Struct):
     """Lines of the keys of a JSON text."""
 
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -190,8 +190,7 @@ _POSITION: Final = re.compile(
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
+class Mistake(Struct, frozen=True):
     """A mistake at a path; the texts are those of `ConfigProblem`."""
 
     path: KeyPath
@@ -202,8 +201,7 @@ class Mistake:
     """The line, where it is not that of the key."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigSource:
+class ConfigSource(Struct, frozen=True):
     """The tables of one file, before validation."""
 
     file: Path
@@ -490,8 +488,7 @@ _HOST_VARIABLE: Final = re.compile(r"workspaceFolder\w*|cwd|file([A-Z]\w*)?|conf
 """References that only the editor of a host can replace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unexpanded:
+class Unexpanded(Struct, frozen=True):
     """A reference that cannot be replaced."""
 
     message: str
@@ -500,8 +497,7 @@ class Unexpanded:
     """Name of the variable, if it is not set."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpandedValue:
+class ExpandedValue(Struct, frozen=True):
     """A text with expanded variables, or the problems in it."""
 
     text: str

@@ -79,6 +79,14 @@ class Table(BaseModel):
         return [name for name in cls.model_fields if name not in cls.derived]
 
 
+def by_default() -> Any:
+    """Return the default of a field that holds a table: all of its defaults.
+
+    An instance instead would compile the validator of its class while the class of the field is made.
+    """
+    return Field(default={}, validate_default=True)
+
+
 Allow: TypeAlias = Literal["always", "ask", "never"]
 """``always`` makes a call without asking, ``ask`` has a person confirm it, ``never`` turns the tool off."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
 from anyio.from_thread import check_cancelled
 from anyio.from_thread import run_sync as on_loop
+from msgspec import Struct, field
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Snapshot
@@ -28,8 +28,7 @@ OnWait = Callable[[float, str], None]
 waited for, and the servers in words. Must not block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
+class Indexed(Struct, frozen=True):
     """Progress of indexing, which goes on in the background."""
 
     tools: int
@@ -41,8 +40,7 @@ class Indexed:
     """True if nothing is left to index; without a model nothing ever is."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
+class _Wanted(Struct, frozen=True, eq=False):
     """A snapshot that a search wants indexed."""
 
     snapshot: Snapshot

@@ -9,8 +9,10 @@ in a session. A record calls delivered exactly the text written here. Everything
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import files_line, outline
 from mcp_context_proxy.context.records import ContextItem, Delivery, Mode, RequestContext
@@ -33,8 +35,7 @@ GIVEN: Final = frozenset({Delivery.WHOLE, Delivery.INSTRUCTIONS})
 """Forms after which a model knows the whole text."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToldDocument:
+class ToldDocument(Struct, frozen=True):
     """A document as an answer tells it."""
 
     document: Document
@@ -119,8 +120,7 @@ def _documents(context: RequestContext) -> tuple[ContextItem, ...]:
     return context.of(*DOCUMENT_KINDS)
 
 
-@dataclass(slots=True)
-class _Writing:
+class _Writing(Struct):
     """The documents of one answer while they are written, and the budget that is left."""
 
     budget: int
@@ -128,7 +128,7 @@ class _Writing:
     count: Callable[[str], int]
     told: list[ToldDocument] = field(default_factory=list)
     forms: dict[ItemKey, Delivery | None] = field(default_factory=dict)
-    left: int = field(init=False)
+    left: int = 0
     named: int = 0
 
     def __post_init__(self) -> None:
@@ -196,8 +196,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" if line.strip() else "" for line in text.split("\n"))
 
 
-@dataclass(frozen=True, slots=True)
-class SessionIntroduction:
+class SessionIntroduction(Struct, frozen=True):
     """The instructions with which sessions begin, and what is in them."""
 
     text: str = ""

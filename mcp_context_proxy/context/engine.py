@@ -6,10 +6,11 @@ It runs on the event loop; blocking work goes to the threads of the searcher.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
@@ -61,16 +62,14 @@ COUNTING_SECONDS = 0.5
 """Timeout for counting the tokens of the catalog; a longer count goes on for the next caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedItem:
+class RemovedItem(Struct, frozen=True):
     """An item that was removed from a session by hand."""
 
     type: Kind
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class SessionState:
+class SessionState(Struct, frozen=True):
     """Current context of a session; see `SessionContext`."""
 
     id: str
@@ -396,8 +395,7 @@ class ContextEngine:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(Struct, frozen=True):
     """Parts of a score; see `Result`."""
 
     total: float
@@ -408,8 +406,7 @@ class Score:
     """The lexical score by field and word."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """Reasons for which one item is in a context or not."""
 
     query: str

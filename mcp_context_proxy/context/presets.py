@@ -11,12 +11,12 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import PRESETS, Preset
 from mcp_context_proxy.context.records import NO_OVERRIDES, DomainOverrides, Overrides

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import anyio
+from msgspec.structs import replace
 
 from mcp_context_proxy.context.records import RecalledInteraction
 from mcp_context_proxy.context.selection import SearchAnswer

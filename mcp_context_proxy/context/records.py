@@ -14,14 +14,14 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial
 from math import isinf
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, DomainSearch, Limits
 from mcp_context_proxy.config.settings import PRESETS, Preset
@@ -48,8 +48,7 @@ Depth = Annotated[int, Meta(ge=0, le=5)]
 Score = Annotated[float, Meta(ge=0, le=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class DomainOptions:
+class DomainOptions(Struct, frozen=True):
     """Limits for one domain: tools, or documents (rules and references)."""
 
     top_k: int
@@ -69,8 +68,7 @@ class DomainOptions:
         return cls(numbers.top_k, numbers.top_n, include_score, numbers.by_fit)
 
 
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
+class ContextOptions(Struct, frozen=True):
     """All options of one selection."""
 
     tools: DomainOptions
@@ -104,8 +102,7 @@ class ContextOptions:
     """False to search without learned pairs, in a comparison (`statistics.trial`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainOverrides:
+class DomainOverrides(Struct, frozen=True):
     """Changes by a session or a request in one domain; numbers override the preset."""
 
     preset: Preset | None = None
@@ -114,8 +111,7 @@ class DomainOverrides:
     include_score: Score | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(Struct, frozen=True):
     """Changes by a session or a request; None keeps the value of the level above."""
 
     tools: DomainOverrides = DomainOverrides()
@@ -156,7 +152,7 @@ def configured(config: Config) -> ContextOptions:
 def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:
     """Return the options after each level, in order, has overridden the ones before it."""
     for level in levels:
-        own = {field.name for field in fields(Overrides)} - {"tools", "documents"}
+        own = {*Overrides.__struct_fields__} - {"tools", "documents"}
         changed = {name: value for name in own if (value := getattr(level, name)) is not None}
         options = replace(
             options,
@@ -223,8 +219,7 @@ class Delivery(StrEnum):
     """With an earlier answer in its session."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextItem:
+class ContextItem(Struct, frozen=True):
     """One item of a request context."""
 
     type: Kind
@@ -245,8 +240,7 @@ class ContextItem:
     """Digest of the definition or text; None in records of earlier versions."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecalledInteraction:
+class RecalledInteraction(Struct, frozen=True):
     """A remembered interaction in a request context."""
 
     id: int
@@ -259,8 +253,7 @@ class RecalledInteraction:
     """Estimated cost of its text for a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(Struct, frozen=True):
     """Everything that a model was given for one request, by name."""
 
     id: str

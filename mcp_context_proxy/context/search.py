@@ -7,11 +7,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 import anyio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import search_filters
@@ -33,8 +34,7 @@ from mcp_context_proxy.trust.tokens import reaches
 ENGINE_DEFAULTS: Final = Filters()
 
 
-@dataclass(frozen=True, slots=True)
-class Excluded:
+class Excluded(Struct, frozen=True):
     """An item that only the filters keep out of the results."""
 
     result: Result
@@ -42,8 +42,7 @@ class Excluded:
     """Names of the filters that it does not meet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """Results of a search in both domains."""
 
     tools: Ranking
@@ -217,8 +216,7 @@ TOOL_ONLY = frozenset({Kind.TOOL})
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """Limits of a search."""
 
     kinds: frozenset[Kind] | None = None

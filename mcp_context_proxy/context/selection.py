@@ -12,9 +12,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import SEPARATOR, tool_definition
@@ -65,8 +67,7 @@ SAME_TOOL: Final = "the same tool as "
 WHY_FILLED: Final = "listed because little is known of such requests"
 
 
-@dataclass(slots=True, kw_only=True)
-class Selection:
+class Selection(Struct, kw_only=True):
     """One request while its context is put together: its query and options, and the items so far."""
 
     query: str
@@ -159,8 +160,7 @@ class Selection:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SearchAnswer:
+class SearchAnswer(Struct, frozen=True):
     """A request context with the search results behind it, for MCP, REST and the command line alike."""
 
     context: RequestContext
@@ -403,8 +403,7 @@ RULE_SCORE = 1.0
 """Score of an item that a configured rule brings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Companion:
+class Companion(Struct, frozen=True):
     """An item that comes with others."""
 
     item: Item

@@ -12,13 +12,13 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Self, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.config import Config
@@ -65,8 +65,7 @@ def key_of(item: Item) -> ItemKey:
     return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionView:
+class SessionView(Struct, frozen=True):
     """Immutable copy of a session's state, for work in another thread."""
 
     id: str | None = None
@@ -88,8 +87,7 @@ NO_SESSION = SessionView()
 """View for a request without a session: its context has the ``always`` items only."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class SessionContext:
+class SessionContext(Struct, eq=False, weakref=True):
     """State of a session: items added and removed by hand, queries and calls.
 
     Only the event loop may change it.
@@ -197,8 +195,7 @@ class SessionContext:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ResultReading:
+class ResultReading(Struct, frozen=True):
     """Tools whose results are read for the tools that fit next, and how much of each result."""
 
     enabled: bool = False
@@ -252,8 +249,7 @@ def result_text(result: bytes, characters: int) -> str | None:
     return text if text.strip() else None
 
 
-@dataclass(slots=True, eq=False)
-class Session(SessionContext):
+class Session(SessionContext, eq=False):
     """Session of a handshake-era connection; it ends with the connection."""
 
     party: Party = field(default_factory=lambda: Party(lasting=True))
@@ -308,12 +304,15 @@ HANDLE_BYTES = 24
 """192 random bits: the protocol asks for 128 if nothing but the handle identifies its owner."""
 
 
-@dataclass(slots=True, eq=False)
-class Handle(SessionContext):
+class Handle(SessionContext, eq=False):
     """Session that a client carries by a secret id."""
 
-    secret: str = field(default_factory=lambda: secrets.token_urlsafe(HANDLE_BYTES), repr=False)
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(HANDLE_BYTES))
     """The ``context_id`` of the client."""
+
+    def __repr__(self) -> str:
+        """Return the public id: whoever has the secret has the session."""
+        return f"{type(self).__name__}(id={self.id!r})"
 
     @property
     def kind(self) -> str:

@@ -7,10 +7,11 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
@@ -43,8 +44,7 @@ CREDENTIALS_WANTED = frozenset({401, 403, 407})
 """HTTP statuses about the credentials of the client."""
 
 
-@dataclass(slots=True)
-class Loss:
+class Loss(Struct):
     """The end of a connection; the fields are filled in before the event is set."""
 
     happened: anyio.Event = field(default_factory=anyio.Event)
@@ -54,8 +54,7 @@ class Loss:
     """True if nobody killed the server and no call of a client was pending that it could have died of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """An open connection whose era is negotiated."""
 
     link: Link

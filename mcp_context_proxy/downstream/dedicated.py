@@ -15,12 +15,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
@@ -39,8 +38,7 @@ DECLARED = (*CAPABILITY_OF.values(), "experimental")
 """Capabilities of a client that its connection declares unchanged; others belong to another hop or era."""
 
 
-@dataclass(slots=True, eq=False)
-class DedicatedConnection:
+class DedicatedConnection(Struct, eq=False):
     """One connection and the requests that use it."""
 
     key: Hashable

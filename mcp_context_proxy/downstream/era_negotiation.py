@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import Limits, ServerConfig
@@ -60,8 +61,7 @@ UNPROBED_SECONDS = 24 * 3600.0
 """Time for which a server is remembered as not to be probed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
+class Introduction(Struct, frozen=True):
     """Self-description of a server when the connection was opened."""
 
     era: Era

@@ -12,12 +12,11 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.limits import KIB
@@ -63,8 +62,7 @@ Answer: TypeAlias = Callable[["Peer", str, Members], Awaitable[bytes]]
 """Answers a request that the server makes over a peer; raises `RequestError` to refuse."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
+class Inbound(Struct, frozen=True):
     """Handlers of the messages that come over one connection, and the capabilities declared on it."""
 
     on_notification: Notify

@@ -16,11 +16,11 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 
 import anyio
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import anyio
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import connection_key
@@ -66,8 +66,7 @@ SAVED_SECONDS = 3600.0
 _entries = msgspec.json.Decoder(list[Raw]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Struct, frozen=True):
     """One kind of list that servers offer."""
 
     method: str
@@ -93,8 +92,7 @@ LISTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServerListing:
+class ServerListing(Struct, frozen=True):
     """Everything one server listed: undecoded entries, in the order of the server."""
 
     tools: tuple[bytes, ...] = ()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import anyio
+from msgspec import Struct, field
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.downstream.connect import Connected
@@ -200,8 +200,7 @@ class ClientSubscriptions:
         self._changed = anyio.Event()
 
 
-@dataclass(slots=True, eq=False)
-class _Subscription:
+class _Subscription(Struct, eq=False):
     """One subscription to a modern server."""
 
     connected: Connected

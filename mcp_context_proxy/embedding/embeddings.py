@@ -22,11 +22,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
+
+from msgspec import Struct
 
 from mcp_context_proxy.config import Config, EmbeddingConfig
 from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, EmbeddingModel, Matrix, are_unit, unit_rows
@@ -444,8 +445,7 @@ class CachedEmbedder:
         return self._model.run(embed)
 
 
-@dataclass(slots=True)
-class Lookups:
+class Lookups(Struct):
     """Counts the hits and misses of a cache."""
 
     hits: int = 0

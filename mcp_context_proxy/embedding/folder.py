@@ -16,9 +16,10 @@ import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.errors import ModelError
@@ -56,8 +57,7 @@ Pooling: TypeAlias = Literal["mean", "cls"]
 """Combination of the vectors of a text's tokens: their mean, or the first token's vector."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
+class ModelFolder(Struct, frozen=True):
     """The files of a model on disk, and how to use them."""
 
     model_id: str

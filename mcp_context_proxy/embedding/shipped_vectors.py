@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.embedding.embedder import unit_rows
 from mcp_context_proxy.embedding.folder import digest
@@ -39,8 +40,7 @@ STORED: Final = "<f2"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShippedVectors:
+class ShippedVectors(Struct, frozen=True, eq=False):
     """The vectors of one model, by the hash of their texts; mapped, so that only those used take memory."""
 
     keys: NDArray[np.uint64]

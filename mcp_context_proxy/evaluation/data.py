@@ -9,12 +9,11 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
@@ -52,8 +51,7 @@ class QueryLine(msgspec.Struct):
     any_of: list[Annotated[list[ToolKey], Meta(min_length=1)]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class EvalQuery:
+class EvalQuery(Struct, frozen=True):
     """A query and its distinct needs: each tool of ``relevant``, then the groups of ``any_of``."""
 
     text: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
@@ -45,8 +47,7 @@ SHUFFLED: Final = 20260728
 MEASURES: Final = ("recall@5", "ndcg@10", SELECTED_PRECISION)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayStage:
+class ReplayStage(Struct, frozen=True):
     """A measurement after a share of the log was used."""
 
     revealed: float

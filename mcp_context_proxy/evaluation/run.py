@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.evaluation.data import EvalQuery, Need, read_lines
@@ -72,16 +72,14 @@ def read_run(path: Path) -> list[Answer]:
     return [answer for _, answer in read_lines(path, Answer)]
 
 
-@dataclass(frozen=True, slots=True)
-class QueryLatency:
+class QueryLatency(Struct, frozen=True):
     """Milliseconds of searches one by one, the query's embedding included; index and model are ready."""
 
     p50: float
     p95: float
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """Measures of the answers to all queries."""
 
     tools: int
@@ -98,8 +96,7 @@ class Report:
     latency_ms: QueryLatency
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """All answers, and the report on them."""
 
     answers: list[Answer]
@@ -176,8 +173,7 @@ def answer_of(ranking: Ranking) -> Answer:
     return Answer(ranking.query, ranked, len(selected), ranking.fits)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureDifference:
+class MeasureDifference(Struct, frozen=True):
     """One measure in two runs, over the queries that have it."""
 
     first: float
@@ -326,8 +322,7 @@ def _discount(rank: int) -> float:
     return 1 / math.log2(rank + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """A mean over queries, with the interval that other queries of their kind would give."""
 
     mean: float

@@ -22,13 +22,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
 import platformdirs
+from msgspec import Struct, field
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -98,8 +98,7 @@ def principal_of(scope: Scope) -> str | None:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The requests that the guard lets in."""
 
     hosts: frozenset[str] | None
@@ -370,8 +369,7 @@ def _too_many_under_way(most: int) -> PlainTextResponse:
     return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
 
 
-@dataclass(frozen=True, slots=True)
-class BearerToken:
+class BearerToken(Struct, frozen=True):
     """The token that clients of the HTTP front must send, if any."""
 
     token: str | None

@@ -14,10 +14,10 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import anyio
+from msgspec import Struct, field
 from starlette.responses import Response
 
 from mcp_context_proxy.config import Limits
@@ -77,8 +77,7 @@ def _too_many() -> Response:
     return Response(text, HTTPStatus.TOO_MANY_REQUESTS, {"Retry-After": "1"})
 
 
-@dataclass(slots=True, eq=False)
-class StreamableSession:
+class StreamableSession(Struct, eq=False):
     """One session: the terms with its client are in `state`, the rest is this process's."""
 
     id: str

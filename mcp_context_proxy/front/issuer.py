@@ -13,10 +13,10 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
@@ -60,8 +60,7 @@ class RoleMissingError(TokenRefusedError):
     """A token is genuine, and its owner may not use this proxy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
+class Issued(Struct, frozen=True):
     """An accepted token."""
 
     principal: Principal

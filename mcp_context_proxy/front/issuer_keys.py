@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.config.identity import AuthConfig, is_encrypted
 from mcp_context_proxy.protocol.strangers import one_line
@@ -67,8 +67,7 @@ class KeysUnavailableError(Exception):
     """The keys of the issuer cannot be had now, so nothing can be said about a token."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublicKey:
+class PublicKey(Struct, frozen=True):
     """A key of the issuer, and the algorithms that it may be used with."""
 
     kid: str | None

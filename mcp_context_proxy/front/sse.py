@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import anyio
+from msgspec import Struct, field
 from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -115,8 +115,7 @@ class EventStreams:
         return conversation
 
 
-@dataclass(slots=True, eq=False)
-class _Frame:
+class _Frame(Struct, eq=False):
     """A frame that waits to be sent."""
 
     content: bytes

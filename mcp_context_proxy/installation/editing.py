@@ -14,9 +14,10 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date, time
 from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.config.source import plain_json, read_yaml, without_comments
 from mcp_context_proxy.errors import ContextProxyError
@@ -164,8 +165,7 @@ def _without_empty(data: Any, place: Place) -> Any:
 # same as in the text itself.
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(Struct):
     """One member of an object, with the comments above it and beside it."""
 
     key: str

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.installation.editing import EditError, edited, entries
 from mcp_context_proxy.installation.journal import read_text
@@ -26,8 +27,7 @@ SECONDS: Final = 5
 """Time limit that the host gets; the hook itself ends after two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookPlace:
+class HookPlace(Struct, frozen=True, kw_only=True):
     """The place of prompt hooks in the settings of a host."""
 
     host: str

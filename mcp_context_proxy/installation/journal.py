@@ -16,11 +16,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import platformdirs
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, edited, entries
@@ -30,8 +31,7 @@ from mcp_context_proxy.system.process import make_private_folder
 _PRIVATE: Final = 0o600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
+class Installation(Struct, frozen=True, kw_only=True):
     """The record of one installation in one file."""
 
     host: str
@@ -134,8 +134,7 @@ class Journal:
         return Undone(file, now, after.encode("utf-8"), records, whole=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
+class Undone(Struct, frozen=True):
     """The end of an installation, not yet carried out."""
 
     file: Path

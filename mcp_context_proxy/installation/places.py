@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
@@ -68,8 +69,7 @@ def _goose(command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPlace:
+class HostPlace(Struct, frozen=True, kw_only=True):
     """One host: where its servers stand, and how they are written there."""
 
     name: str

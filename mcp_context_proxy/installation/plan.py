@@ -11,11 +11,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct, field
 from pydantic import ValidationError
 
 from mcp_context_proxy.config import Config
@@ -48,8 +48,7 @@ HANDED_OVER: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TER
 NO_VARIABLES: Final[Mapping[str, bool]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(Struct, frozen=True):
     """The text of a file before and after; before is None if there is no such file yet."""
 
     file: Path
@@ -62,8 +61,7 @@ class FileChange:
         return list(unified_diff(old, new, str(self.file), str(self.file), lineterm=""))
 
 
-@dataclass(slots=True)
-class Servers:
+class Servers(Struct):
     """The servers found in a host's file: those that move, and those that stay."""
 
     moving: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -76,8 +74,7 @@ class Servers:
     """Name of the entry that starts this proxy."""
 
 
-@dataclass(slots=True)
-class HostPlan:
+class HostPlan(Struct):
     """Everything that an installation does in one host."""
 
     host: HostPlace

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import turned_off_by
 from mcp_context_proxy.config import load
@@ -35,8 +36,7 @@ _KEY: Final = re.compile(r"^(\s*enabled\s*=\s*)(true|false)\b")
 _ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Switched:
+class Switched(Struct, frozen=True):
     """The outcome of a switch."""
 
     server: str

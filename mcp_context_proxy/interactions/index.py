@@ -9,8 +9,9 @@ ticket or a commit, means exactly itself: then only interactions that have it ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.config import InteractionsConfig
 from mcp_context_proxy.embedding.embedder import are_unit
@@ -23,7 +24,6 @@ from mcp_context_proxy.retrieval.scoring import (
     fuse,
 )
 from mcp_context_proxy.retrieval.text import terms
-from mcp_context_proxy.retrieval.values import value_kind
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore, InteractionVector
 from mcp_context_proxy.system.later import np
@@ -89,8 +89,7 @@ _FACTS: Final = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(Struct, frozen=True):
     """An interaction that a query means."""
 
     id: int
@@ -101,8 +100,7 @@ class Near:
     """Interactions of its type with this text; it is the one with the best score."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A query with the choices of its caller."""
 
     query: str
@@ -230,6 +228,8 @@ class InteractionIndex:
 
     def _identified(self, query: str, within: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Return the interactions that have an identifier of the query; None if the query has none."""
+        from mcp_context_proxy.retrieval.forms import value_kind  # noqa: PLC0415 - expressions of searches
+
         tokens = (token.strip(_EDGES) for token in query.split())
         asked = [found for token in tokens if value_kind(token) in IDENTIFIERS and (found := terms(token))]
         if not asked or self._lexical is None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
@@ -63,8 +64,7 @@ Redact: TypeAlias = Callable[[str], str]
 """Removes secrets from a text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recollection:
+class Recollection(Struct, frozen=True):
     """An interaction that was found."""
 
     interaction: Interaction
@@ -76,8 +76,7 @@ class Recollection:
     """Interactions of this type with the same text, of which this is the best."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recall:
+class Recall(Struct, frozen=True):
     """The answer of a search for interactions."""
 
     results: tuple[Recollection, ...]

@@ -9,11 +9,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 import anyio.from_thread
+from msgspec import Struct, field
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.interactions.memory import InteractionMemory
@@ -49,8 +49,7 @@ GIVEN_UP_AFTER: Final = 5
 """Interactions that fail one after the other, each tried alone: then the model is broken, not a text."""
 
 
-@dataclass(slots=True, eq=False)
-class _WaitingInteraction:
+class _WaitingInteraction(Struct, eq=False):
     """An interaction that waits to be written."""
 
     make: Callable[[], Interaction]
@@ -182,8 +181,7 @@ class InteractionRecorder:
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class Backfilled:
+class Backfilled(Struct, frozen=True):
     """The result of a backfill."""
 
     embedded: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import islice
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct, field
 
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.interactions.memory import MESSAGE, InteractionMemory
@@ -34,8 +34,7 @@ OnProgress = Callable[[int, int], None]
 """Gets the number of interactions that are done, and of all."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageTable:
+class MessageTable(Struct, frozen=True):
     """A table of messages in a SQLite file, with the names of its columns."""
 
     name: str = "messages"
@@ -48,8 +47,7 @@ class MessageTable:
     """Seconds or milliseconds since 1970, or ISO 8601, which is UTC unless it says otherwise."""
 
 
-@dataclass(slots=True)
-class Imported:
+class Imported(Struct):
     """The result of an import."""
 
     read: int = 0

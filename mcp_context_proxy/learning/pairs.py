@@ -10,11 +10,12 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import ToolKey, Vector
@@ -54,8 +55,7 @@ WEIGHTS: Final[Mapping[Signal, float]] = {
 STRONGEST: Final = max(WEIGHTS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """A successful call, and the query that it was made for."""
 
     query: str
@@ -199,8 +199,7 @@ MOST_ADDED_IN_DOUBT: Final = 2.0
 often; with 3 more of the shown tools come from calls beside the point (benchmarks/learning.md)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairIndex:
+class PairIndex(Struct, frozen=True, eq=False):
     """The pairs at one moment, and their vectors as one matrix. Immutable.
 
     A pair that is used again keeps its vector, so a new index copies the matrix only for a new pair.
@@ -260,8 +259,7 @@ def _with_queries(topics: Mapping[ToolKey, Topic], pairs: Iterable[Pair]) -> dic
     return extended
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Topic:
+class Topic(Struct, frozen=True, eq=False):
     """The topic of one tool's queries.
 
     A tool that is used for everything, or claims to do everything, says nothing about one more query.

@@ -13,12 +13,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
@@ -100,8 +101,7 @@ REFRESH_SECONDS: Final = 2.0
 """Time between two looks at the pairs that other processes have learned or forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lesson:
+class _Lesson(Struct, frozen=True):
     """A use with the vector of its query, until the store has learned from it."""
 
     row: UseRow
@@ -110,8 +110,7 @@ class _Lesson:
     vector: Vector
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """The pairs of each owner, as of a revision of the store."""
 
     revision: int = 0

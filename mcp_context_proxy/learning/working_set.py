@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import IncludeMode, Tool, ToolKey
@@ -24,8 +25,7 @@ SEVERAL: Final = 3
 """Sessions in which a tool of the working set was used: twice may be one task that was resumed."""
 
 
-@dataclass(slots=True)
-class WorkingSet:
+class WorkingSet(Struct):
     """The tools of the working set, and why each is in it. Empty until they are chosen."""
 
     reasons: Mapping[ToolKey, str] = field(default_factory=dict)

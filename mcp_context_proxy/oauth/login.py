@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import httpx2
@@ -26,6 +25,7 @@ from mcp.shared.auth import (
     TokenEndpointAuthMethod,
 )
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
+from msgspec import Struct
 from pydantic import AnyUrl, ValidationError
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
@@ -55,8 +55,7 @@ ISSUER_PATHS: Final = ("/.well-known/oauth-authorization-server", "/.well-known/
 """Parts of the path of an authorization server's metadata."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoginOffer:
+class LoginOffer(Struct, frozen=True):
     """A login that a person is about to make."""
 
     issuer: str

@@ -11,13 +11,13 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 from mcp.shared.auth import AuthorizationCodeResult
+from msgspec import Struct, field
 
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN
@@ -46,8 +46,7 @@ NOT_OURS: Final = (
 )
 
 
-@dataclass(slots=True)
-class Loopback:
+class Loopback(Struct):
     """A port of this machine that waits for the result of a login."""
 
     server: str

@@ -10,12 +10,11 @@ Only the members that this proxy acts on are checked; the server judges the rest
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.protocol import envelope
@@ -117,8 +116,7 @@ class Era(StrEnum):
     MODERN = "modern"
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """The terms on which a session of the handshake era was opened: all of them that count later."""
 
     version: str

@@ -12,11 +12,11 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from typing import cast
 from weakref import WeakSet
 
 import anyio
+from msgspec import Struct
 
 from mcp_context_proxy.protocol.envelope import is_large, is_utf8
 from mcp_context_proxy.system.flights import in_task
@@ -25,8 +25,7 @@ EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
 
 
-@dataclass(frozen=True, slots=True)
-class Oversized:
+class Oversized(Struct, frozen=True):
     """A line that was dropped because it was longer than the limit."""
 
     size: int
@@ -91,8 +90,7 @@ class OversizedEventError(ValueError):
     """An event is larger than the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
+class ServerSentEvent(Struct, frozen=True):
     """One server-sent event."""
 
     name: bytes

@@ -11,6 +11,7 @@ from msgspec import inspect
 
 from mcp_context_proxy.errors import nearest_names
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.later import pattern
 
 SHOWN_CHARACTERS: Final = 60
 """Length to which a value or a name of a stranger is repeated in an error."""
@@ -24,11 +25,11 @@ _FORMS: Final = {
     "object": "an object",
     "null": "null",
 }
-_PLACE: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
-_OTHER_FORM: Final = re.compile(r"Expected `([^`]*)`, got `([^`]*)`$")
-_BEYOND: Final = re.compile(r"Expected `(\w+)` (of length )?(>=|<=|>|<) ([\d.e+-]+)$")
-_NOT_LISTED: Final = re.compile(r"Invalid enum value (.*)$", re.DOTALL)
+_PLACE: Final = pattern(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_NAMED: Final = pattern(r"Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
+_OTHER_FORM: Final = pattern(r"Expected `([^`]*)`, got `([^`]*)`$")
+_BEYOND: Final = pattern(r"Expected `(\w+)` (of length )?(>=|<=|>|<) ([\d.e+-]+)$")
+_NOT_LISTED: Final = pattern(r"Invalid enum value (.*)$", re.DOTALL)
 _BOUNDS: Final = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 

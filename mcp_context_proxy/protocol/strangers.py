@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Final, Literal
 
 from mcp_context_proxy.errors import NOTICE
+from mcp_context_proxy.system.later import pattern
 
 SAID_CHARACTERS: Final = 10_000
 """Characters of an error or a log message that pass: more than anybody reads of one."""
@@ -40,7 +41,7 @@ BLANK_LINES: Final = 4
 BLANKS: Final = 60
 """Other spaces in a row that stay: the indentation of any example."""
 
-_SPACE: Final = re.compile(rf"\s{{{BLANK_LINES + 1},}}")
+_SPACE: Final = pattern(rf"\s{{{BLANK_LINES + 1},}}")
 
 LETTERS: Final = dict(
     zip(
@@ -74,18 +75,18 @@ def _drawn_as(word: str) -> str:
 
 _OPENING: Final = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\u298b\ufe5d\ufe47"
 _QUOTES: Final = r"'\"`\u00ab\u00b4\u02b9-\u02bc\u2018-\u201f\u2032-\u2037\u2039\u275b-\u275e\uff02\uff07"
-_MARK: Final = re.compile(
+_MARK: Final = pattern(
     rf"[{_OPENING}]\s*{_drawn_as('server')}(?=[\s:]*[{_QUOTES}]|(?![\w-])[^\]\n]{{1,100}}\b(?:says|asks)\b)"
 )
 """Beginning of a mark by which words stand under the name of a server (`named`), as strangers forge it."""
 
-_SUSPECT: Final = re.compile(rb"[^ -~\t\r\n]|\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
+_SUSPECT: Final = pattern(rb"[^ -~\t\r\n]|\\[ubfr]|(?:\\[nt]| ){%d}" % (BLANK_LINES + 1))
 """Bytes that JSON of plain words has none of. A result of a call is never searched for them."""
 
-_MAY_MARK: Final = re.compile(rb"server|\\\\u|[\xc2-\xf4]", re.IGNORECASE)
+_MAY_MARK: Final = pattern(rb"server|\\\\u|[\xc2-\xf4]", re.IGNORECASE)
 """Bytes without which JSON has no such mark, in letters or in escapes."""
 
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING: Final = pattern(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def compact(text: str) -> str:
@@ -202,7 +203,7 @@ def _bounded_string(found: re.Match[bytes]) -> bytes:
     return json.dumps(bounded(json.loads(string, strict=False)), ensure_ascii=False).encode()
 
 
-SESSION_ID: Final = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
+SESSION_ID: Final = pattern(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
 """Ids of sessions over HTTP. Together with the token, an id gives access to the session."""
 
 
@@ -259,44 +260,44 @@ _VARIED: Final = (
 )
 
 _SELECTED: Final = (
-    re.compile(rf"[{_VARIED}][\ufe00-\ufe0f]"),
-    re.compile(rf"[{_IDEOGRAPHS}][\U000e0100-\U000e01ef]"),
-    re.compile(rf"[{_MONGOLIAN}][\u180b-\u180d\u180f]"),
+    pattern(rf"[{_VARIED}][\ufe00-\ufe0f]"),
+    pattern(rf"[{_IDEOGRAPHS}][\U000e0100-\U000e01ef]"),
+    pattern(rf"[{_MONGOLIAN}][\u180b-\u180d\u180f]"),
 )
 """A character of which there are variants, and a selector of one."""
 
 _JOINED: Final = (
     # Scripts in which a joiner changes the shape of the letter before it, also at the end of a word.
-    re.compile(rf"[{_JOINING_SCRIPTS}][\u200c\u200d]"),
-    re.compile(rf"[{_PICTOGRAPHS}]\u200d[{_PICTOGRAPHS}]"),
-    re.compile(rf"[{_MONGOLIAN}]\u180e"),
-    re.compile("[\U00018b00-\U00018cff]\U00016fe4"),  # Khitan
+    pattern(rf"[{_JOINING_SCRIPTS}][\u200c\u200d]"),
+    pattern(rf"[{_PICTOGRAPHS}]\u200d[{_PICTOGRAPHS}]"),
+    pattern(rf"[{_MONGOLIAN}]\u180e"),
+    pattern("[\U00018b00-\U00018cff]\U00016fe4"),  # Khitan
 )
 """A character, a joiner, and the character after it where that matters."""
 
-_ATTACHED: Final = re.compile("[\u200c\u200d\u180b-\u180f\ufe00-\ufe0f\U00016fe4\U000e0100-\U000e01ef]+")
+_ATTACHED: Final = pattern("[\u200c\u200d\u180b-\u180f\ufe00-\ufe0f\U00016fe4\U000e0100-\U000e01ef]+")
 """Joiners and variation selectors, which are drawn only by their effect on the character before them."""
 
 LONGEST_RUN: Final = 8
 """Characters of such a run that are looked at: people write two at most."""
 
-_FILLERS: Final = re.compile("[\u115f\u1160]+")
+_FILLERS: Final = pattern("[\u115f\u1160]+")
 """Fillers for a missing consonant or vowel in a syllable of conjoining Hangul letters."""
 
-_CONJOINING: Final = re.compile("[\u1100-\u115e\u1161-\u11ff]")
+_CONJOINING: Final = pattern("[\u1100-\u115e\u1161-\u11ff]")
 
-_ESCAPE_SEQUENCE: Final = re.compile(
+_ESCAPE_SEQUENCE: Final = pattern(
     rf"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor
     rf"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\n{_CONTROLS}]*(?:\x07|\x1b\\|\x9c)"  # titles, hyperlinks
     rf"|\x1b[ -/]*[0-~]"  # two-character escapes
 )
 """ECMA-48. No part can run over a control character, so matching stays linear in the text."""
 
-_CROWD: Final = re.compile("((?:[^\\w\x00-\x7f]|[\uff9e\uff9f]){30})(?:[^\\w\x00-\x7f]|[\uff9e\uff9f])+")
+_CROWD: Final = pattern("((?:[^\\w\x00-\x7f]|[\uff9e\uff9f]){30})(?:[^\\w\x00-\x7f]|[\uff9e\uff9f])+")
 """More marks than any letter has, by Unicode's Stream-Safe Text Format, or a line drawn with characters.
 Normalization sorts the marks of a letter in time that is the square of their number."""
 
-_UNUSUAL: Final = re.compile(r"[^\t\n -~]")
+_UNUSUAL: Final = pattern(r"[^\t\n -~]")
 
 
 def clean(text: str) -> str:

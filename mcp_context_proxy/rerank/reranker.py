@@ -14,11 +14,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
 import anyio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.config.settings import RerankMode
@@ -53,8 +54,7 @@ PLAIN_CASE: Final = (CandidateItem("send_mail", "Send a mail"), CandidateItem("r
 NO_MODEL: Final = "there is no model to ask: set rerank.model, or use a client that lets its own be asked"
 
 
-@dataclass(frozen=True, slots=True)
-class Reranking:
+class Reranking(Struct, frozen=True):
     """The outcome of asking another model about a search."""
 
     used: bool

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import RerankError
@@ -98,8 +99,7 @@ class RerankerModel(Protocol):
         """Release connections and memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """A question about the order of candidates."""
 
     text: str

@@ -16,14 +16,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import anyio
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from mcp_context_proxy.embedding.embeddings import open_session, open_tokenizer
 from mcp_context_proxy.embedding.folder import TOKENIZER, digest
@@ -70,8 +69,7 @@ class Facts(msgspec.Struct, frozen=True):
     """Digests of the graph and of the files that it shares."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(Struct, frozen=True):
     session: Any
     tokenizer: Any
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
@@ -209,18 +208,15 @@ def _first_members(members: Members, names: dict[str, bytes], most: int) -> tupl
     return first, len(members) - len(first)
 
 
-@dataclass(frozen=True, slots=True)
-class _MemberName:
+class _MemberName(Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
+class _Fields(Struct, frozen=True):
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Elements:
+class _Elements(Struct, frozen=True):
     """A slice of an array, or one element if `single`."""
 
     which: slice

@@ -14,9 +14,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from msgspec import Struct, field
 
 from mcp_context_proxy.results import json_values
 from mcp_context_proxy.results.json_values import PathError
@@ -48,8 +49,7 @@ def new_id() -> str:
     return secrets.token_urlsafe(ID_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptText:
+class KeptText(Struct, frozen=True):
     """The whole text of a result."""
 
     text: bytes
@@ -57,8 +57,7 @@ class KeptText:
     """Server whose tool it came from."""
 
 
-@dataclass(slots=True, eq=False)
-class _KeptResult:
+class _KeptResult(Struct, eq=False):
     owner: str
     server: str
     size: int
@@ -210,8 +209,7 @@ class ReadError(Exception):
     """A part that does not exist; the text names to a model those that do."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPage:
+class ReadPage(Struct, frozen=True):
     """A page of the requested part."""
 
     text: bytes

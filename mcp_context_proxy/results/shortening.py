@@ -17,13 +17,12 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.config import ResultsConfig, ServerConfig
 from mcp_context_proxy.config.host_profiles import HostProfile, host_named
@@ -129,8 +128,7 @@ def bytes_kept_by(host: HostProfile | None) -> int | None:
     return None if limit is None else limit.characters * HOST_PERCENT // 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """Facts of a call that decide about its result."""
 
     tool: Tool
@@ -144,8 +142,7 @@ class Call:
     """True if the client called the tool by its own name, and so may check the result against its schema."""
 
 
-@dataclass(slots=True, eq=False)
-class LargeResults:
+class LargeResults(Struct, eq=False):
     """Shortens results, and keeps them whole."""
 
     config: ResultsConfig
@@ -223,8 +220,7 @@ def _output_schema(tool: Tool) -> Raw | None:
     return envelope.members(tool.definition).get("outputSchema")
 
 
-@dataclass(frozen=True, slots=True)
-class Shortened:
+class Shortened(Struct, frozen=True):
     """A shortened result, and the numbers behind it."""
 
     result: bytes
@@ -242,8 +238,7 @@ def with_note(result: bytes, note: str) -> bytes:
     return envelope.encode(parts)
 
 
-@dataclass(slots=True)
-class _Text:
+class _Text(Struct):
     """A text in the content of a result, and the block that it is in."""
 
     block: Members

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.protocol.envelope import PIECE_BYTES
 
@@ -75,8 +76,7 @@ def excerpt(text: bytes, most: int) -> bytes:
     return text[:head_end].rstrip(b"\n") + f"\n{left_out}\n".encode() + text[tail_start:]
 
 
-@dataclass(frozen=True, slots=True)
-class TextPage:
+class TextPage(Struct, frozen=True):
     """One page of a text: its bytes, and its place among the others."""
 
     text: bytes
@@ -115,8 +115,7 @@ def _pages(text: bytes, most: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Struct, frozen=True):
     """Places in a text that match a pattern, as lines with their numbers."""
 
     shown: bytes

@@ -7,8 +7,9 @@ A search puts such a tool after its original, and ``check`` names both to a pers
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index
@@ -28,8 +29,7 @@ COMPARED: Final = 20_000
 """Tools of a catalog that are compared with each other: some seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """A tool, and the one of an older server that it says the same as."""
 
     tool: Tool

@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
@@ -19,7 +21,6 @@ from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.bm25 import LexicalScores
 from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
-from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
 from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
@@ -33,6 +34,8 @@ from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mcp_context_proxy.retrieval.queries import ReadQuery
 
 PLACES_BEFORE_SUSPECTS = 5
 """Places of other tools before suspected ones, even where fewer would have been selected: they must not
@@ -65,8 +68,7 @@ _EVERYTHING = Filters()
 _DEFAULTS = SearchOptions()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Understood:
+class _Understood(Struct, frozen=True, eq=False):
     """A query as it was read against one index."""
 
     index: Index
@@ -291,6 +293,9 @@ class Engine:
         for known in self._latest:
             if known.index is index and known.question == question:
                 return known.query, known.lexical
+        # Most of what it takes to read a query is not needed before the first one.
+        from mcp_context_proxy.retrieval.queries import read_query  # noqa: PLC0415
+
         if not snapshot.hidden:
             understood = read_query(query, index.lexical.has, index.words, self.stands_for)
         else:
@@ -363,8 +368,7 @@ def _by_item(index: Index, values: Callable[[], Mapping[ToolKey, T]]) -> dict[in
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranked:
+class _Ranked(Struct, frozen=True):
     """The ranking of tools of trusted and of suspected servers together."""
 
     selected: Sequence[Result]

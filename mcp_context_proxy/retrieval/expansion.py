@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import ModelError
@@ -54,8 +55,7 @@ Neighbours: TypeAlias = tuple[tuple[int, float], ...]
 """Items with their cosine, nearest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpansionOptions:
+class ExpansionOptions(Struct, frozen=True):
     """Distance and number of the items to add."""
 
     depth: int = 1
@@ -66,8 +66,7 @@ class ExpansionOptions:
     """Items of each step, the nearest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expanded:
+class Expanded(Struct, frozen=True):
     """An item that was added."""
 
     item: Item

@@ -7,10 +7,12 @@ be unfinished: some of its items have no vectors yet, or some items of the snaps
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
@@ -41,8 +43,7 @@ Identity: TypeAlias = tuple[str, str]
 """Key of a source and kind of its items: a server, too, may be called ``rules``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(Struct, frozen=True):
     """Hard constraints: an item that does not meet them is not considered at all."""
 
     servers: frozenset[str] | None = None
@@ -86,8 +87,7 @@ def item_key(item: Item) -> tuple[Kind, str]:
     return item.kind, item.exposed_name if isinstance(item, Tool) else item.name
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class Reading(Struct, frozen=True, eq=False):
     """Everything but terms and vectors that was read of some items, in their order."""
 
     items: tuple[Item, ...]
@@ -148,8 +148,7 @@ class Reading:
         return np.searchsorted(np.cumsum(self.label_counts), found, side="right")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Part(Struct, frozen=True, eq=False):
     """One source in the index: its items as texts, term counts and vectors, read once and then shared.
 
     A part may be unfinished: then it has the first of its items, in their order.
@@ -175,8 +174,7 @@ class Part:
     """True if every item of the source has."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Index:
+class Index(Struct, frozen=True, eq=False):
     """Everything that a search needs of one snapshot."""
 
     snapshot: Snapshot

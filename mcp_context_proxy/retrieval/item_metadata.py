@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec import Struct, field
 
 from mcp_context_proxy.items import JSON, Item, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
@@ -61,8 +61,7 @@ _NESTING = frozenset({"properties", "items", *_COMBINERS})
 """Keys of a schema that contains others: most parameters have none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(Struct, frozen=True):
     """The texts of an item that lexical search weights differently; field order as in `bm25.WEIGHTS`."""
 
     name: str
@@ -144,8 +143,7 @@ def _headed_chunks(head: str, body: str, divide: Divide = chunks) -> tuple[str, 
     return tuple((head + chunk).strip() for chunk in divide(body, CHUNK_LIMIT - len(head)))
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(Struct, frozen=True):
     """The parameters in the schema of a tool, outer ones first."""
 
     top: list[str] = field(default_factory=list)
@@ -227,8 +225,7 @@ _NO_TAGS: Final = STOP_WORDS | {"mcp", "server"}
 READ_ONLY, DESTRUCTIVE, OPEN_WORLD = "hint:read-only", "hint:destructive", "hint:open-world"
 
 
-@dataclass(frozen=True, slots=True)
-class ItemMetadata:
+class ItemMetadata(Struct, frozen=True):
     """Category, tags and hints of one item."""
 
     category: str

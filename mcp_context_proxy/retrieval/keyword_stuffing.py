@@ -9,16 +9,16 @@ third person, or in other languages under names that are made to go with them, a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,20 +64,19 @@ _COMMON = (
 )
 _ENGLISH = frozenset(_COMMON.split())
 """Words that nearly every English description has, and no other language."""
-_SENTENCE = re.compile(r"[.!?…;\n](?:(?<=\n)\s*|(?<=[.!?…])[\"')\]]*\s+|(?<=;)\s+)")
+_SENTENCE = pattern(r"[.!?…;\n](?:(?<=\n)\s*|(?<=[.!?…])[\"')\]]*\s+|(?<=;)\s+)")
 """The end of a sentence. The pattern begins with its characters, which is four times as fast."""
-_LETTER = re.compile(r"[^\W\d_]")
-_WORD = re.compile(r"[^\W\d_]+")
-_ASKING = (re.compile(r"I(?=[ '’][a-z])(?<=\bI)"), re.compile(r"me\b(?<=[\s\"'(“‘]me)(?![-/])"))
+_LETTER = pattern(r"[^\W\d_]")
+_WORD = pattern(r"[^\W\d_]+")
+_ASKING = (pattern(r"I(?=[ '’][a-z])(?<=\bI)"), pattern(r"me\b(?<=[\s\"'(“‘]me)(?![-/])"))
 """The words I and me, but not World War I, I/O or /users/me. The patterns begin with the letters, which is
 ten times as fast: every description is searched."""
-_QUOTED = re.compile(r"(?<=[\s(])(?:\"[^\"]*+\"|“[^“”]*+”|'[^']*+'(?!\w))")
+_QUOTED = pattern(r"(?<=[\s(])(?:\"[^\"]*+\"|“[^“”]*+”|'[^']*+'(?!\w))")
 """A quotation within a sentence; not a sentence that is nothing else. It holds no quotation mark that may
 begin one: a heap of marks that are never closed is then read once, and not again from each of them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class Evidence(Struct, frozen=True, eq=False):
     """Counts in the descriptions and names of some items, in their order; a list may be read in parts."""
 
     sentences: NDArray[np.int32]

@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct, field
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR, RIVALS, Background
 from mcp_context_proxy.retrieval.text import identifier_words, name_key, sentences, terms
 from mcp_context_proxy.retrieval.vectors import best
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,16 +53,16 @@ ABOUT: Final = -0.7
 """Evidence from which a text is about the same thing as a tool, without describing its use: a rule of how
 emails end is about the tool that sends them."""
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:(?:__|[._:/-])[A-Za-z0-9]+)*")
-_CODE = re.compile(r"`([^`\n]{1,120})`")
-_COMPOUND = re.compile(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
-_SAID = re.compile(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
-_SAID_AFTER = re.compile(r"\s+(?:tool|server)\b", re.IGNORECASE)
-_FORBIDDEN = re.compile(
+_NAME = pattern(r"[A-Za-z][A-Za-z0-9]*(?:(?:__|[._:/-])[A-Za-z0-9]+)*")
+_CODE = pattern(r"`([^`\n]{1,120})`")
+_COMPOUND = pattern(r"[A-Za-z0-9][_:/.-]+[A-Za-z0-9]|[a-z][A-Z]")
+_SAID = pattern(r"\b(?:use|using|call|calling|run|via|with)\s+(?:the\s+)?$", re.IGNORECASE)
+_SAID_AFTER = pattern(r"\s+(?:tool|server)\b", re.IGNORECASE)
+_FORBIDDEN = pattern(
     r"\b(?:never|not|don't|avoid|instead of|rather than|without|no longer)\b[^.;:!?\n]{0,40}$", re.IGNORECASE
 )
-_ONLY_FIRST = re.compile(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
-_CLAUSE = re.compile(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
+_ONLY_FIRST = pattern(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
+_CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 
 Matrix: TypeAlias = "NDArray[np.float32]"
 
@@ -69,8 +70,7 @@ Embed: TypeAlias = Callable[[Sequence[str]], "Matrix | None"]
 """Returns the vectors of texts; None where there is no model."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLink:
+class ToolLink(Struct, frozen=True):
     """A tool that a text leads to."""
 
     item: int
@@ -80,8 +80,7 @@ class ToolLink:
     named: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TextLinks:
+class TextLinks(Struct, frozen=True):
     """The tools that a text leads to, and those that it forbids."""
 
     tools: tuple[ToolLink, ...] = ()
@@ -92,8 +91,7 @@ class TextLinks:
     """Tools that the text is about, though it may be about others as well (`ABOUT`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mention:
+class Mention(Struct, frozen=True):
     """A word of a text that may be the name of a tool."""
 
     word: str
@@ -135,8 +133,7 @@ def units_of(text: str) -> list[str]:
     return list(found)[:UNITS] or [text]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Likeness:
+class Likeness(Struct, frozen=True, eq=False):
     """Numbers that say how a text is like some tools."""
 
     items: NDArray[np.intp]
@@ -153,8 +150,7 @@ class Likeness:
         return found
 
 
-@dataclass(eq=False)
-class Links:
+class Links(Struct, eq=False, dict=True):
     """Links from texts to the tools of one index. Threads may share it: two that compute the same agree."""
 
     index: Index

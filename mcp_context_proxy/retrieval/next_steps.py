@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.retrieval.actions import ACTIONS, VERBS, action_of
@@ -24,7 +24,7 @@ from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, terms
 from mcp_context_proxy.retrieval.vectors import best
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,21 +91,20 @@ _OF_ONE = frozenset({"contents", "details", "settings", "status", "info", "stati
 
 _NAME = frozenset(terms("name"))
 _TELLING_WHY = frozenset(terms("log logs output trace report console message events describe diagnose debug"))
-_FAILED = re.compile(r"fail|error|crash|exception|\b50\d\b", re.IGNORECASE)
-_NOTHING_FAILED = re.compile(
+_FAILED = pattern(r"fail|error|crash|exception|\b50\d\b", re.IGNORECASE)
+_NOTHING_FAILED = pattern(
     r"""\b\w*(?:fail|error|exception)\w*["']?\s*[:=]\s*(?:null|none|false|0\b|\[\s*\]|""|'')"""
     r"""|\b(?:no|0|without(?: any)?) (?:fail|error|exception)\w*""",
     re.IGNORECASE,
 )
-_FIELD = re.compile(r"""["']?([A-Za-z][A-Za-z0-9_]*(?:[ -][A-Za-z0-9_]+){0,3})["']?\s*[:=]""")
-_BRACES = re.compile(r'[{}\[\]"\\]+')
+_FIELD = pattern(r"""["']?([A-Za-z][A-Za-z0-9_]*(?:[ -][A-Za-z0-9_]+){0,3})["']?\s*[:=]""")
+_BRACES = pattern(r'[{}\[\]"\\]+')
 
 Embed: TypeAlias = "Callable[[Sequence[str]], NDArray[np.float32] | None]"
 """Returns the vectors of texts; None where there is no model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A tool that fits next."""
 
     tool: Tool
@@ -113,8 +112,7 @@ class Step:
     """Share among the tools that compete and no next step at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True):
     """The parameters that a tool takes, as keys, and those that it requires."""
 
     keys: frozenset[str]
@@ -149,8 +147,7 @@ def things_of(name: str) -> frozenset[str]:
     return frozenset(terms(identifier_words(name))) - _NO_THING
 
 
-@dataclass(frozen=True, slots=True)
-class CallResult:
+class CallResult(Struct, frozen=True):
     """A called tool with the words of its result."""
 
     tool: Tool
@@ -293,4 +290,4 @@ def _rarities(tools: Sequence[Tool]) -> dict[str, float]:
 def _mention(name: str) -> re.Pattern[str] | None:
     if len(name) <= 12 and not re.search(r"[_-]", name):
         return None
-    return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])", re.IGNORECASE)
+    return pattern(rf"(?<![\w-]){re.escape(name)}(?![\w-])", re.IGNORECASE)

@@ -12,21 +12,23 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from mcp_context_proxy.retrieval.actions import (
-    ACTIONS,
+from msgspec import Struct
+
+from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, reworded, wanted
+from mcp_context_proxy.retrieval.forms import (
+    ARITHMETIC,
+    FIRST_OF_QUERY,
     MEMORY,
-    ORDERS,
-    QUESTIONS,
     Purpose,
+    Value,
     idiom_of,
-    opening_match,
+    is_arithmetic,
+    long_values,
     purpose_of,
-    reworded,
-    wanted,
+    value_kind,
 )
 from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
@@ -42,14 +44,6 @@ from mcp_context_proxy.retrieval.text import (
     telling_places,
     terms,
     words,
-)
-from mcp_context_proxy.retrieval.values import (
-    ARITHMETIC,
-    FIRST_OF_QUERY,
-    Value,
-    is_arithmetic,
-    long_values,
-    value_kind,
 )
 from mcp_context_proxy.system.later import np
 
@@ -199,8 +193,7 @@ _Span: TypeAlias = tuple[int, int]
 """The places in a text where a part of it begins and ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadQuery:
+class ReadQuery(Struct, frozen=True):
     """A query as it is searched for."""
 
     written: str

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
 from mcp_context_proxy.retrieval.index import Index
-from mcp_context_proxy.retrieval.queries import ReadQuery
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
@@ -41,6 +41,8 @@ from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mcp_context_proxy.retrieval.queries import ReadQuery
 
 SEVERAL_SENTENCES = 2
 """Texts of a query above which it has more than one sentence: a single sentence gives the query and
@@ -84,6 +86,10 @@ COPY_MARGIN = 0.15
 
 YOUNGER_SECONDS = 3600.0
 """Time by which a server is younger than another; servers set up in one sitting are of one age."""
+
+TERMS_OF_A_NEED = 3
+"""Index terms from which on a query says what is needed. One of fewer names a topic, for which calls of all
+sorts follow: a single one makes its tool no nearer than the nearest is by itself."""
 
 DOUBT_OF_DOCUMENTS = 0.06
 """Evidence that a document needs beyond a tool: the general requests and other tools that it is compared with
@@ -180,10 +186,14 @@ class QueryScores:
         self.exact = frozenset(_by_place(dict.fromkeys(query.named), self.items))
         self.supports = _by_place(query.supports, self.items)
         self.novel = _by_place(query.novel, self.items)
+        self.nearest = math.inf
+        """Cosine above which weak support raises no item."""
         if near is not None:
             if not index.complete:
                 near = fill_missing_cosines(near, self.lexical, index.ready[self.items])
-            near = add_learned(near, self.supports)
+            if self.supports and len(query.asked) < TERMS_OF_A_NEED:
+                self.nearest = float(near.max(initial=-np.inf))
+            near = add_learned(near, self.supports, self.nearest)
         self.acting: NDArray[np.float32] | None = None
         """[texts, items]: what is added for the action of each item, for the whole also that for a general
         purpose; None where another method is used."""
@@ -421,7 +431,7 @@ class QueryScores:
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
         learned = 0.0
         if support is not None and self.cosine is not None:
-            learned = learned_addition(float(self.cosine[place]), support)
+            learned = learned_addition(float(self.cosine[place]), support, self.nearest)
         return Result(
             item=index.items[item],
             score=float(self.fused[place]),

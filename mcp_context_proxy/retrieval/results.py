@@ -6,9 +6,10 @@ Search knows which tools were used for queries like this one (`Learned`), not ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import inf, isfinite, isinf
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
+
+from msgspec import Struct, field
 
 from mcp_context_proxy.items import Item, Tool, ToolKey
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
@@ -24,8 +25,7 @@ baselines for measurements: the cosine alone, and reciprocal rank fusion of both
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
+class SearchOptions(Struct, frozen=True):
     """Method and size of a search result.
 
     Candidates are the items of the ``top_k`` best chunks, the ``top_k`` best items lexically, and items whose
@@ -75,8 +75,7 @@ Of 4.2 tools that it shows on average, as many are needed as of the best five. b
 number, recall and precision of each public set, also with the share that is chosen without that set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
+class Support(Struct, frozen=True):
     """Past use that speaks for a tool."""
 
     cosine: float
@@ -107,8 +106,7 @@ class Learned(Protocol):
         """Return a value that changes when anything is learned or forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """An item that was found, with its scores and reasons."""
 
     item: Item
@@ -149,8 +147,7 @@ class Result:
     """The same tool of other servers, by all that these say of it. They are not results themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """The answer to a query."""
 
     query: str

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import isinf
+from math import inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval.results import Method, SearchOptions, Support
@@ -208,26 +210,35 @@ def fill_missing_cosines(
     return np.where(ready, cosine, share).astype(np.float32)
 
 
-def learned_addition(cosine: float, support: Support) -> float:
+def learned_addition(cosine: float, support: Support, nearest: float = inf) -> float:
     """Return the amount that past use adds to the cosine of one item; never negative.
 
     The item then counts as near as its support says. Where its support is weak the addition is bounded:
     nobody can carry a tool to the top of everything, however often it is used, and a call that had nothing
     to do with the latest request does not make its tool a match for it.
+
+    Args:
+        cosine: Cosine of the item.
+        support: Past use that speaks for it.
+        nearest: Cosine that weak support does not raise it above.
     """
     if isinf(cosine):  # a filter excludes it
         return 0.0
     missing = support.cosine - cosine
-    return max(min(missing, support.most_added * cosine) if support.is_weak else missing, 0.0)
+    if support.is_weak:
+        missing = min(missing, support.most_added * cosine, nearest - cosine)
+    return max(missing, 0.0)
 
 
-def add_learned(cosine: NDArray[np.float32], supports: Mapping[int, Support]) -> NDArray[np.float32]:
-    """Return cosines by item with the addition of past use."""
+def add_learned(
+    cosine: NDArray[np.float32], supports: Mapping[int, Support], nearest: float
+) -> NDArray[np.float32]:
+    """Return cosines by item with the addition of past use; weak use raises none above ``nearest``."""
     if not supports:
         return cosine
     raised = cosine.copy()
     for item, support in supports.items():
-        raised[item] += np.float32(learned_addition(float(cosine[item]), support))
+        raised[item] += np.float32(learned_addition(float(cosine[item]), support, nearest))
     return raised
 
 
@@ -320,8 +331,7 @@ def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:
     return min(max(near, options.at_least), options.at_most, scores.size)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rivals:
+class Rivals(Struct, frozen=True, eq=False):
     """The things elsewhere that are nearest to a query, the nearest last."""
 
     cosines: NDArray[np.float64]

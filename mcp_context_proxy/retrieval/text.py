@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mcp_context_proxy.protocol.strangers import normalized
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,10 +107,10 @@ _UNSPACED = (
 )
 """Thai, Lao, Burmese, Khmer, kana, Han, Hangul: words are not, or not only, divided by spaces."""
 
-_RUN = re.compile(f"(?:[^\\W_]|[{_MARKS}])+")
-_ASCII_RUN = re.compile("[A-Za-z0-9]+")
+_RUN = pattern(f"(?:[^\\W_]|[{_MARKS}])+")
+_ASCII_RUN = pattern("[A-Za-z0-9]+")
 """The same for ASCII text, in a quarter of the time."""
-_PART = re.compile(
+_PART = pattern(
     f"(?P<unspaced>[{_UNSPACED}]+)"
     f"|[{_UPPER}]{{2,}}s(?![{_LOWER}])"  # URLs, IDs
     f"|[{_UPPER}]+(?![{_LOWER}])"
@@ -119,16 +119,17 @@ _PART = re.compile(
     f"|(?:[^\\W\\d_{_UPPER}{_LOWER}{_UNSPACED}]|[{_MARKS}])+"
 )
 _ARABIC_ARTICLE = "\u0627\u0644"
-_WRITTEN_WORD = re.compile(r"[\w'-]+")
-_ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
+_WRITTEN_WORD = pattern(r"[\w'-]+")
+_ACCENTS = pattern("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 """Marks people leave out when typing: Latin, Greek, Cyrillic accents, Hebrew and Arabic vowel points."""
 
-_PARAGRAPH = re.compile(r"\n\s*\n")
-_SENTENCE = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*")
-_SENTENCE_OR_CLAUSE = re.compile(_SENTENCE.pattern + r"|;\s+")
-_BULLET = re.compile(r"^(?:[-*+•–]|\d{1,2}[.)])\s+")
-_SPACE = re.compile(r"\s+")
-_LETTER = re.compile(r"[^\W_]")
+_PARAGRAPH = pattern(r"\n\s*\n")
+_SENTENCE_END = r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*"
+_SENTENCE = pattern(_SENTENCE_END)
+_SENTENCE_OR_CLAUSE = pattern(_SENTENCE_END + r"|;\s+")
+_BULLET = pattern(r"^(?:[-*+•–]|\d{1,2}[.)])\s+")
+_SPACE = pattern(r"\s+")
+_LETTER = pattern(r"[^\W_]")
 
 
 @lru_cache(maxsize=NAMES_KEPT)
@@ -288,7 +289,7 @@ TOPICS_CHARACTERS: Final = 20_000
 SHORTEST_TOPIC: Final = 60
 """Characters below which a paragraph is joined with the next one."""
 
-_HEADING = re.compile(r"#{1,6}[^\n]*|[^\n]{1,80}:|\*\*[^\n]{1,80}\*\*")
+_HEADING = pattern(r"#{1,6}[^\n]*|[^\n]{1,80}:|\*\*[^\n]{1,80}\*\*")
 
 
 def sentences(text: str) -> list[str]:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.system.later import np
@@ -70,8 +71,7 @@ BLOCK = 64
 """Scores of a block whose highest `best` looks at first where a few of very many are wanted."""
 
 
-@dataclass(frozen=True, eq=False)
-class DenseIndex:
+class DenseIndex(Struct, frozen=True, eq=False, dict=True):
     """The vectors of the chunks of some items, in the order of the items."""
 
     vectors: Vectors
@@ -186,8 +186,7 @@ def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     return np.flatnonzero(scores >= threshold)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Slab:
+class Slab(Struct, frozen=True, eq=False):
     """Rows in one array."""
 
     first: int
@@ -195,8 +194,7 @@ class Slab:
     quantized: BinaryQuantization
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Vectors:
+class Vectors(Struct, frozen=True, eq=False):
     """The rows of a pool at one moment, of norm 1 but for `NOWHERE`."""
 
     slabs: tuple[Slab, ...] = ()

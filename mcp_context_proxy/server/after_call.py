@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.records import RequestContext, RequestRecords
@@ -92,8 +91,7 @@ class _Ended(msgspec.Struct, frozen=True, eq=False):
     rule: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unattributed:
+class Unattributed(Struct, frozen=True, kw_only=True):
     """A call that may belong to a request that another replica has answered."""
 
     session: str | None
@@ -105,8 +103,7 @@ class Unattributed:
     """Attributes it to one of some requests, the most likely first, if it belongs to any."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class EndedCalls:
+class EndedCalls(Struct, kw_only=True, eq=False):
     """Passes ended calls on to statistics, to the memory of interactions, and to learning.
 
     A part that is None is switched off.
@@ -335,8 +332,7 @@ def _shows(context: RequestContext, tool: Tool) -> bool:
     return any(item.name == tool.exposed_name and item.score is not None for item in context.of(Kind.TOOL))
 
 
-@dataclass(frozen=True, slots=True)
-class InteractionLog:
+class InteractionLog(Struct, frozen=True):
     """Records searches and calls of hosts as interactions, under the names of the hosts."""
 
     recorder: InteractionRecorder

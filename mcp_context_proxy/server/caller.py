@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.config.host_profiles import name_room
@@ -19,8 +18,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectedHost:
+class ConnectedHost(Struct, frozen=True, kw_only=True):
     """A host with a connection of its own, as it and its bridge introduced themselves."""
 
     name: str

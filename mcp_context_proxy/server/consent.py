@@ -15,14 +15,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 import anyio
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.context.session import Session, SessionContext
 from mcp_context_proxy.downstream.link import Ask, Notify
@@ -58,8 +57,7 @@ _FORM: Final = envelope.raw({"type": "object", "properties": {}})
 _ACCEPTED: Final = b"accept"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Consent:
+class Consent(Struct, frozen=True, kw_only=True, eq=False):
     """Asks the person at the client whether a call may be made."""
 
     pending: PendingInput

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope
@@ -197,8 +196,7 @@ def _shortened(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: schema[key] for key in _KEYWORDS if key in schema}
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """Facts of the configuration that the descriptions mention."""
 
     servers: Sequence[str]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.config.secrets import Redactor
@@ -18,7 +18,7 @@ from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.search import Scope
-from mcp_context_proxy.context.search_filters import Figures, engine_filters
+from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.session import (
     Handle,
     Handles,
@@ -75,15 +75,14 @@ from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
+    answer_text,
     asks_for_all,
     figures_line,
-    further_of_server,
     overview_text,
     part_text,
     recall_data,
     recall_text,
     search_data,
-    server_asked_for,
 )
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
@@ -91,7 +90,6 @@ from mcp_context_proxy.server.search_answers import (
     answer_tokens,
     current_name,
     search_notes,
-    search_text,
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
@@ -110,8 +108,7 @@ SAID_CHARACTERS = 2000
 """Characters of a server's own instructions in which its line is looked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MetaTools:
+class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     """Answers ``tools/call`` for the meta tools."""
 
     fleet: Fleet
@@ -262,7 +259,7 @@ class MetaTools:
         if isinstance(wanted, SearchArguments):
             whole, tokens = wanted.include_schema, answer_tokens(wanted.top_n)
         written = partial(
-            search_text,
+            answer_text,
             answer,
             notes,
             self.contexts.count_tokens,
@@ -271,12 +268,7 @@ class MetaTools:
             name_of=caller.name_of,
             about=partial(figures_line, figures=self._figures(caller)) if whole else None,
         )
-        text = await in_thread(written)
-        if isinstance(wanted, SearchArguments) and (
-            server := server_asked_for(query, answer.found.snapshot.servers)
-        ):
-            text = "\n\n".join(filter(None, [text, further_of_server(server, answer, caller.name_of)]))
-        return _text(text, context_id)
+        return _text(await in_thread(written), context_id)
 
     async def _overview(self, scope: Scope, caller: Caller, on_wait: OnWait) -> bytes:
         """Return what there is to search. Nothing is chosen, so nothing is recorded or learned from."""
@@ -284,16 +276,11 @@ class MetaTools:
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
-        filters = engine_filters(scope.filters, self.figures())
-        snapshot = answer.found.snapshot
-        tools = [tool for tool in snapshot.tools.values() if filters.allow(tool)]
-        documents = []
-        if scope.kinds is None or scope.kinds != {Kind.TOOL}:
-            documents = [one for one in snapshot.documents.values() if filters.allow(one)]
+        snapshot, count = answer.found.snapshot, self.contexts.count_tokens
         notes = search_notes(answer, self.fleet, name_of=caller.name_of)
         if not snapshot.servers:
             notes = [Note(NO_SERVERS)]
-        written = partial(overview_text, tools, documents, notes, self.contexts.count_tokens, caller.name_of)
+        written = partial(overview_text, snapshot, scope, self.figures(), notes, count, caller.name_of)
         return _text(await in_thread(written))
 
     def _figures(self, caller: Caller) -> Figures:

@@ -9,11 +9,12 @@ are for those who see everybody's requests: models get no definition that waits 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.context.delivery import ToldDocument, told_again
@@ -44,8 +45,7 @@ DefinitionChange: TypeAlias = Literal["same", "changed", "removed", "unknown"]
 """Whether a definition or text is the same today; ``unknown`` for records of earlier versions."""
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedRequest:
+class RenderedRequest(Struct, frozen=True):
     """A past request as a model read it."""
 
     text: str
@@ -53,8 +53,7 @@ class RenderedRequest:
     """Items whose definition or text of then is no longer known; they are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedItem:
+class ComparedItem(Struct, frozen=True):
     """One item in an answer of then and in today's."""
 
     type: Kind
@@ -68,8 +67,7 @@ class ComparedItem:
     score_now: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedRequest:
+class ReplayedRequest(Struct, frozen=True):
     """A past request, today's answer to it, and the difference."""
 
     then: RequestContext

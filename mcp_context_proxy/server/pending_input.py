@@ -12,13 +12,12 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.protocol import envelope, eras
@@ -34,14 +33,12 @@ Work = Callable[[Ask, Notify], Awaitable[bytes]]
 """Makes the call: takes the ways to ask and to notify the client, returns the encoded result."""
 
 
-@dataclass(slots=True, eq=False)
-class _Question:
+class _Question(Struct, eq=False):
     request: dict[str, Any]
     answer: asyncio.Future[bytes]
 
 
-@dataclass(slots=True, eq=False)
-class _ParkedCall:
+class _ParkedCall(Struct, eq=False):
     purpose: tuple[str | None, str, Any]
     """Principal, subject and params of the call; a continuation must have the same."""
     listener: Notify | None

@@ -7,11 +7,10 @@ that apply to it, as messages for the conversation.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -40,8 +39,7 @@ DEFINITION: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prompts:
+class Prompts(Struct, frozen=True, kw_only=True, eq=False):
     """Answers the ``prompts/*`` methods and ``completion/complete``."""
 
     catalog: Catalog

@@ -45,6 +45,7 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.protocol.strangers import LETTERS, clean, named, normalized, quoted, unmarked
 from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -351,7 +352,7 @@ def _check_elicitation(asked: dict[str, Any]) -> None:
 URL_CHARACTERS = 8192
 """Longest URL that a person may be sent to; browsers and servers take no longer ones."""
 
-_PLAIN_URL: Final = re.compile(r"https?://[!-\[\]-~]+", re.IGNORECASE)
+_PLAIN_URL: Final = pattern(r"https?://[!-\[\]-~]+", re.IGNORECASE)
 """Scheme, two slashes, and visible ASCII but for the backslash, which browsers take for a slash."""
 
 
@@ -404,19 +405,19 @@ _SECRETS: Final = (
     r"|(?:seed|recovery|mnemonic) (?:phrases?|words)"
     r"|(?:credit|debit|bank|payment) ?cards?|card ?(?:number|no|num|details)|cvv2?|cvc2?"
 )
-_SECRET: Final = re.compile(rf"\b(?:{_SECRETS})\b{_NO_SECRET}|парол|密码|密碼|パスワード|비밀번호")
-_SECRET_LABEL: Final = re.compile(rf"\b(?:{_SECRETS}|pin|pin (?:code|number)|cookies?|pass)\b{_NO_SECRET}")
+_SECRET: Final = pattern(rf"\b(?:{_SECRETS})\b{_NO_SECRET}|парол|密码|密碼|パスワード|비밀번호")
+_SECRET_LABEL: Final = pattern(rf"\b(?:{_SECRETS}|pin|pin (?:code|number)|cookies?|pass)\b{_NO_SECRET}")
 """Short words that are harmless in a sentence: ``pin the issue``."""
 
-_DEMAND: Final = re.compile(
+_DEMAND: Final = pattern(
     r"\b(?:enter|type|paste|provide|give|supply|send|share|input|insert|submit|tell|need|needs|requires?|"
     rf"confirm your|what is|whats|fill in)\b(?: \w+){{0,6}}? (?:{_SECRETS})\b{_NO_SECRET}"
 )
 """A sentence that asks for a secret. Without the verb it may speak of one: ``reset the password of ada?``."""
 
-_WORD_STARTS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_SPELLED: Final = re.compile(r"\b(\w) (?=\w\b)")
-_NO_WORD: Final = re.compile(r"[\W_]+")
+_WORD_STARTS: Final = pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SPELLED: Final = pattern(r"\b(\w) (?=\w\b)")
+_NO_WORD: Final = pattern(r"[\W_]+")
 _DRAWN_LIKE: Final = str.maketrans({**LETTERS, "0": "o", "1": "i", "3": "e", "4": "a", "5": "s", "$": "s"})
 
 

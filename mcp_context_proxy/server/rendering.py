@@ -11,7 +11,8 @@ from typing import Any, Final
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import RequestContext
-from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import item_by
 from mcp_context_proxy.interactions.memory import Recall
@@ -33,6 +34,7 @@ from mcp_context_proxy.server.search_answers import (
     over_budget,
     read_mark,
     schema_of,
+    search_text,
     shown_name,
     summary,
     tool_signature,
@@ -288,26 +290,34 @@ def _query_words(query: str) -> set[str]:
 
 
 def overview_text(
-    tools: Iterable[Tool],
-    documents: Sequence[Document],
+    snapshot: Snapshot,
+    scope: Scope,
+    figures: Figures,
     notes: Sequence[Note],
     count: Callable[[str], int],
     name_of: NameOf = EXPOSED,
 ) -> str:
-    """Return what there is, server by server, within the budget of an answer.
+    """Return what there is within the scope of a search, server by server, within the budget of an answer.
 
     Args:
-        tools: Tools that the caller may see.
-        documents: Rules and references that the caller may see.
+        snapshot: Everything that the caller may reach.
+        scope: Kinds and filters.
+        figures: How earlier calls went, for the filters.
         notes: Sentences about servers that are missing.
         count: Counts the tokens of a text.
         name_of: Returns the name under which the caller gets a tool.
     """
-    by_server: dict[str, list[str]] = {}
-    for tool in tools:
+    filters, by_server = engine_filters(scope.filters, figures), dict[str, list[str]]()
+    tools = snapshot.tools.values() if scope.kinds is None or Kind.TOOL in scope.kinds else ()
+    for tool in filter(filters.allow, tools):
         by_server.setdefault(tool.server, []).append(shown_name(tool, name_of))
+    documents = [
+        one.name
+        for one in filter(filters.allow, snapshot.documents.values())
+        if scope.kinds is None or one.kind in scope.kinds
+    ]
     total, head = sum(map(len, by_server.values())), [f"Note: {note.text}" for note in notes]
-    read = {"rules and references": [one.name for one in documents]} if documents else {}
+    read = {"rules and references": documents} if documents else {}
     if not total and not read:
         return "\n\n".join([*head, "There are none."])
     head.append(
@@ -324,7 +334,24 @@ def overview_text(
     return "\n\n".join([*head, _some(counted, SERVERS_COUNTED), HOW_TO_SEARCH])
 
 
-def further_of_server(server: str, answer: SearchAnswer, name_of: NameOf = EXPOSED) -> str:
+def answer_text(
+    answer: SearchAnswer,
+    notes: Sequence[Note],
+    count: Callable[[str], int],
+    *,
+    whole: bool = False,
+    tokens: int = ANSWER_TOKENS,
+    name_of: NameOf = EXPOSED,
+    about: Callable[[Tool], str] | None = None,
+) -> str:
+    """Return the answer to a search as `search_text` has it, and all tools of a server that it asks for."""
+    text = search_text(answer, notes, count, whole=whole, tokens=tokens, name_of=name_of, about=about)
+    server = server_asked_for(answer.context.query, answer.found.snapshot.servers)
+    further = "" if server is None else _further_of(server, answer, name_of)
+    return f"{text}\n\n{further}" if further else text
+
+
+def _further_of(server: str, answer: SearchAnswer, name_of: NameOf) -> str:
     """Return a line that names the tools of a server that an answer does not have; empty if it has all."""
     told = {result.item.key for result in answer.found.results if isinstance(result.item, Tool)}
     tools = answer.found.snapshot.tools.values()

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -78,8 +77,7 @@ TEMPLATE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Resources:
+class Resources(Struct, frozen=True, kw_only=True, eq=False):
     """Answers the ``resources/*`` methods."""
 
     catalog: Catalog

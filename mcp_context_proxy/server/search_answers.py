@@ -12,11 +12,11 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext
@@ -100,8 +100,7 @@ LITERAL_CHARACTERS: Final = 60
 TYPE_CHARACTERS: Final = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
+class Detail(Struct, frozen=True):
     """Amount that an answer tells about an item."""
 
     characters: int
@@ -142,8 +141,7 @@ NOT_LISTED: Final = "Searched as last known, because their lists cannot be had"
 """Notes about servers, each followed by their names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A sentence about an answer, such as a limit that it has."""
 
     text: str

@@ -13,12 +13,11 @@ import binascii
 import mimetypes
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import UnfitError, fit
@@ -68,8 +67,7 @@ CHILDREN, PAGES = 1_000, 20
 _listed = msgspec.json.Decoder(list[Raw]).decode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Skills:
+class Skills(Struct, frozen=True, kw_only=True, eq=False):
     """Answers ``skills/list``, ``skills/get`` and ``resources/directory/read``, and reads files of skills."""
 
     catalog: Catalog

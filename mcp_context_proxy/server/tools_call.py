@@ -11,11 +11,10 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -48,8 +47,7 @@ NUMBER_BYTES = 8
 """Random bytes in a mark, so that a text cannot know the mark that it stands in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ToolCalls:
+class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     """Answers ``tools/call`` for downstream tools."""
 
     catalog: Catalog

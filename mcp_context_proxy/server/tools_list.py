@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
@@ -67,8 +67,7 @@ async def encoded_list(
     return await in_thread(encoded) if len(items) > LISTED_AT_ONCE else encoded()
 
 
-@dataclass(frozen=True, slots=True)
-class _BaseList:
+class _BaseList(Struct, frozen=True):
     """The tools of one catalog that are listed without a query, by exposed name."""
 
     everything: bool
@@ -80,8 +79,7 @@ class _BaseList:
     """Definitions of the proxy's own tools that are listed; by whether nothing else is hidden."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
+class _Query(Struct, frozen=True):
     text: str
     """Text to search for; empty if the list only has tools that the session was shown before."""
     session: SessionContext | None

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store import (
@@ -61,8 +62,7 @@ def percentile(counts: Counts, share: float) -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFigures:
+class ToolFigures(Struct, frozen=True):
     """Figures of a tool over all its calls in the store, of every proxy that shares it."""
 
     calls: int

@@ -12,13 +12,14 @@ from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 import anyio
 from anyio.from_thread import check_cancelled
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.embedding.embeddings import Lookups
@@ -445,8 +446,7 @@ def forget_old_counts(store: StatisticsStore, limits: Limits, now: float) -> Non
     store.forget(limits.statistics_rows, limits.searches_kept, now - limits.searches_age_seconds)
 
 
-@dataclass(slots=True)
-class Timings:
+class Timings(Struct):
     """Durations, counted by `TIMING_BOUNDS`."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(TIMING_BOUNDS) + 1))
@@ -458,8 +458,7 @@ class Timings:
         self.sum += seconds
 
 
-@dataclass(slots=True)
-class ServerCounts:
+class ServerCounts(Struct):
     """Calls of one server's tools."""
 
     calls: int = 0
@@ -487,8 +486,7 @@ class LoopStalls:
             self.seconds += seconds
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Struct):
     """Counts of this process since it began, for metrics. The event loop writes them.
 
     They are by server and never by tool: a person configures the number of servers, but strangers decide on

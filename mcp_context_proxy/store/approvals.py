@@ -6,10 +6,10 @@ import hashlib
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct, field
 
 from mcp_context_proxy.store.database import APPROVALS, Tables, Transaction
 
@@ -67,8 +67,7 @@ _KEY: Final = ("server", "kind", "name", "seen", "rest")
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)}, checksum FROM approvals"
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRow:
+class VersionRow(Struct, frozen=True):
     """A version in which a server was seen to list definitions of one kind."""
 
     server: str
@@ -80,8 +79,7 @@ class VersionRow:
     """Digest of a list in which all was approved, as long as nothing was decided since; empty without one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRecord:
+class ApprovalRecord(Struct, frozen=True):
     """Everything that is kept about one server."""
 
     rows: tuple[ApprovalRow, ...] = ()
@@ -91,8 +89,7 @@ class ApprovalRecord:
     """Rows that cannot be read; they count as missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Additions:
+class Additions(Struct, frozen=True):
     """Rows to write, the definitions of those that are new by their key, and versions."""
 
     rows: tuple[ApprovalRow, ...] = ()
@@ -197,7 +194,7 @@ class ApprovalStore(Tables):
 
 def _read(transaction: Transaction, server: str) -> ApprovalRecord:
     found = transaction.execute(f"{_SELECT} WHERE server = ?", (server,)).fetchall()
-    columns = ", ".join(column.name for column in fields(VersionRow))
+    columns = ", ".join(VersionRow.__struct_fields__)
     query = f"SELECT {columns} FROM approved_versions WHERE server = ?"
     versions = transaction.execute(query, (server,)).fetchall()
     return _record(found, [VersionRow(*values) for values in versions])

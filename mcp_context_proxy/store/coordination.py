@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store.database import WORKING_SET, Tables, Transaction
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The right to do a job until a moment."""
 
     job: str

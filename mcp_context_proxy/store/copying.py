@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.store.database import Database
 from mcp_context_proxy.store.opening import Store, open_store
@@ -24,8 +25,7 @@ OnCopied = Callable[[str, int], None]
 """Takes the name of a table and the number of its rows copied so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTable:
+class StoredTable(Struct, frozen=True):
     """A table with its columns, which it has on every database."""
 
     name: str
@@ -33,8 +33,7 @@ class StoredTable:
     key: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(Struct, frozen=True):
     """The result of a copy."""
 
     rows: dict[str, int]

@@ -15,15 +15,16 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final, Protocol, TypeVar
+
+from msgspec import Struct
 
 from mcp_context_proxy.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 KEYS_PER_QUERY: Final = 500
 """SQLite's oldest limit on parameters is 999."""
@@ -91,10 +92,10 @@ class Transaction(ABC):
             f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT {conflict}", rows
         )
 
-    def put_rows(self, table: str, key: Sequence[str], rows: Iterable[Any]) -> None:
-        """Write objects of a dataclass, whose fields are the columns; a row of the same key is replaced."""
+    def put_rows(self, table: str, key: Sequence[str], rows: Iterable[Struct]) -> None:
+        """Write objects, whose fields are the columns; a row of the same key is replaced."""
         if written := list(rows):
-            columns = columns_of(type(written[0]))
+            columns = written[0].__struct_fields__
             self.put(table, columns, key, [*map(attrgetter(*columns), written)])
 
     def forget_old(
@@ -213,8 +214,8 @@ class Database(ABC):
         """Close it; may be called twice."""
 
     def read(self, row: type[T], rest: str, parameters: Sequence[Any] = ()) -> list[T]:
-        """Return rows as objects of a dataclass whose fields are the columns: ``SELECT fields {rest}``."""
-        columns = ", ".join(columns_of(row))
+        """Return rows as objects whose fields are the columns: ``SELECT fields {rest}``."""
+        columns = ", ".join(row.__struct_fields__)
         return [row(*values) for values in self.rows(f"SELECT {columns} {rest}", parameters)]
 
     def rows_of_keys(
@@ -245,11 +246,6 @@ class Tables:
     def does_upkeep(self) -> bool:
         """Return whether this process is the one that deletes old rows and sums up statistics."""
         return self._database.does_upkeep()
-
-
-def columns_of(row: type[Any]) -> list[str]:
-    """Return the names of a dataclass's fields."""
-    return [column.name for column in fields(row)]
 
 
 def _rows_of_keys(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store.database import INTERACTIONS, Tables, Transaction
@@ -16,8 +18,7 @@ TOMBSTONE_SECONDS = 86_400.0
 """Time for which the ids of forgotten interactions are kept: nobody sends one again so late."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interaction:
+class Interaction(Struct, frozen=True):
     """An interaction: a search, a call or a message of an agent."""
 
     agent_name: str
@@ -31,8 +32,7 @@ class Interaction:
     """Name of the principal that said or did it; empty for the user."""
 
 
-@dataclass(frozen=True, slots=True)
-class InteractionScope:
+class InteractionScope(Struct, frozen=True):
     """A choice of interactions; None in a field leaves it open."""
 
     agent_name: str | None = None
@@ -43,8 +43,7 @@ class InteractionScope:
     """Only those of one owner; empty for the user."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InteractionVector:
+class InteractionVector(Struct, frozen=True, eq=False):
     """The embedding of an interaction."""
 
     seq: int

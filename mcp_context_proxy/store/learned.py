@@ -7,10 +7,10 @@ and what follows from both. So two processes lose no use, and count no repetitio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec import Struct, field
 
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store.database import PAIRS, Tables, Transaction
@@ -34,8 +34,7 @@ REMEMBERED_DAYS: Final = 30
 """Days for which uses and forgotten pairs are remembered."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class Pair(Struct, frozen=True, eq=False):
     """A learned pair: a query, and a tool that was used for it."""
 
     key: bytes
@@ -69,8 +68,7 @@ PairId: TypeAlias = tuple[bytes, ToolKey]
 """Key and tool of a pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class UseRow:
+class UseRow(Struct, frozen=True):
     """A use of a tool, of which a store learns once."""
 
     id: str
@@ -83,8 +81,7 @@ class UseRow:
     tool: ToolKey
 
 
-@dataclass(frozen=True, slots=True)
-class PairChanges:
+class PairChanges(Struct, frozen=True):
     """Changes of the pairs after a revision."""
 
     revision: int

@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import ToolKey
 from mcp_context_proxy.store.database import USAGE, Database, Tables, Transaction
@@ -27,8 +28,7 @@ Counts: TypeAlias = dict[int, int]
 """A histogram: counts by bucket. `statistics.figures` defines the buckets."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsageSlot:
+class UsageSlot(Struct, frozen=True):
     """A stretch of time of one owner that is counted as one."""
 
     seconds: int
@@ -45,8 +45,7 @@ class UsageSlot:
         return cls(seconds, int(time // seconds) * seconds, owner)
 
 
-@dataclass(slots=True)
-class ToolUsage:
+class ToolUsage(Struct):
     """Calls of one tool. Usages add up."""
 
     server: str
@@ -83,8 +82,7 @@ class ToolUsage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SearchUsage:
+class SearchUsage(Struct, frozen=True):
     """Searches and their success. Usages add up."""
 
     searches: int = 0
@@ -117,8 +115,7 @@ class SearchUsage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRow:
+class SearchRow(Struct, frozen=True):
     """One search."""
 
     id: str
@@ -153,8 +150,7 @@ GONE = -1
 """Tokens of a row that only keeps when a tool was first seen that is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class DefinitionRow:
+class DefinitionRow(Struct, frozen=True):
     """A tool or document that is in the catalog, and the tokens that it costs."""
 
     server: str
@@ -176,8 +172,7 @@ DocumentKey: TypeAlias = tuple[str, str]
 """Kind and name of a rule or reference."""
 
 
-@dataclass(slots=True)
-class DocumentUsage:
+class DocumentUsage(Struct):
     """Use of one rule or reference. Usages add up."""
 
     kind: str
@@ -232,7 +227,7 @@ class _UsageTable(Generic[U]):
         self.name, self._named = name, key
         self._key = ("seconds", "start", "owner", "replica", *key)
         self._usage: Callable[..., U] = usage
-        self._fields = [column.name for column in fields(usage)]
+        self._fields = list(usage.__struct_fields__)
         self._timed = self._fields[-1] == "latency"
         self.columns = ", ".join(self._fields)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store.database import LISTINGS, Tables
@@ -114,8 +115,7 @@ def _digest(key: str, listing: bytes) -> bytes:
     return hashlib.sha256(key.encode() + b"\0" + listing).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRow:
+class RequestRow(Struct, frozen=True):
     """A request context."""
 
     id: str
@@ -173,8 +173,7 @@ class RequestStore(Tables):
         return self._database.read(RequestRow, rest, parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSession:
+class ToolSession(Struct, frozen=True):
     """A session in which a tool was used."""
 
     server: str
@@ -185,8 +184,7 @@ class ToolSession:
     """Time of the first use that was written, in seconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSessions:
+class ToolSessions(Struct, frozen=True):
     """The number of sessions in which a tool was used."""
 
     server: str

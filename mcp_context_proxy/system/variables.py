@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Final
 
 _SYSTEM: Final = (
@@ -47,7 +48,18 @@ INHERITED: Final = (
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Return whether the name of a variable is one of some names and patterns."""
-    patterns = list(patterns)
-    if sys.platform == "win32":  # where the case of a name does not count
-        name, patterns = name.upper(), [pattern.upper() for pattern in patterns]
-    return name in patterns or any("*" in one and fnmatchcase(name, one) for one in patterns)
+    names, globs = _sorted_out(tuple(patterns))
+    name = _folded(name)
+    return name in names or any(fnmatchcase(name, one) for one in globs)
+
+
+@lru_cache(maxsize=64)
+def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the names and the patterns apart: each of some hundred variables is compared with them."""
+    folded = [*map(_folded, patterns)]
+    return frozenset(folded), tuple(one for one in folded if "*" in one)
+
+
+def _folded(name: str) -> str:
+    """Return a name as it is compared: on Windows, its case does not count."""
+    return name.upper() if sys.platform == "win32" else name

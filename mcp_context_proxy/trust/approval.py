@@ -14,10 +14,11 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import NOTICE, StoreError
@@ -65,8 +66,7 @@ NAMES_RECORDED: Final = 40_000
 """Names of one server that are recorded; more than its lists can have at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalEvent:
+class ApprovalEvent(Struct, frozen=True):
     """A decision for those who keep books, such as an audit."""
 
     server: str
@@ -109,8 +109,7 @@ class ApprovalEvent:
 Observer = Callable[[Sequence[ApprovalEvent]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The source of a listing."""
 
     server: str
@@ -161,8 +160,7 @@ class Record:
         self.versions |= {(row.kind, row.connection, row.version): row.digest for row in additions.versions}
 
 
-@dataclass(slots=True)
-class _Judgement:
+class _Judgement(Struct):
     """Rulings about the definitions of one kind in one listing, and what they add to the record."""
 
     rulings: dict[str, Ruling] = field(default_factory=dict)
@@ -175,8 +173,7 @@ class _Judgement:
         return Additions(tuple(self.rows), self.definitions, tuple(self.versions))
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judged(Struct, frozen=True):
     """The rulings about a list, as long as it and its origin stay the same."""
 
     candidates: Mapping[str, Candidate] | None

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.items import ToolClass
 
@@ -53,8 +54,7 @@ _JOINS: Final = frozenset({"and", "or"})
 """Words after which another verb counts as well, as in ``find_and_delete``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Danger:
+class Danger(Struct, frozen=True):
     """The class of a tool, and why it is that."""
 
     tool_class: ToolClass

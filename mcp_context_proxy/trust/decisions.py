@@ -15,11 +15,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Final, get_args
 
 import msgspec
+from msgspec import Struct
 
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import ContextProxyError
@@ -220,8 +220,7 @@ def hash_of(rows: Iterable[ApprovalRow]) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:HASH_DIGITS]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A definition that waits for a person, or that was taken lately without one."""
 
     row: ApprovalRow

@@ -22,6 +22,7 @@ import msgspec
 
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.strangers import clean, in_plain_letters
+from mcp_context_proxy.system.later import pattern
 
 
 class Approvable(StrEnum):
@@ -252,18 +253,18 @@ _PHRASES: Final[tuple[tuple[str, tuple[frozenset[str], ...]], ...]] = (
 )
 """Signs: words that follow each other, at most `GAP` others between two of them."""
 
-_TAG: Final = re.compile(
+_TAG: Final = pattern(
     r"<[ /]{0,2}(?:important|system|secret|hidden|instructions?|admin|assistant)[ /]{0,2}>"
     r"|\[[ /]{0,2}(?:system|inst)[ /]{0,2}\]",
     re.IGNORECASE,
 )
-_WORD: Final = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{8,128}")
-_COMPOUND: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-z0-9]+)+")
+_WORD: Final = pattern(r"[^\W_]+(?:['\u2019][^\W_]+)?")
+_NAME: Final = pattern(r"[A-Za-z0-9_-]{8,128}")
+_COMPOUND: Final = pattern(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-z0-9]+)+")
 """A word that is made of several, as names of tools are and words of a sentence are not."""
 
-_PART: Final = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z0-9]+")
-_ENDING: Final = re.compile(r"(?:ies|es|s|y|e)$")
+_PART: Final = pattern(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z0-9]+")
+_ENDING: Final = pattern(r"(?:ies|es|s|y|e)$")
 """The ending by which a plural differs from its singular."""
 
 

@@ -16,12 +16,11 @@ import re
 import string
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.config.secrets import (
     LEARNED,
@@ -35,6 +34,7 @@ from mcp_context_proxy.config.secrets import (
     secrets_of,
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.tokens import reaches
 
 SHORTEST: Final = 8
@@ -43,17 +43,17 @@ SHORTEST: Final = 8
 PHRASE_CHARACTERS: Final = 16
 """Length from which plain words count if their name says that they are a secret: a pass phrase."""
 
-_PATH: Final = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\]([^/\\]*)[\w.@ /\\-]*", re.ASCII)
+_PATH: Final = pattern(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\]([^/\\]*)[\w.@ /\\-]*", re.ASCII)
 """A path; the group is the first folder in it."""
-_SEPARATORS: Final = re.compile(r"[\W_]+")
-_AUTHOR: Final = re.compile(r"author(?!i)", re.IGNORECASE)
+_SEPARATORS: Final = pattern(r"[\W_]+")
+_AUTHOR: Final = pattern(r"author(?!i)", re.IGNORECASE)
 _EXACT: Final = ("keyring:", "cmd:")
 """Beginnings of the names of values that come from a place for secrets."""
 
-_SLASH: Final = re.compile(r"(\\[^/])|\\/")
+_SLASH: Final = pattern(r"(\\[^/])|\\/")
 """An escape in JSON; the group is one of anything but a slash."""
 
-_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+_ESCAPE: Final = pattern(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 """An escape in a text that may be JSON or a program: a code in four or two digits, or a character."""
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
@@ -71,8 +71,7 @@ _RUN: Final = b"x" * 20
 Params: TypeAlias = Mapping[str, Raw]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownSecret:
+class KnownSecret(Struct, frozen=True):
     """A secret that a server was not given: its name, and one that was."""
 
     name: str
@@ -91,7 +90,7 @@ class KnownSecrets:
 
     def __init__(self, config: Config | None = None) -> None:
         """Know the secrets of a configuration; without one, none."""
-        self._guards = GuardsConfig()
+        self._guards = GuardsConfig() if config is None else config.guards
         self._configured: list[tuple[str | None, Secret]] = []
         self._own: list[Secret] = []
         self._learned: dict[str, deque[Secret]] = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from mcp_context_proxy.config.clients import ClientConfig, ExposeMode
 from mcp_context_proxy.config.tables import STRICTNESS, Allow, matches
@@ -14,8 +15,7 @@ MARK: Final = "profile:"
 """Begins the name of a principal's profile in records; no token's name can have a colon."""
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """Part of everything that one kind of client gets; None leaves everything in."""
 
     name: str

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, get_args
+
+from msgspec import Struct
 
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.store import ApprovalRow
@@ -86,8 +87,7 @@ _WHY_SEVERAL: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(Struct, frozen=True):
     """A decision about one definition of a server."""
 
     state: State

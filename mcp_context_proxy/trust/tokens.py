@@ -30,6 +30,7 @@ from typing import Final
 import anyio
 import msgspec
 import platformdirs
+from msgspec import Struct
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ContextProxyError
@@ -84,8 +85,7 @@ class Role(IntEnum):
     """Everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """Servers, and the classes of their tools, that may be reached."""
 
     servers: frozenset[str] | None = None

@@ -17,7 +17,7 @@ from types import MethodType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -106,8 +106,7 @@ def answer_form(
     return msgspec.defstruct(name, list(types.items()), frozen=True, namespace={"__doc__": meaning})
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """A decoded request."""
 
     path: dict[str, str]

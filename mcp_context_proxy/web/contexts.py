@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
@@ -149,8 +149,7 @@ class SessionChanges(Struct, frozen=True, forbid_unknown_fields=True):
     """Replaces all earlier changes of options by the session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item(ContextItem):
+class Item(ContextItem, frozen=True):
     """One item of a context."""
 
     description: str | UnsetType = UNSET
@@ -500,7 +499,7 @@ async def explanation(contexts: ContextEngine, wanted: ExplanationWanted) -> dic
         UnknownItemError: there is no such item.
     """
     explained = await contexts.explain(wanted.query, wanted.kind, wanted.name, wanted.server)
-    data = asdict(explained)
+    data: dict[str, Any] = msgspec.to_builtins(explained)
     if explained.score is not None:
         data["score"]["terms"] = terms_data(explained.score.terms)
     return data

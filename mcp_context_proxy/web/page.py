@@ -11,13 +11,13 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from string import Template
 from typing import Final
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -73,8 +73,7 @@ CURRENT: Final = ' aria-current="page"'
 """Attribute of the link to the current page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """One page; all share a frame."""
 
     path: str

@@ -260,22 +260,24 @@ async def look(
     if filters.needs_figures and usage is not None:
         await usage.refresh()
     number = DomainOverrides(top_n=wanted.top)
+    scope = Scope(frozenset(map(Kind, filter(None, wanted.kinds.split(",")))) or None, filters)
     answer = await contexts.select(
         wanted.query[:QUERY_CHARACTERS],
         overrides=Overrides(number, number),
         origin="search",
-        scope=Scope(frozenset(map(Kind, filter(None, wanted.kinds.split(",")))) or None, filters),
+        scope=scope,
         remember=False,
         deliver="answer",
         rerank=contexts.rerank_mode if wanted.rerank is None else _RERANK[wanted.rerank],
     )
     notes = search_answers.search_notes(answer, fleet)
-    budget = search_answers.answer_tokens(wanted.top)
-    text = await in_thread(
-        partial(search_answers.search_text, answer, notes, contexts.count_tokens, tokens=budget)
-    )
     context, found, rerank = answer.context, answer.found, answer.context.rerank
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
+    count, budget = contexts.count_tokens, search_answers.answer_tokens(wanted.top)
+    written = partial(rendering.answer_text, answer, notes, count, tokens=budget)
+    if rendering.asks_for_all(context.query, found.snapshot.tools.values()):
+        written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
+    text = await in_thread(written)
     return {
         "query": context.query,
         "read_as": found.read_as,

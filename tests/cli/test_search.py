@@ -57,6 +57,13 @@ def test_a_search_prints_the_answer_that_a_model_gets(run: Run, config: Path) ->
     assert "score" not in done.stdout
 
 
+def test_a_query_for_everything_prints_the_overview_that_a_model_gets(run: Run, config: Path) -> None:
+    done = run("search", "what tools do you have", "--config", config)
+
+    assert "3 tools of 1 server:" in done.stdout
+    assert "- desk (3): desk__create_note, desk__delete_note, desk__loan_payment" in done.stdout
+
+
 def test_explain_ranks_results_with_score_name_and_reason(run: Run, config: Path) -> None:
     done = run("search", "monthly payment of a loan", "--explain", "--config", config)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mcp_context_proxy.cluster.state import ContextState, decoded, encoded
 from mcp_context_proxy.context.records import NO_OVERRIDES

@@ -1,10 +1,10 @@
 """Facts about each host, and the lists and results that its model gets."""
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.host_models import description_seen, model_sees, tools_seen
 from support.servers import real_lists, tool
 
@@ -37,7 +37,7 @@ def listed(length: int = NAME_CHARACTERS) -> list[dict[str, Any]]:
 
 
 def without_limits(host: HostProfile) -> HostProfile:
-    return dataclasses.replace(host, tools=Fact(None, "a test"))
+    return replace(host, tools=Fact(None, "a test"))
 
 
 def test_every_host_of_the_acceptance_has_a_profile() -> None:
@@ -60,11 +60,10 @@ def test_every_host_of_the_acceptance_has_a_profile() -> None:
 
 @EVERY_HOST
 def test_every_value_has_a_source(host: HostProfile) -> None:
-    for field in dataclasses.fields(host):
-        if field.name not in ("name", "title", "server"):
-            fact = getattr(host, field.name)
-            assert isinstance(fact, Fact), field.name
-            assert fact.source.strip(), field.name
+    for field in {*HostProfile.__struct_fields__} - {"name", "title", "server"}:
+        fact = getattr(host, field)
+        assert isinstance(fact, Fact), field
+        assert fact.source.strip(), field
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ MODULES = [
         "context.session",
         "protocol.envelope",
         "protocol.framing",
-        "protocol.validation",
+        "protocol.eras",
         "downstream.jsonrpc",
         "downstream.inbound",
         "downstream.listing",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
+from msgspec.structs import replace
 
 from mcp_context_proxy.learning.pairs import PairIndex, key_of
 from mcp_context_proxy.store import Pair

@@ -1,12 +1,13 @@
 """The library's public names take the same arguments as when they were released."""
 
-import dataclasses
 import inspect
 import re
 from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
+
+from msgspec import Struct
 
 import mcp_context_proxy
 from mcp_context_proxy import library
@@ -63,7 +64,7 @@ def described(name: str) -> Any:
         for method, function in inspect.getmembers(value, inspect.isfunction)
         if method in used and not method.startswith("_")
     }
-    fields = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    fields = [*value.__struct_fields__] if issubclass(value, Struct) else []
     properties = [one for one, _ in inspect.getmembers(value, lambda one: isinstance(one, property))]
     shown = {"attributes": sorted(fields + properties), "methods": methods}
     return {"made with": signature(value), **shown} if name in used else shown

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mcp_context_proxy.rerank.reranker import candidates, reason_to_skip, reordered
 from mcp_context_proxy.rerank.reranker_model import FEW_CANDIDATES

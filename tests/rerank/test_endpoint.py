@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.chat import Asked, ChatService, chat_service
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig

@@ -1,11 +1,11 @@
 """BM25F against a slow, independent computation of the published formula."""
 
 import math
-from dataclasses import astuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from mcp_context_proxy.retrieval.bm25 import FIELDS, LexicalIndex, count_terms, join_counts
 from mcp_context_proxy.retrieval.item_metadata import Fields

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding import LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder

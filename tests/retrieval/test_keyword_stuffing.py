@@ -1,9 +1,9 @@
 """Detection of servers whose descriptions are written to be found."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.keyword_stuffing import suspected, suspicion

@@ -83,6 +83,23 @@ def test_weak_support_adds_no_more_than_a_share_of_the_own_cosine(word_vectors, 
     assert next(iter(results)) == "send_mail"
 
 
+def test_for_a_mere_topic_weak_support_brings_a_tool_no_nearer_than_the_nearest_is(word_vectors, catalog):
+    learned = Says(10.0, open_door=1.0)
+    results = ranked(Engine(word_vectors(), learned=learned), "send a mail", catalog)
+
+    mail, door = results["send_mail"], results["open_door"]
+    assert 11 * door.cosine > mail.cosine
+    assert door.cosine + door.learned == pytest.approx(mail.cosine)
+    assert next(iter(results)) == "send_mail"
+
+
+def test_for_a_need_weak_support_can_make_a_tool_the_first(word_vectors, catalog):
+    learned = Says(10.0, open_door=1.0)
+    results = ranked(Engine(word_vectors(), learned=learned), "send a long mail about doors", catalog)
+
+    assert next(iter(results)) == "open_door"
+
+
 def test_an_exact_name_is_never_displaced(word_vectors, catalog):
     learned = Says(read_file=1.0, open_door=1.0)
 

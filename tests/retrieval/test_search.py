@@ -1,7 +1,6 @@
 """Search: results, their order and number, and the explanations."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool

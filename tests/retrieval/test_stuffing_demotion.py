@@ -1,11 +1,11 @@
 """Demotion: tools of a suspected server come after others, and are not lost."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine, Filters, Ranking, SearchOptions

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.catalog.catalog import Catalog
