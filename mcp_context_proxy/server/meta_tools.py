@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
+from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrides
-from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_for
 from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import (
     Handle,
     Handles,
@@ -38,7 +40,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, NameOf, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras, strangers
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
@@ -75,8 +77,6 @@ from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
-    answer_text,
-    asks_for_all,
     figures_line,
     overview_text,
     part_text,
@@ -90,6 +90,9 @@ from mcp_context_proxy.server.search_answers import (
     answer_tokens,
     current_name,
     search_notes,
+    search_text,
+    shown_name,
+    some_of,
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
@@ -100,6 +103,9 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
 
+
+NAMED_OF_ONE: Final = 40
+"""Further tools that are named where a query asks for those of one server."""
 
 SAID_LATER_BYTES = 500
 """Bytes for the instructions of servers in the answer to a search."""
@@ -204,7 +210,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             overrides = Overrides(number, number)
             if not _wants_data(params) and (kinds is None or Kind.TOOL in kinds):
                 query = query.strip() or scope.filters.server or ""
-                if asks_for_all(query, self.calls.catalog.snapshot.tools.values()):
+                catalog = self.calls.catalog
+                snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
+                if asks_for_all(query, snapshot.tools.values()):
                     return await self._overview(scope, caller, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
@@ -499,6 +507,31 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         notify("notifications/progress", {"progressToken": token, **raw})
 
     return report
+
+
+def answer_text(
+    answer: SearchAnswer,
+    notes: Sequence[Note],
+    count: Callable[[str], int],
+    *,
+    whole: bool = False,
+    tokens: int = ANSWER_TOKENS,
+    name_of: NameOf = EXPOSED,
+    about: Callable[[Tool], str] | None = None,
+) -> str:
+    """Return the answer to a search as `search_text` has it, and all tools of a server that it asks for."""
+    text = search_text(answer, notes, count, whole=whole, tokens=tokens, name_of=name_of, about=about)
+    server = server_asked_for(answer.context.query, answer.found.snapshot.servers)
+    further = "" if server is None else _further_of(server, answer, name_of)
+    return f"{text}\n\n{further}" if further else text
+
+
+def _further_of(server: str, answer: SearchAnswer, name_of: NameOf) -> str:
+    """Return a line that names the tools of a server that an answer does not have; empty if it has all."""
+    told = {result.item.key for result in answer.found.results if isinstance(result.item, Tool)}
+    tools = answer.found.snapshot.tools.values()
+    names = [shown_name(one, name_of) for one in tools if one.server == server and one.key not in told]
+    return f"{len(names)} more of {server}: {some_of(names, NAMED_OF_ONE)}" if names else ""
 
 
 def _filters(wanted: SearchArguments) -> SearchFilters:
