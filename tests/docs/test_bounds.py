@@ -28,6 +28,7 @@ MODULES = [
         "results.json_values",
         "server.forwarding",
         "server.meta_definitions",
+        "server.meta_tools",
         "server.notifications",
         "server.resources",
         "server.subscriptions",
