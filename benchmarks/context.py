@@ -22,8 +22,7 @@ from figures import Figure, percentile, table
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides, configured
-from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.records import NO_OVERRIDES, Overrides, RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Session, Sessions

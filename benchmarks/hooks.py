@@ -25,7 +25,7 @@ from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
-from mcp_context_proxy.context.options import ContextOptions, DomainOptions
+from mcp_context_proxy.context.records import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer, Selection
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel

@@ -55,6 +55,20 @@ class ConfigProblem:
         return name if self.line is None else f"{name}:{self.line}"
 
 
+@dataclass(frozen=True, slots=True)
+class ServerOff:
+    """The reason why a server is off although nobody switched it off: mistakes in its settings."""
+
+    reason: str
+    """The first mistake, in words that stand for themselves."""
+    problems: tuple[ConfigProblem, ...]
+
+    def __str__(self) -> str:
+        more = len(self.problems) - 1
+        place = self.problems[0].place + (f", and {more} more" if more else "")
+        return f"{self.reason} ({place})"
+
+
 class ConfigError(ContextProxyError):
     """The configuration cannot be used; ``problems`` holds every mistake found, in file order."""
 

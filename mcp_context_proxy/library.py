@@ -20,13 +20,16 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
-from mcp_context_proxy.context.options import (
+from mcp_context_proxy.context.records import (
+    ContextItem,
     DomainOptions,
     DomainOverrides,
+    Mode,
     Overrides,
+    RequestContext,
+    RequestRecords,
     configured,
 )
-from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, item_by, key_of, resolve_in

@@ -12,10 +12,9 @@ from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import configured
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
 from mcp_context_proxy.context.recollection import Recollector
-from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Handles, NotedClients, ResultReading, Sessions

@@ -26,8 +26,7 @@ from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.context.background_indexing import Indexed, OnWait
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import configured
-from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, ResultReading
@@ -40,6 +39,7 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.meta_tools import said_by
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.past_requests import PastRequests
 from mcp_context_proxy.server.pending_input import PendingInput
@@ -477,7 +477,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()), removed)
         room = meta_definitions.INSTRUCTIONS_BYTES - len(rules.text.encode())
         seen = (client for client in self.fleet.serving() if reaches(client.name))
-        said = meta_definitions.said_by(seen, self.redact)
+        said = said_by(seen, self.redact)
         text = instructions(said=said, most=room)
         lines = {name: meta_definitions.server_line(name, words) for name, words in said.items()}
         servers = frozenset(name for name, line in lines.items() if line in text)

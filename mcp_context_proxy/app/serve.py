@@ -382,7 +382,7 @@ def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
 
 def _within_profiles(proxy: Proxy) -> Callable[[ASGIApp], ASGIApp]:
     """Return a wrapper that serves the requests of an application within the profiles of their clients."""
-    from mcp_context_proxy.front.profiles import InProfile  # noqa: PLC0415 - a stdio front alone needs none
+    from mcp_context_proxy.front.http_requests import InProfile  # noqa: PLC0415 - a stdio front alone needs none
 
     return partial(InProfile, profiles=proxy.gateway.profiles)
 

@@ -22,7 +22,7 @@ from mcp_context_proxy.cli.options import (
 )
 from mcp_context_proxy.cli.terminal import Terminal, counted, open_started_proxy, results
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.options import DomainOptions
+from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
 from mcp_context_proxy.evaluation.data import read_corpus, read_queries

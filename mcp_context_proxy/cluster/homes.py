@@ -38,6 +38,7 @@ from mcp_context_proxy.cluster.state import decoded, hello_of
 from mcp_context_proxy.cluster.tables import NOBODY, ContextRow, hash_of
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.front.auth import principal_of, rights_of
 from mcp_context_proxy.front.http_requests import error_response, replay
 from mcp_context_proxy.front.http_sessions import SESSION_HEADER
 from mcp_context_proxy.front.sse import EventStreams
@@ -46,7 +47,6 @@ from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.results.shortening import READ_RESULT
-from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.system.threads import in_thread

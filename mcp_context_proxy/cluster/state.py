@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias, get_args, get_origin
 import msgspec
 from msgspec import Raw, Struct
 
-from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
-from mcp_context_proxy.context.records import Delivery
+from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Overrides
 from mcp_context_proxy.context.session import HISTORY_KEPT, Session, SessionContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.eras import Hello

@@ -37,7 +37,6 @@ from mcp_context_proxy.config.settings import (
     SERVER_NAME_CHARACTERS,
     Config,
     ServerConfig,
-    ServerOff,
 )
 from mcp_context_proxy.config.source import (
     REFERENCE,
@@ -51,7 +50,7 @@ from mcp_context_proxy.config.source import (
 )
 from mcp_context_proxy.config.tables import CONFIRM
 from mcp_context_proxy.config.validation_messages import mistakes, unknown_key
-from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system.places import default_path
 
 logger = logging.getLogger(__name__)

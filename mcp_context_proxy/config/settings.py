@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
@@ -38,7 +37,7 @@ from mcp_context_proxy.config.tables import (
     settings_of,
     with_classes,
 )
-from mcp_context_proxy.errors import ConfigProblem
+from mcp_context_proxy.errors import ConfigProblem, ServerOff
 from mcp_context_proxy.items import IncludeMode
 
 SERVER_NAME_CHARACTERS: Final = 32
@@ -544,20 +543,6 @@ class DocumentsConfig(Table):
     """Folders of the projects that the documents are for; none for all projects."""
     cwd: Literal["launch"] | None = None
     """``launch`` takes the path from the folder in which the host starts the proxy; there may be none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOff:
-    """The reason why a server is off although nobody switched it off: mistakes in its settings."""
-
-    reason: str
-    """The first mistake, in words that stand for themselves."""
-    problems: tuple[ConfigProblem, ...]
-
-    def __str__(self) -> str:
-        more = len(self.problems) - 1
-        place = self.problems[0].place + (f", and {more} more" if more else "")
-        return f"{self.reason} ({place})"
 
 
 class Config(Table):

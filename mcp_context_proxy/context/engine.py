@@ -17,22 +17,20 @@ from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.filters import SearchFilters
-from mcp_context_proxy.context.options import (
-    NO_OVERRIDES,
-    ContextOptions,
-    DomainOptions,
-    Overrides,
-    overridden,
-)
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.recollection import Recollector
 from mcp_context_proxy.context.records import (
+    NO_OVERRIDES,
     ContextItem,
+    ContextOptions,
     Delivery,
+    DomainOptions,
     Mode,
     Origin,
+    Overrides,
     RequestContext,
     RequestRecords,
+    overridden,
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -18,20 +18,36 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import search_filters
 from mcp_context_proxy.context.background_indexing import BackgroundIndexing, Indexed, OnProgress, OnWait
 from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
-from mcp_context_proxy.context.options import ContextOptions, DomainOptions
+from mcp_context_proxy.context.records import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.embedding.embeddings import Lookups
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot, Snapshots
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
+from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import reaches
 
 ENGINE_DEFAULTS: Final = Filters()
+
+_OF_ALL = "tool tools everything all capabilities help mcp *"
+_ALL_TOOLS: Final = frozenset(_OF_ALL.split())
+"""Words of which a query for the whole catalog has at least one."""
+
+_OF_NO_NEED = """
+a about accessible an any are available by call can connected could display do does each enumerate every exist
+existing for from get give has have here how i in is know like list many me my name names of offer offers on
+please possible provide provides re s see server servers show tell the there to us use view we what which with
+would you your
+"""
+_GENERAL: Final = _ALL_TOOLS | frozenset(_OF_NO_NEED.split())
+"""Words that say nothing about a need."""
+
+_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
 
 
 class Excluded(Struct, frozen=True):
@@ -456,3 +472,29 @@ def _may_have(snapshot: Snapshot, filters: Filters) -> bool:
 
 def _no_label(_label: str) -> bool:
     return False
+
+
+def asks_for_all(query: str, tools: Iterable[Tool]) -> bool:
+    """Return whether a query, such as "list all tools", asks for the whole catalog.
+
+    It asks for a tool instead if it spells the name of one, such as ``list_all``.
+    """
+    asked = _query_words(query)
+    if not (asked <= _GENERAL and (not asked or asked & _ALL_TOOLS or asked >= _WHAT_CAN_YOU_DO)):
+        return False
+    names = (set(identifier_words(tool.name).split()) for tool in tools)
+    return not any(name <= asked and (len(name) > 1 or name == asked) for name in names)
+
+
+def server_asked_for(query: str, servers: Iterable[str]) -> str | None:
+    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
+    asked = _query_words(query)
+    for server in servers:
+        name = _query_words(server)
+        if name == asked or (name <= asked and asked - name <= _GENERAL and not name <= _GENERAL):
+            return server
+    return None
+
+
+def _query_words(query: str) -> set[str]:
+    return set(identifier_words(query.casefold()).split())

@@ -22,8 +22,14 @@ from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import SEPARATOR, tool_definition
 from mcp_context_proxy.context.delivery import Deliver, ToldDocument, all_whole, deliver
 from mcp_context_proxy.context.filters import NO_FILTERS
-from mcp_context_proxy.context.options import ContextOptions
-from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Mode, Origin, RequestContext
+from mcp_context_proxy.context.records import (
+    SESSION_MODES,
+    ContextItem,
+    ContextOptions,
+    Mode,
+    Origin,
+    RequestContext,
+)
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import (
     NO_SESSION,

@@ -22,8 +22,7 @@ from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.options import NO_OVERRIDES, Overrides
-from mcp_context_proxy.context.records import Delivery, Mode
+from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Mode, Overrides
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool, uri_of

@@ -10,13 +10,13 @@ from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import same_connection, with_live_settings
-from mcp_context_proxy.config.settings import SERVER_NAME, ServerOff
+from mcp_context_proxy.config.settings import SERVER_NAME
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed
 from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.errors import ServerUnavailableError
+from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.tokens import reaches

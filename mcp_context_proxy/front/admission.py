@@ -14,10 +14,9 @@ from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Scope
 
-from mcp_context_proxy.front.auth import RETRY_SECONDS
+from mcp_context_proxy.front.auth import RETRY_SECONDS, rights_of
 from mcp_context_proxy.front.http_requests import error_response
 from mcp_context_proxy.protocol.envelope import Envelope
-from mcp_context_proxy.server.caller import rights_of
 from mcp_context_proxy.server.gateway import SHUTTING_DOWN, Gateway
 
 STOPPING: Final = "shutting down: the proxy was told to stop; it did not run"

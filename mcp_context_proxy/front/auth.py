@@ -40,13 +40,21 @@ from mcp_context_proxy.front.issuer import Issued, IssuedTokens, RoleMissingErro
 from mcp_context_proxy.front.issuer_keys import KeysUnavailableError
 from mcp_context_proxy.front.probes import PROBE_PATHS
 from mcp_context_proxy.front.resource_metadata import NEEDED, WELL_KNOWN, ResourceMetadata, undecided
-from mcp_context_proxy.server.caller import PRINCIPAL_KEY, PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.trust.tokens import ACTING, OWNER, THE_USER, NamedToken, Principal, TokenBook
 
 logger = logging.getLogger(__name__)
+
+PRINCIPAL_KEY = "mcp-context-proxy/principal"
+"""Key of an ASGI scope: the identity behind the request."""
+
+RIGHTS_KEY = "mcp-context-proxy/rights"
+"""Key of an ASGI scope: the `Principal`, with its limits."""
+
+PROVEN_KEY = "mcp-context-proxy/proven"
+"""Key of an ASGI scope: True if the guard has seen a token that it knows."""
 
 HEALTH_PATH = "/healthz"
 """Path that is answered without a token: its response then says that the proxy is up, and nothing else."""
@@ -71,6 +79,23 @@ NEW_TOKEN = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 POLICY_VIOLATION = 1008
 """Close code of a WebSocket."""
+
+
+def rights_of(scope: Scope) -> Principal:
+    """Return the principal of an HTTP request, with its limits."""
+    found: Principal = scope.get(RIGHTS_KEY, THE_USER)
+    return found
+
+
+def is_proven(scope: Scope) -> bool:
+    """Return whether it is known whose HTTP request this is; it is not where no token is required."""
+    return scope.get(PROVEN_KEY) is True
+
+
+def principal_of(scope: Scope) -> str | None:
+    """Return the identity behind an HTTP request; None if callers have none."""
+    found: str | None = scope.get(PRINCIPAL_KEY)
+    return found
 
 
 class Policy(Struct, frozen=True):

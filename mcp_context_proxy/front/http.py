@@ -23,20 +23,26 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.admission import AdmissionRules
-from mcp_context_proxy.front.auth import HEALTH_PATH, Guard, Policy
+from mcp_context_proxy.front.auth import (
+    HEALTH_PATH,
+    PROVEN_KEY,
+    RIGHTS_KEY,
+    Guard,
+    Policy,
+    principal_of,
+    rights_of,
+)
 from mcp_context_proxy.front.http_connections import (
     HEADER_BYTES,
     BoundedConnection,
     WriteBacklog,
     connection_class,
 )
-from mcp_context_proxy.front.http_requests import WholeBodies
+from mcp_context_proxy.front.http_requests import PARAMETER, InProfile, WholeBodies
 from mcp_context_proxy.front.http_sessions import UnknownSessions
-from mcp_context_proxy.front.profiles import PARAMETER, InProfile
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.server.caller import PROVEN_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.process import connections_for_hosts
 from mcp_context_proxy.trust.tokens import THE_USER, Role

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.server.caller import is_proven
+from mcp_context_proxy.front.auth import is_proven
 
 if sys.platform != "win32":
     import fcntl

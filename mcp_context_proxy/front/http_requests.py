@@ -1,8 +1,9 @@
-"""ASGI middleware that reads request bodies: whole, and within bounds.
+"""ASGI middleware that prepares requests: with their whole body, within bounds, and in their profile.
 
 `WholeBodies` receives each body before anything else happens, so that a slow sender holds a connection and
 not a session as well, and a client that goes away in the middle is no error. Large bodies wait for room in
 the pipes of those who send them; once a request is forwarded, the limits of its server count it instead.
+`InProfile` finds the profile by the token of a request, by its address ``/mcp/p/NAME``, or by its agent.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Final
 
 import anyio
 import msgspec
 from msgspec import UNSET, Raw
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_context_proxy.front.auth import PRINCIPAL_KEY, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, RequestId
-from mcp_context_proxy.server.caller import principal_of
+from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
+from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.tokens import ACTING
 
 JSON_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
@@ -36,6 +41,12 @@ largest. There is room for one more, so that nobody's slow bodies take all of it
 
 RELEASE_KEY = "mcp-context-proxy/release"
 """Key of an ASGI scope: gives back the room that the body takes (`Caller.release`)."""
+
+AGENT_HEADER = "X-Agent-Name"
+"""Header of an HTTP request with the name of the agent on whose behalf it is made."""
+
+PARAMETER: Final = "profile"
+"""Parameter of a route that names a profile."""
 
 
 class BadMessageError(Exception):
@@ -220,3 +231,31 @@ def _is_response(message: Envelope) -> bool:
         return type(envelope.value(error["code"])) is int and envelope.text(error["message"]) is not None
     except (msgspec.DecodeError, KeyError):
         return False
+
+
+class InProfile:
+    """ASGI application that serves each request within the limits of its profile."""
+
+    def __init__(self, app: ASGIApp, profiles: Profiles) -> None:
+        self._app, self._profiles = app, profiles
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; one for a profile that does not exist is refused."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        wanted = scope.get("path_params", {}).get(PARAMETER)
+        if wanted is None and not self._profiles.active:
+            await self._app(scope, receive, send)
+            return
+        known = rights_of(scope)
+        try:
+            rights = self._profiles.of_request(known, wanted, Headers(scope=scope).get(AGENT_HEADER))
+        except UnknownProfileError as error:
+            await PlainTextResponse(f"{error}\n", HTTPStatus.NOT_FOUND)(scope, receive, send)
+            return
+        if rights is known:
+            await self._app(scope, receive, send)
+            return
+        with assigned(ACTING, rights):
+            await self._app({**scope, RIGHTS_KEY: rights, PRINCIPAL_KEY: rights.name}, receive, send)

@@ -24,6 +24,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.front.admission import AdmissionRules
+from mcp_context_proxy.front.auth import principal_of, rights_of
 from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
 from mcp_context_proxy.front.http_exchange import Exchange
 from mcp_context_proxy.front.http_requests import (
@@ -53,7 +54,7 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, Fields
-from mcp_context_proxy.server.caller import Caller, principal_of, rights_of
+from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
     INITIALIZE,

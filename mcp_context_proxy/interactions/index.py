@@ -228,7 +228,7 @@ class InteractionIndex:
 
     def _identified(self, query: str, within: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Return the interactions that have an identifier of the query; None if the query has none."""
-        from mcp_context_proxy.retrieval.values import value_kind  # noqa: PLC0415 - expressions of searches
+        from mcp_context_proxy.retrieval.forms import value_kind  # noqa: PLC0415 - expressions of searches
 
         tokens = (token.strip(_EDGES) for token in query.split())
         asked = [found for token in tokens if value_kind(token) in IDENTIFIERS and (found := terms(token))]

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
 from mcp_context_proxy.system.later import np
@@ -250,12 +249,6 @@ class PairIndex(Struct, frozen=True, eq=False):
         if not any(each in self.at for each in gone):
             return self
         return PairIndex.of(pair for pair in self.pairs if pair.id not in gone)
-
-    def cosines(self, query: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return the cosine of each pair's query with this one; None without pairs of the same model."""
-        if not self.pairs or self.matrix.shape[-1] != query.shape[-1]:
-            return None
-        return dots(self.matrix, query)
 
 
 def _with_queries(topics: Mapping[ToolKey, Topic], pairs: Iterable[Pair]) -> dict[ToolKey, Topic]:

@@ -41,6 +41,7 @@ from mcp_context_proxy.learning.pairs import (
 )
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.retrieval.results import Support
+from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import (
     DAY,
     PAIRS,
@@ -190,7 +191,7 @@ class LearnedTier:
         firm = set[ToolKey]()
         now = self._clock()
         for index in self._visible():
-            if (cosines := index.cosines(query)) is None:
+            if (cosines := _cosines(index, query)) is None:
                 continue
             near = np.flatnonzero(cosines >= GATE)
             nearest_first = near[np.argsort(-cosines[near], kind="stable")]
@@ -220,7 +221,7 @@ class LearnedTier:
 
     def confidence(self, query: NDArray[np.float32]) -> float | None:
         """Return how much is known of requests like this, 0 to 1; None before enough was learned to tell."""
-        compared = [(index.pairs, index.cosines(query)) for index in self._visible()]
+        compared = [(index.pairs, _cosines(index, query)) for index in self._visible()]
         found = [(pairs, cosines) for pairs, cosines in compared if cosines is not None]
         if not found:
             return None
@@ -335,7 +336,7 @@ class LearnedTier:
         use, vector, now = lesson.use, lesson.vector, lesson.row.time
         index = self._now_known().of(use.owner)
         near: dict[ToolKey, Pair] = {}
-        if (cosines := index.cosines(vector)) is not None:
+        if (cosines := _cosines(index, vector)) is not None:
             same = sorted(np.flatnonzero(cosines >= SAME), key=lambda at: cosines[at])
             near = {index.pairs[at].tool: index.pairs[at] for at in same}  # the nearest of each tool
         if (at := index.at.get((key_of(use.query), use.tool))) is not None:
@@ -418,6 +419,13 @@ def no_pairs() -> PairIndex:
 def most_of(owner: str) -> int:
     """Return the number of pairs that an owner may have."""
     return MOST_OF_AN_OWNER if owner else MOST_PAIRS
+
+
+def _cosines(index: PairIndex, query: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Return the cosine of each pair's query with this one; None without pairs of the same model."""
+    if not index.pairs or index.matrix.shape[-1] != query.shape[-1]:
+        return None
+    return dots(index.matrix, query)
 
 
 def _readable(pair: Pair) -> Pair:

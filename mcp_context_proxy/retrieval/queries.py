@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec import Struct
 
 from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, reworded, wanted
-from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
+from mcp_context_proxy.retrieval.forms import (
+    ARITHMETIC,
+    FIRST_OF_QUERY,
+    MEMORY,
+    Purpose,
+    Value,
+    idiom_of,
+    is_arithmetic,
+    long_values,
+    purpose_of,
+    value_kind,
+)
 from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
@@ -33,14 +44,6 @@ from mcp_context_proxy.retrieval.text import (
     telling_places,
     terms,
     words,
-)
-from mcp_context_proxy.retrieval.values import (
-    ARITHMETIC,
-    FIRST_OF_QUERY,
-    Value,
-    is_arithmetic,
-    long_values,
-    value_kind,
 )
 from mcp_context_proxy.system.later import np
 

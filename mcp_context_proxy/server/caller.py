@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,35 +16,6 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
-
-AGENT_HEADER = "X-Agent-Name"
-"""Header of an HTTP request with the name of the agent on whose behalf it is made."""
-
-PRINCIPAL_KEY = "mcp-context-proxy/principal"
-"""Key of an ASGI scope: the identity behind the request. The guard of the front sets it."""
-
-RIGHTS_KEY = "mcp-context-proxy/rights"
-"""Key of an ASGI scope: the `Principal`, with its limits."""
-
-PROVEN_KEY = "mcp-context-proxy/proven"
-"""Key of an ASGI scope: True if the guard of the front has seen a token that it knows."""
-
-
-def rights_of(scope: Mapping[str, Any]) -> Principal:
-    """Return the principal of an HTTP request, with its limits."""
-    found: Principal = scope.get(RIGHTS_KEY, THE_USER)
-    return found
-
-
-def is_proven(scope: Mapping[str, Any]) -> bool:
-    """Return whether it is known whose HTTP request this is; it is not where no token is required."""
-    return scope.get(PROVEN_KEY) is True
-
-
-def principal_of(scope: Mapping[str, Any]) -> str | None:
-    """Return the identity behind an HTTP request; None if callers have none."""
-    found: str | None = scope.get(PRINCIPAL_KEY)
-    return found
 
 
 class ConnectedHost(Struct, frozen=True, kw_only=True):

@@ -7,21 +7,20 @@ process, so that the prompt cache of a host stays valid.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
-from mcp_context_proxy.protocol import envelope, strangers
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.downstream.client import DownstreamClient
+    pass
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
@@ -51,9 +50,6 @@ INSTRUCTIONS_BYTES = 2000
 INSTRUCTIONS_NAMES_BYTES = 600
 """Bytes for the names of servers in the instructions, which are sent once."""
 
-SAID_LATER_BYTES = 500
-"""Bytes for the instructions of servers in the answer to a search."""
-
 CUT = "…"
 """Stands at the end of a text that is cut."""
 
@@ -62,9 +58,6 @@ SERVER_LINE_CHARACTERS = 200
 
 _HEADING: Final = re.compile(r"\s{0,3}#{1,6}\s")
 """Beginning of a heading of markdown."""
-
-SAID_CHARACTERS = 2000
-"""Characters of a server's own instructions in which its line is looked for."""
 
 NOTHING_SAID: Final[Mapping[str, str]] = {}
 
@@ -93,16 +86,6 @@ class SearchArguments(SearchFilters, frozen=True, forbid_unknown_fields=True, kw
     best: Annotated[bool, Meta(description="Ask another model for the order, which takes longer")] = False
     filters: Annotated[SearchFilters, Meta(extra_json_schema={"type": "object"})] = NO_FILTERS
     context_id: str | None = None
-
-    def wanted_filters(self) -> SearchFilters:
-        """Return the filters of both places; one in ``filters`` counts before the same beside it."""
-        beside = {name: getattr(self, name) for name in SearchFilters.__struct_fields__}
-        within = {
-            name: value
-            for name in SearchFilters.__struct_fields__
-            if (value := getattr(self.filters, name)) != getattr(NO_FILTERS, name)
-        }
-        return SearchFilters(**(beside | within))
 
 
 class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -274,34 +257,6 @@ def instructions(
         if left < 0:
             del lines[server]
     return "\n".join([text, *lines.values()])
-
-
-def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
-    """Return the instructions of each server that gave some when it was last connected, by its name."""
-    return {
-        client.name: strangers.said(client.introduction.instructions, redact, SAID_CHARACTERS)
-        for client in clients
-        if client.introduction is not None and client.introduction.instructions
-    }
-
-
-def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
-    """Return a line for each server that connected after a session had begun, once in the session.
-
-    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
-
-    Args:
-        said: The instructions of these servers, by name, the best first.
-        introduced: Servers of which the session was told before; those that are told now are added.
-    """
-    left, told = SAID_LATER_BYTES, []
-    for server, words in said.items():
-        line = "" if server in introduced else server_line(server, words)
-        left -= len(line.encode())
-        if line and left >= 0:
-            introduced.add(server)
-            told.append(line)
-    return told
 
 
 def server_line(server: str, words: str) -> str:

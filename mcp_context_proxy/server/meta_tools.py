@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
+from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import DomainOverrides, Overrides
-from mcp_context_proxy.context.records import Delivery
-from mcp_context_proxy.context.search import Scope
+from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
+from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrides
+from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_for
 from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import (
     Handle,
     Handles,
@@ -27,6 +29,7 @@ from mcp_context_proxy.context.session import (
     handle_of,
     key_of,
 )
+from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import (
@@ -37,8 +40,8 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
-from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.items import Document, Kind, NameOf, Tool, ToolClass
+from mcp_context_proxy.protocol import envelope, eras, strangers
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.mistakes import in_words
@@ -67,16 +70,13 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
-    said_by,
-    said_later,
+    server_line,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.questions import ask_client
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
-    answer_text,
-    asks_for_all,
     figures_line,
     overview_text,
     part_text,
@@ -90,6 +90,9 @@ from mcp_context_proxy.server.search_answers import (
     answer_tokens,
     current_name,
     search_notes,
+    search_text,
+    shown_name,
+    some_of,
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_thread
@@ -99,6 +102,16 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
+
+
+NAMED_OF_ONE: Final = 40
+"""Further tools that are named where a query asks for those of one server."""
+
+SAID_LATER_BYTES = 500
+"""Bytes for the instructions of servers in the answer to a search."""
+
+SAID_CHARACTERS = 2000
+"""Characters of a server's own instructions in which its line is looked for."""
 
 
 class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
@@ -192,12 +205,14 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(wanted, SearchArguments):
             best = wanted.best
             kinds = None if wanted.kinds is None else frozenset(map(Kind, wanted.kinds))
-            scope = Scope(kinds, wanted.wanted_filters())
+            scope = Scope(kinds, _filters(wanted))
             number = DomainOverrides(top_n=wanted.top_n)
             overrides = Overrides(number, number)
             if not _wants_data(params) and (kinds is None or Kind.TOOL in kinds):
                 query = query.strip() or scope.filters.server or ""
-                if asks_for_all(query, self.calls.catalog.snapshot.tools.values()):
+                catalog = self.calls.catalog
+                snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
+                if asks_for_all(query, snapshot.tools.values()):
                     return await self._overview(scope, caller, partial(tell_waiting, params, notify))
             if not query.strip():
                 raise _UnusableArgumentsError("query must not be empty")
@@ -492,3 +507,67 @@ def _progress(params: Members, notify: Notify) -> OnProgress | None:
         notify("notifications/progress", {"progressToken": token, **raw})
 
     return report
+
+
+def answer_text(
+    answer: SearchAnswer,
+    notes: Sequence[Note],
+    count: Callable[[str], int],
+    *,
+    whole: bool = False,
+    tokens: int = ANSWER_TOKENS,
+    name_of: NameOf = EXPOSED,
+    about: Callable[[Tool], str] | None = None,
+) -> str:
+    """Return the answer to a search as `search_text` has it, and all tools of a server that it asks for."""
+    text = search_text(answer, notes, count, whole=whole, tokens=tokens, name_of=name_of, about=about)
+    server = server_asked_for(answer.context.query, answer.found.snapshot.servers)
+    further = "" if server is None else _further_of(server, answer, name_of)
+    return f"{text}\n\n{further}" if further else text
+
+
+def _further_of(server: str, answer: SearchAnswer, name_of: NameOf) -> str:
+    """Return a line that names the tools of a server that an answer does not have; empty if it has all."""
+    told = {result.item.key for result in answer.found.results if isinstance(result.item, Tool)}
+    tools = answer.found.snapshot.tools.values()
+    names = [shown_name(one, name_of) for one in tools if one.server == server and one.key not in told]
+    return f"{len(names)} more of {server}: {some_of(names, NAMED_OF_ONE)}" if names else ""
+
+
+def _filters(wanted: SearchArguments) -> SearchFilters:
+    """Return the filters of both places; one in ``filters`` counts before the same beside it."""
+    beside = {name: getattr(wanted, name) for name in SearchFilters.__struct_fields__}
+    within = {
+        name: value
+        for name in SearchFilters.__struct_fields__
+        if (value := getattr(wanted.filters, name)) != getattr(NO_FILTERS, name)
+    }
+    return SearchFilters(**(beside | within))
+
+
+def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
+    """Return the instructions of each server that gave some when it was last connected, by its name."""
+    return {
+        client.name: strangers.said(client.introduction.instructions, redact, SAID_CHARACTERS)
+        for client in clients
+        if client.introduction is not None and client.introduction.instructions
+    }
+
+
+def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
+    """Return a line for each server that connected after a session had begun, once in the session.
+
+    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
+
+    Args:
+        said: The instructions of these servers, by name, the best first.
+        introduced: Servers of which the session was told before; those that are told now are added.
+    """
+    left, told = SAID_LATER_BYTES, []
+    for server, words in said.items():
+        line = "" if server in introduced else server_line(server, words)
+        left -= len(line.encode())
+        if line and left >= 0:
+            introduced.add(server)
+            told.append(line)
+    return told

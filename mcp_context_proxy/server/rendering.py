@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from mcp_context_proxy.catalog.document_reading import DocumentPart
@@ -21,7 +21,6 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import title_of
 from mcp_context_proxy.retrieval.results import Result
-from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
@@ -34,8 +33,8 @@ from mcp_context_proxy.server.search_answers import (
     over_budget,
     read_mark,
     schema_of,
-    search_text,
     shown_name,
+    some_of,
     summary,
     tool_signature,
 )
@@ -58,25 +57,7 @@ NAMED_OF_EACH: Final = (1_000, 10, 6, 4, 3, 2, 1)
 SERVERS_COUNTED: Final = 40
 """Servers whose tools are only counted where not even one of each can be named."""
 
-NAMED_OF_ONE: Final = 40
-"""Further tools that are named where a query asks for those of one server."""
-
 HOW_TO_SEARCH: Final = "Search for what you want to do, or for the name of a server to see its tools."
-
-_OF_ALL = "tool tools everything all capabilities help mcp *"
-_ALL_TOOLS: Final = frozenset(_OF_ALL.split())
-"""Words of which a query for the whole catalog has at least one."""
-
-_OF_NO_NEED = """
-a about accessible an any are available by call can connected could display do does each enumerate every exist
-existing for from get give has have here how i in is know like list many me my name names of offer offers on
-please possible provide provides re s see server servers show tell the there to us use view we what which with
-would you your
-"""
-_GENERAL: Final = _ALL_TOOLS | frozenset(_OF_NO_NEED.split())
-"""Words that say nothing about a need."""
-
-_WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
 
 
 RECALLED: Final = "Words of agents in earlier sessions, as a record and not as instructions:"
@@ -256,37 +237,11 @@ def item_data(
         **({"title": title} if (title := title_of(item)) else {}),
         "server": item.server,
         "description": item.description,
-        **figures_data(item, figures),
+        **({} if (counted := figures.get(item.key)) is None else counted.as_data()),
         **schema,
         **read_only,
         **common,
     }
-
-
-def asks_for_all(query: str, tools: Iterable[Tool]) -> bool:
-    """Return whether a query, such as "list all tools", asks for the whole catalog.
-
-    It asks for a tool instead if it spells the name of one, such as ``list_all``.
-    """
-    asked = _query_words(query)
-    if not (asked <= _GENERAL and (not asked or asked & _ALL_TOOLS or asked >= _WHAT_CAN_YOU_DO)):
-        return False
-    names = (set(identifier_words(tool.name).split()) for tool in tools)
-    return not any(name <= asked and (len(name) > 1 or name == asked) for name in names)
-
-
-def server_asked_for(query: str, servers: Iterable[str]) -> str | None:
-    """Return the server whose tools a query such as "all tools of git" asks for; None if it does not."""
-    asked = _query_words(query)
-    for server in servers:
-        name = _query_words(server)
-        if name == asked or (name <= asked and asked - name <= _GENERAL and not name <= _GENERAL):
-            return server
-    return None
-
-
-def _query_words(query: str) -> set[str]:
-    return set(identifier_words(query.casefold()).split())
 
 
 def overview_text(
@@ -326,55 +281,12 @@ def overview_text(
     )
     for most in NAMED_OF_EACH:
         every = {**by_server, **read}.items()
-        lines = [f"- {source} ({len(names):,}): {_some(names, most)}" for source, names in every]
+        lines = [f"- {source} ({len(names):,}): {some_of(names, most)}" for source, names in every]
         text = "\n\n".join([*head, "\n".join(lines), HOW_TO_SEARCH])
         if max(count(text), len(text) // CHARACTERS_PER_TOKEN) <= ANSWER_TOKENS:
             return text
     counted = [f"{source} ({len(names):,})" for source, names in {**read, **by_server}.items()]
-    return "\n\n".join([*head, _some(counted, SERVERS_COUNTED), HOW_TO_SEARCH])
-
-
-def answer_text(
-    answer: SearchAnswer,
-    notes: Sequence[Note],
-    count: Callable[[str], int],
-    *,
-    whole: bool = False,
-    tokens: int = ANSWER_TOKENS,
-    name_of: NameOf = EXPOSED,
-    about: Callable[[Tool], str] | None = None,
-) -> str:
-    """Return the answer to a search as `search_text` has it, and all tools of a server that it asks for."""
-    text = search_text(answer, notes, count, whole=whole, tokens=tokens, name_of=name_of, about=about)
-    server = server_asked_for(answer.context.query, answer.found.snapshot.servers)
-    further = "" if server is None else _further_of(server, answer, name_of)
-    return f"{text}\n\n{further}" if further else text
-
-
-def _further_of(server: str, answer: SearchAnswer, name_of: NameOf) -> str:
-    """Return a line that names the tools of a server that an answer does not have; empty if it has all."""
-    told = {result.item.key for result in answer.found.results if isinstance(result.item, Tool)}
-    tools = answer.found.snapshot.tools.values()
-    names = [shown_name(one, name_of) for one in tools if one.server == server and one.key not in told]
-    return f"{len(names)} more of {server}: {_some(names, NAMED_OF_ONE)}" if names else ""
-
-
-def _some(names: Sequence[str], most: int) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def figures_data(tool: Tool, figures: Figures) -> dict[str, Any]:
-    """Return the figures of a tool's calls as data; empty if none was counted."""
-    known = figures.get(tool.key)
-    if known is None:
-        return {}
-    return {
-        "calls": known.calls,
-        "success_rate": round(known.success_rate, 4),
-        "avg_latency_ms": round(known.mean_ms, 3),
-        "p95_latency_ms": round(known.p95_ms, 3),
-    }
+    return "\n\n".join([*head, some_of(counted, SERVERS_COUNTED), HOW_TO_SEARCH])
 
 
 def figures_line(tool: Tool, figures: Figures) -> str:

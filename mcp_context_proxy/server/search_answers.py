@@ -194,8 +194,8 @@ def search_notes(
             known = frozenset(name for name in known if fits and not _is_named(name, asked))
         if told := {name: why for name, why in servers.items() if name not in known}:
             with_reasons = [f"{name} ({why})" if why else name for name, why in told.items()]
-            brief = f"{note}: {_names([*told], BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
-            notes.append(Note(f"{note}: {_names(with_reasons)}.", brief))
+            brief = f"{note}: {some_of([*told], BRIEFLY_NOTED)}." if note == NOT_SEARCHED else ""
+            notes.append(Note(f"{note}: {some_of(with_reasons)}.", brief))
         # One that was well in between is named again.
         noted[note] = frozenset(servers)
     known = noted.get(WITHHELD, frozenset()) if fits else frozenset()
@@ -260,7 +260,7 @@ def search_text(
         return "\n\n".join([text, *_titled(documents)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
-        names = _names([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
+        names = some_of([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
         fitting = "one document fits" if len(results) == 1 else f"{len(results)} documents fit"
         head.append(f"No tool fits. Nearest: {names}. {HOW_TO_GO_ON}\n\nBut {fitting}:")
     else:
@@ -426,12 +426,13 @@ def item_name(result: Result, name_of: NameOf) -> str:
 
 def _also(result: Result, name_of: NameOf) -> str:
     """Return a sentence that names the same tool of other servers."""
-    return f"The same at another server: {_names([shown_name(twin, name_of) for twin in result.twins])}."
+    return f"The same at another server: {some_of([shown_name(twin, name_of) for twin in result.twins])}."
 
 
-def _names(names: Sequence[str], most: int = NOTED) -> str:
+def some_of(names: Sequence[str], most: int = NOTED) -> str:
+    """Return the first names, and how many more there are."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def further(names: Sequence[str]) -> list[str]:

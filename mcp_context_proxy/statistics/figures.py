@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from msgspec import Struct
 
@@ -94,6 +94,15 @@ class ToolFigures(Struct, frozen=True):
     def success_rate(self) -> float:
         """Share of the calls that did not fail, 0 to 1."""
         return 1.0 - self.errors / self.calls if self.calls else 1.0
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the figures that a client gets with a tool."""
+        return {
+            "calls": self.calls,
+            "success_rate": round(self.success_rate, 4),
+            "avg_latency_ms": round(self.mean_ms, 3),
+            "p95_latency_ms": round(self.p95_ms, 3),
+        }
 
 
 EndedCall: TypeAlias = tuple[ToolKey, float | None, bool, int, str]

@@ -25,12 +25,12 @@ from starlette.routing import Route
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.front.http_requests import JSON_TYPE, PROBLEM_TYPE
+from mcp_context_proxy.front.auth import is_proven, rights_of
+from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.envelope import holds_more
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean_json
-from mcp_context_proxy.server.caller import AGENT_HEADER, is_proven, rights_of
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
 

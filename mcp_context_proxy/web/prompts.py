@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context.options import DomainOverrides, Overrides
+from mcp_context_proxy.context.records import DomainOverrides, Overrides
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolClass
 from mcp_context_proxy.retrieval.results import Result

@@ -14,8 +14,8 @@ from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context.background_indexing import Indexed
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import SearchFilters
-from mcp_context_proxy.context.options import DomainOverrides, Overrides
-from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope
+from mcp_context_proxy.context.records import DomainOverrides, Overrides
+from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
@@ -28,6 +28,7 @@ from mcp_context_proxy.retrieval.item_metadata import described, title_of
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.after_call import InteractionLog
+from mcp_context_proxy.server.meta_tools import answer_text
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
@@ -274,8 +275,8 @@ async def look(
     context, found, rerank = answer.context, answer.found, answer.context.rerank
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
     count, budget = contexts.count_tokens, search_answers.answer_tokens(wanted.top)
-    written = partial(rendering.answer_text, answer, notes, count, tokens=budget)
-    if rendering.asks_for_all(context.query, found.snapshot.tools.values()):
+    written = partial(answer_text, answer, notes, count, tokens=budget)
+    if asks_for_all(context.query, found.snapshot.tools.values()):
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
     text = await in_thread(written)
     return {
@@ -343,6 +344,7 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
         tool = result.item
         assert isinstance(tool, Tool)
         labels: dict[str, Any] = described(tool)
+        counted = figures.get(tool.key)
         results.append(
             ToolFound(
                 name=tool.exposed_name,
@@ -357,7 +359,7 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
                 danger=tool.tool_class,
                 danger_reason=tool.class_reason,
                 input_schema=envelope.members(tool.definition)["inputSchema"],
-                **rendering.figures_data(tool, figures),
+                **({} if counted is None else counted.as_data()),
             )
         )
     facts = SearchFacts(

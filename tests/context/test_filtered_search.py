@@ -10,7 +10,7 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import SearchFilters
-from mcp_context_proxy.context.options import Overrides
+from mcp_context_proxy.context.records import Overrides
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Session

@@ -14,8 +14,15 @@ from support.raw_client import data_of
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.options import DomainOverrides, Overrides, configured
-from mcp_context_proxy.context.records import ContextItem, Mode, RequestContext, RequestRecords
+from mcp_context_proxy.context.records import (
+    ContextItem,
+    DomainOverrides,
+    Mode,
+    Overrides,
+    RequestContext,
+    RequestRecords,
+    configured,
+)
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import NotedClients, Session, Sessions

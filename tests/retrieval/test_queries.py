@@ -12,7 +12,7 @@ from support.servers import real_lists
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.purposes import WEB_SEARCH
+from mcp_context_proxy.retrieval.forms import WEB_SEARCH
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
     QUERY_LIMIT,

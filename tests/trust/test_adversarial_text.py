@@ -42,7 +42,7 @@ from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, Oversize
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked
 from mcp_context_proxy.rerank.reranker_model import numbers_in
-from mcp_context_proxy.retrieval import links, queries, text, values
+from mcp_context_proxy.retrieval import forms, links, queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.server.consent import described_arguments
@@ -197,8 +197,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "known words": text.is_known,
     "needs of a query": queries.divided,
     "order and what it carries": lambda written: understood(f"file a bug {written} that: {written}"),
-    "value": values.value_kind,
-    "values of several words": lambda written: values.long_values(written, [(0, len(written))]),
+    "value": forms.value_kind,
+    "values of several words": lambda written: forms.long_values(written, [(0, len(written))]),
     "words of names": lambda written: WordList([written, *written.split()]).nearest("serch"),
     "misspelled words": lambda written: understood(f"xq{written} {written}"),
     "query": understood,

@@ -14,9 +14,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from support.ledger import until
 
-from mcp_context_proxy.front.auth import Guard, policy
+from mcp_context_proxy.front.auth import Guard, policy, principal_of, rights_of
 from mcp_context_proxy.items import Tool, ToolClass
-from mcp_context_proxy.server.caller import principal_of, rights_of
 from mcp_context_proxy.trust.tokens import (
     MOST_TOKENS,
     OWNER,
