@@ -39,7 +39,7 @@ from mcp_context_proxy.system.process import (
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import audit_file
 from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
-from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile, tokens_path
+from mcp_context_proxy.trust.tokens import Principal, TokenBook, tokens_of
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -68,8 +68,13 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
             proxy.logs = logs = kept_logs(config)
             proxy.fleet.keep_line = proxy.logs.note
             keep_messages(proxy.logs, all_secrets_of(config))
-        async with proxy.running():
-            yield proxy
+        try:
+            async with proxy.running():
+                yield proxy
+        finally:
+            if proxy.credentials is not None:
+                with anyio.CancelScope(shield=True):
+                    await in_thread(proxy.credentials.end)
     finally:
         if logs is not None:
             logging.getLogger().removeHandler(logs)
@@ -344,8 +349,8 @@ def _member(proxy: Proxy, port: int) -> Member:
 
 @asynccontextmanager
 async def _following_tokens(proxy: Proxy, issued: IssuedTokens | None = None) -> AsyncIterator[TokenBook]:
-    """Provide the named tokens, which follow their file meanwhile, as the keys follow their issuer."""
-    book = TokenBook(TokenFile(tokens_path(proxy.config)))
+    """Provide the named tokens, which follow their file or the store, as the keys follow their issuer."""
+    book = TokenBook(tokens_of(proxy.config, proxy.credentials))
     await in_thread(book.load)
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)
