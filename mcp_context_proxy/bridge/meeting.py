@@ -354,18 +354,20 @@ def connect(place: Meeting) -> socket.socket:
     for _ in range(2):
         if (found := connected(place.socket)) is not None:
             return found
-        with locked(place.lock):
+        with locked(place.lock) as lock:
             # Whoever had the lock before has started it.
             if connected(place.socket, keep=False) is None:
-                _start(place)
+                process = _start(place)
+                os.ftruncate(lock, 0)
+                os.write(lock, b"%d\n" % process)
     if (found := connected(place.socket)) is None:
         raise JoinError(f"nothing listens at {place.socket}")
     return found
 
 
 @contextmanager
-def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Hold the lock under which a proxy is started, and its socket removed.
+def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[int]:
+    """Hold the lock under which a proxy is started, and its socket removed; provide its descriptor.
 
     Raises:
         TimeoutError: somebody else has held it for too long, such as a session that is stopped.
@@ -381,9 +383,21 @@ def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Itera
                 if time.monotonic() > until:
                     raise TimeoutError(f"{path} is locked by another session") from None
                 time.sleep(LOCK_PAUSE_SECONDS)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def process_of(path: str) -> int | None:
+    """Return the id of the process that was started to listen at a path; None if that is not known."""
+    name = os.path.basename(path)
+    try:
+        if f"-{OWN}-" in name:
+            return int(os.path.splitext(name)[0].rpartition("-")[2])
+        with open(beside(path, ".lock"), encoding="ascii") as file:
+            return int(file.read(DIGITS))
+    except (OSError, ValueError):
+        return None
 
 
 def _lock(descriptor: int) -> None:
@@ -410,8 +424,8 @@ def _log_of(place: Meeting) -> Iterator[int]:
         os.close(log)
 
 
-def _start(place: Meeting) -> None:
-    """Start the proxy; hosts can connect from now on.
+def _start(place: Meeting) -> int:
+    """Start the proxy, and return its process id; hosts can connect from now on.
 
     A Unix socket is opened here, and handed over. A port is opened by the proxy, which is waited for.
     """
@@ -439,7 +453,7 @@ def _start(place: Meeting) -> None:
             if started.poll() is not None or time.monotonic() > until:
                 raise JoinError(f"the shared proxy does not start; its messages: {place.log}")
             time.sleep(START_PAUSE_SECONDS)
-        return
+        return started.pid
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         before = os.umask(0o177)
@@ -450,7 +464,7 @@ def _start(place: Meeting) -> None:
         listening.listen(128)
         descriptor = listening.fileno()
         with _log_of(place) as log:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 [*place.command, str(descriptor)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -460,6 +474,7 @@ def _start(place: Meeting) -> None:
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
+        return started.pid
     except OSError as error:
         raise JoinError(f"the shared proxy cannot be started: {error.strerror}") from None
     finally:
