@@ -40,6 +40,7 @@ from mcp_context_proxy.system.variables import INHERITED, matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any, Final
 
@@ -345,7 +346,7 @@ def _listen_at(path: str) -> socket.socket:
     return listening
 
 
-def connect(place: Meeting) -> socket.socket:
+def connect(place: Meeting) -> _socket.socket:
     """Connect to the proxy of a meeting place; start it if none runs.
 
     Raises:

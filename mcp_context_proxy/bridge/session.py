@@ -33,6 +33,7 @@ from mcp_context_proxy.bridge.meeting import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Final
 
@@ -90,7 +91,7 @@ def _folder() -> str | None:
 class Bridge:
     """One host's session with the shared proxy."""
 
-    def __init__(self, place: Meeting, peer: socket.socket, greeting: bytes) -> None:
+    def __init__(self, place: Meeting, peer: _socket.socket, greeting: bytes) -> None:
         self._place, self._peer, self._greeting = place, peer, greeting
         self._under_way: set[int | str] = set()
         """Ids of the host's requests that are not answered."""
@@ -236,7 +237,7 @@ class Bridge:
         os._exit(1)
 
 
-def _blocks(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
+def _blocks(source: int | _socket.socket, held: float = inf) -> Iterator[bytes]:
     """Yield whole lines of a descriptor or a socket, as many as there are at a time, until its end.
 
     With many requests in flight, one write passes on all that have come. A line of more than `held` bytes
