@@ -6,9 +6,12 @@ Standard library only: the bridge reads it, too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final
 
 _SYSTEM: Final = (
     (
