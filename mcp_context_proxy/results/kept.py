@@ -106,6 +106,10 @@ class KeptResults:
         """Return an id that nobody can guess."""
         return self.prefix + new_id()
 
+    def is_elsewhere(self, result_id: str) -> bool:
+        """Return whether an id is one that another replica has made."""
+        return bool(self.prefix) and "." in result_id and not result_id.startswith(self.prefix)
+
     def owns(self, owner: str) -> bool:
         """Return whether results of an owner are kept."""
         return any(entry.owner == owner for entry in self.by_id.values())

@@ -71,7 +71,11 @@ class PostgresTransaction(Transaction):
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each row of parameters, in their order."""
-        if written := [adapted(row) for row in rows]:
+        written = [adapted(row) for row in rows]
+        if len(written) == 1:
+            # Without the preparations for many, which cost more than one row does.
+            self._connection.execute(translated(statement, self._schema), written[0])
+        elif written:
             self._connection.cursor().executemany(translated(statement, self._schema), written)
 
     def holds(self, job: str, token: int) -> bool:
