@@ -67,7 +67,7 @@ def processor_ms(pid: int) -> float:
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
-async def calls(say: Say, server: PostgresServer, folder: Path, turns: int = 40) -> None:
+async def calls(say: Say, server: PostgresServer, folder: Path, turns: int = 30) -> None:
     """Compare calls and searches with a file, with the database, and in a cluster, in turns of some requests.
 
     A store adds the median of the differences between the medians of neighbouring turns, which meet the same

@@ -19,6 +19,7 @@ from support.raw_client import PATIENCE
 from support.replicas import free_port, until_ready
 from support.stores import quick_folder
 
+from mcp_context_proxy.cluster.member import LEFT_SECONDS
 from mcp_context_proxy.config import load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -73,7 +74,7 @@ def test_compose_gives_a_replica_the_time_that_its_drain_takes(
     shutil.copy(DEPLOY / "config" / "config.toml", file)
     file.chmod(0o600)
     config = load(file, {**services["replica1"]["environment"], **VARIABLES})
-    needed = config.http.drain_grace_seconds + config.limits.drain_seconds + 4
+    needed = config.http.drain_grace_seconds + config.limits.drain_seconds + 4 + LEFT_SECONDS
     assert int(services["replica1"]["stop_grace_period"].removesuffix("s")) > needed
     # Two probes of the balancer have to fail meanwhile.
     assert config.http.drain_grace_seconds >= 2
