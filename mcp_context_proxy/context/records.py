@@ -216,7 +216,7 @@ class Delivery(StrEnum):
     INSTRUCTIONS = "instructions"
     """Whole, in the instructions with which its session began."""
     EARLIER = "earlier"
-    """With an earlier answer in its session."""
+    """With an earlier answer in its session, or as another document that has the same text."""
 
 
 class ContextItem(Struct, frozen=True):
