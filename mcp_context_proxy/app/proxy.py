@@ -209,6 +209,11 @@ class CatalogRefresh:
         else:
             await self.catch_up()
 
+    @property
+    def is_behind(self) -> bool:
+        """True while a change of a server or a folder is not in the catalog yet."""
+        return self._stale.is_set() or self._running is not None
+
     async def catch_up(self) -> None:
         """Wait for a moment until the catalog has all changes so far; returns at once if it has them."""
         due = self._next if self._stale.is_set() else self._running
