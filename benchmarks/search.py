@@ -36,14 +36,11 @@ from figures import machine
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
-from mcp_context_proxy.retrieval.engine import query_vectors
-from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions, vectors
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
-from mcp_context_proxy.retrieval.queries import read_query
-from mcp_context_proxy.retrieval.scoring import INSTRUCTIONS, LEXICAL_FACTOR, packaged_background
+from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.system.process import limit_malloc_arenas
+from mcp_context_proxy.system.process import collect_garbage_seldom, limit_malloc_arenas
 
 SIZES = (1_000, 3_000, 10_000, 100_000)
 QUERIES = (
@@ -60,7 +57,7 @@ ROUNDS = 5
 CHANGES = 5
 TOP = 10
 COMPARED = 60
-"""Queries for which the ten best are compared with those of all scores: every other word of a description."""
+"""Queries for which the ten best are compared with the exact ones: every other word of a description."""
 TICK = 0.001
 
 HEADINGS = {
@@ -147,13 +144,15 @@ def first_search(engine: Engine, model: LazyModel, catalog: Snapshot) -> None:
 
 
 def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
-    limit_malloc_arenas()  # as a proxy does
+    # As a proxy does.
+    limit_malloc_arenas()
+    collect_garbage_seldom()
     catalog, model = snapshot(size, lists_in(folder)), LazyModel()
     queries = QueryEmbedder(model, remembered=0)
     queries.embed(["the model is loaded"])
     with open_store(path) as store:
-        vectors = Copies(CachedEmbedder(model, store.vectors))
-        engine = Engine(vectors, queries)
+        copies = Copies(CachedEmbedder(model, store.vectors))
+        engine = Engine(copies, queries)
         # As a proxy does when its servers have settled: what they listed is there to stay.
         gc.freeze()
         idle, _ = anyio.run(stalls, partial(time.sleep, 1))
@@ -170,8 +169,8 @@ def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
         swapping, _ = anyio.run(stalls, partial(engine.index, with_one_change(changed)))
         unit = 1 if sys.platform == "darwin" else 1024
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-        agreement = agreed(engine, changed, queries)
-        seed_times = latencies(partial(SeedDesign(catalog, vectors, queries).rank, depth=TOP))
+        agreement = agreed(engine, changed)
+        seed_times = latencies(partial(SeedDesign(catalog, copies, queries).rank, depth=TOP))
     found = {
         "tools": size,
         "servers": len(catalog.sources),
@@ -220,43 +219,26 @@ async def stalls(act: Callable[[], Any]) -> tuple[float, float]:
     return 1e3 * longest, time.process_time() - began
 
 
-def agreed(engine: Engine, catalog: Snapshot, queries: QueryEmbedder) -> float:
-    """The share of the ten best by all scores that search gives as its ten best."""
-    index = engine._known(catalog)  # to read all of it a second time would take longer than all else
-    assert index is not None
+def agreed(engine: Engine, catalog: Snapshot) -> float:
+    """The share of the ten best without any estimate that search gives as its ten best."""
     tools = [item for source in catalog.sources for item in source.items if isinstance(item, Tool)]
     rng = np.random.default_rng(0)
     words = [tools[at].description.split()[:24:2] for at in rng.choice(len(tools), COMPARED, replace=False)]
     asked = [*QUERIES, *(re.sub(r"[.!?]", "", " ".join(some)) for some in words)]
+    estimating = [ten_best(engine, catalog, query) for query in asked]
+    limit = vectors.EXACT_CHUNKS
+    try:
+        vectors.EXACT_CHUNKS = 1_000_000_000
+        exact = [ten_best(engine, catalog, query) for query in asked]
+    finally:
+        vectors.EXACT_CHUNKS = limit
+    return sum(len(one & other) for one, other in zip(estimating, exact, strict=True)) / sum(map(len, exact))
+
+
+def ten_best(engine: Engine, catalog: Snapshot, query: str) -> set[tuple[str, str]]:
     options = SearchOptions(top_k=100, top_n=TOP, include_score=2)
-    shares = []
-    for query in asked:
-        ranking = engine.search(query, catalog, options=options)
-        got = {(r.item.server, r.item.name) for r in ranking.results or ranking.near_misses}  # type: ignore[union-attr]
-        scores = every_score(index, query, queries)
-        least = np.sort(scores)[-TOP]
-        best = {
-            (index.items[at].server, index.items[at].name)  # type: ignore[union-attr]
-            for at in np.flatnonzero(scores >= least)
-        }
-        shares.append(len(got & best) / TOP)
-    return float(np.mean(shares))
-
-
-def every_score(index: Index, query: str, queries: QueryEmbedder) -> np.ndarray:
-    """By brute force."""
-    assert index.dense is not None
-    understood = read_query(query, index.lexical.has, index.words, {})
-    vectors = query_vectors(understood, queries.embed)
-    assert vectors is not None
-    cosines = index.dense.vectors.cosines(vectors)[:, index.dense.rows]
-    lexical = index.lexical.score(understood.weights)
-    scores = index.dense.by_item(cosines).max(axis=0) + LEXICAL_FACTOR * lexical.scores
-    scores += understood.actions[0, index.actions]
-    told = index.instructed({term: lexical.idf[term] for term in understood.asked if term in lexical.idf})
-    if told is not None:
-        scores += (INSTRUCTIONS * told)[index.sources]
-    return np.round(scores, 6)
+    ranking = engine.search(query, catalog, options=options)
+    return {(r.item.server, r.item.name) for r in ranking.results or ranking.near_misses}  # type: ignore[union-attr]
 
 
 def bm25s_search(catalog: Snapshot) -> Callable[[str], Any]:

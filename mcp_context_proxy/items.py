@@ -24,6 +24,9 @@ JSON: TypeAlias = Any
 Vector: TypeAlias = "NDArray[np.float32]"
 """Shape [dimensions], L2 norm 1."""
 
+StoredVector: TypeAlias = "NDArray[np.int16]"
+"""The same in units of `retrieval.vectors.UNIT`: half the memory."""
+
 
 ToolKey: TypeAlias = tuple[str, str]
 """A tool of a server: the server's key in the configuration, and the name the server itself uses."""
@@ -262,7 +265,7 @@ class IndexedChunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     """
 
     text: str
-    embedding: Vector
+    embedding: StoredVector
     chunk_index: int
     """Position among the chunks of its item, from 0."""
 
@@ -276,7 +279,7 @@ class Source(Struct, frozen=True, eq=False):
     key: str
     """Key of the server, or ``rules`` or ``references``."""
     items: tuple[Item, ...]
-    embeddings: dict[str, list[IndexedChunk]]
+    embeddings: dict[str, tuple[IndexedChunk, ...]]
     """Chunks by item name (own name of a tool, name of a document); shared with the owner, not a copy."""
     about: str = ""
     """The instructions that the server gives about itself, as it gave them."""

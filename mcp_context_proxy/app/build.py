@@ -21,6 +21,7 @@ from mcp_context_proxy.context.session import Handles, NotedClients, ResultReadi
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.embedding.embeddings import TokenCounter
+from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
 from mcp_context_proxy.server import meta_definitions, prompts
@@ -38,6 +39,7 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
+from mcp_context_proxy.store.credentials import shared_credentials
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, audit_file, state_folder
 from mcp_context_proxy.trust.guard import KnownSecrets
@@ -71,6 +73,7 @@ def build(config: Config, store: Store) -> Proxy:
         store=store.listings,
         off=config.off,
         known=KnownSecrets(config),
+        logins=Logins(shared_credentials(config, store)),
     )
     library = DocumentLibrary(config.documents, config.limits)
     reserved = meta_definitions.RESERVED | {prompts.NAME}

@@ -46,6 +46,7 @@ from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Store
+from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import Approvals
@@ -341,6 +342,11 @@ class Proxy(Struct, kw_only=True, eq=False):
         return PastRequests(self.contexts, lambda: self.catalog.snapshot, self.store.approvals)
 
     @property
+    def credentials(self) -> SharedCredentials | None:
+        """Return the credentials that replicas share; None where each proxy has files of its own."""
+        return self.fleet.logins.shared
+
+    @property
     def searcher(self) -> Searcher:
         """Return the searcher."""
         return self.search.searcher
@@ -503,6 +509,8 @@ class Proxy(Struct, kw_only=True, eq=False):
             problems.append(self.audit.warning)
         if self.store.warning is not None:
             problems.append(self.store.warning)
+        if self.credentials is not None and self.credentials.problem is not None:
+            problems.append(self.credentials.problem)
         facts = {"problems": problems, "needs_restart": standing.needs_restart}
         return {"status": "ok"} | {key: list(values) for key, values in facts.items() if values}
 
@@ -521,6 +529,8 @@ class Proxy(Struct, kw_only=True, eq=False):
                 self.refresh.mark_stale()
             if await in_thread(self._choose_working_set):
                 self.changes.catalog_changed()
+            if self.credentials is not None:
+                await in_thread(self.credentials.look)
 
     async def _warm_up(self) -> None:
         await self.wait_first_connect()

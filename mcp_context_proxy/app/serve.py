@@ -29,6 +29,7 @@ from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import (
     SIGNALS,
     SWITCH_SECONDS,
+    collect_garbage_seldom,
     limit_malloc_arenas,
     listen_for_signals,
     raise_file_limit,
@@ -38,7 +39,7 @@ from mcp_context_proxy.system.process import (
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import audit_file
 from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
-from mcp_context_proxy.trust.tokens import Principal, TokenBook, TokenFile, tokens_path
+from mcp_context_proxy.trust.tokens import Principal, TokenBook, tokens_of
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -67,8 +68,13 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
             proxy.logs = logs = kept_logs(config)
             proxy.fleet.keep_line = proxy.logs.note
             keep_messages(proxy.logs, all_secrets_of(config))
-        async with proxy.running():
-            yield proxy
+        try:
+            async with proxy.running():
+                yield proxy
+        finally:
+            if proxy.credentials is not None:
+                with anyio.CancelScope(shield=True):
+                    await in_thread(proxy.credentials.end)
     finally:
         if logs is not None:
             logging.getLogger().removeHandler(logs)
@@ -86,6 +92,7 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
         logger.warning("%s", complaint)
     raise_file_limit()
     limit_malloc_arenas()
+    collect_garbage_seldom()
     sys.setswitchinterval(SWITCH_SECONDS)
     # Signals are handled before any server starts, so that none outlives a proxy that is stopped at once.
     with anyio.open_signal_receiver(*SIGNALS) as signals:
@@ -208,7 +215,7 @@ async def _answer_commands(proxy: Proxy) -> None:
     with anyio.move_on_after(COMMANDS_SECONDS):
         await proxy.wait_first_connect()
 
-    def opened() -> tuple[Path, socket.socket, bytes | None] | None:
+    def opened() -> tuple[str, socket.socket, bytes | None] | None:
         try:
             own = meeting.own_socket(path, os.environ)
             return own, *meeting.listen(own, os.environ)
@@ -250,9 +257,9 @@ async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -
 
     if listening.isdecimal():
         bound, key = socket.socket(fileno=int(listening)), None
-        path = Path(bound.getsockname())
+        path: str = bound.getsockname()
     else:
-        path = Path(listening)
+        path = listening
         bound, key = await in_thread(meeting.listen, path, os.environ)
     hosts = local.Hosts(negotiation, proxy.config.limits, partial(_local_api, proxy), key)
     proxy.hosts, proxy.shared = hosts, True
@@ -342,8 +349,8 @@ def _member(proxy: Proxy, port: int) -> Member:
 
 @asynccontextmanager
 async def _following_tokens(proxy: Proxy, issued: IssuedTokens | None = None) -> AsyncIterator[TokenBook]:
-    """Provide the named tokens, which follow their file meanwhile, as the keys follow their issuer."""
-    book = TokenBook(TokenFile(tokens_path(proxy.config)))
+    """Provide the named tokens, which follow their file or the store, as the keys follow their issuer."""
+    book = TokenBook(tokens_of(proxy.config, proxy.credentials))
     await in_thread(book.load)
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)

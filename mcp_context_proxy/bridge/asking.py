@@ -1,12 +1,36 @@
-"""Requests of the REST API over the socket of a shared proxy, in few enough lines for a prompt hook."""
+"""The proxies that run for a configuration: how they are found, and asked over their sockets.
+
+A host waits for its prompt hook, so no module is imported here that takes longer than all the rest of a
+hook: paths are texts, and there is no ``typing`` while the program runs.
+"""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any, Final
+import os
+import socket
+import stat
 
-from mcp_context_proxy.bridge.meeting import connected
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any, Final
+
+CONFIG_VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
+
+OWN: Final = "own"
+"""Part of the name of a socket on which a proxy answers commands only."""
+
+CONNECT_SECONDS: Final = 5.0
+"""Timeout of a connection to a proxy that does not accept any."""
+
+DIGITS: Final = 12
+"""Hexadecimal digits of each of the two parts of a socket's name."""
+
+FNV_OFFSET: Final = 0xCBF29CE484222325
+FNV_PRIME: Final = 0x100000001B3
+BITS_64: Final = (1 << 64) - 1
+"""Numbers of the hash FNV-1a."""
 
 BASE: Final = "/api/v1"
 """Path of the API."""
@@ -25,7 +49,105 @@ class AskError(Exception):
         """Status of a response that refuses; None if there was no response."""
 
 
-def ask(path: Path, method: str, target: str, body: Any = None, *, seconds: float) -> Any:
+def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str:
+    """Return the path of the configuration that a command line names, or of the user's own."""
+    config = given or environ.get(CONFIG_VARIABLE)
+    if config is None:
+        from mcp_context_proxy.system.places import default_file  # noqa: PLC0415 - seldom needed
+
+        config = default_file(environ)
+    path = os.path.expanduser(os.fspath(config))
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+def configuration_part(config: str | os.PathLike[str]) -> str:
+    """Return the first part of the names of the sockets for a configuration, by which commands find them.
+
+    The hash needs no import, and is no secret: where hosts join is said by the second part, which stands for
+    the configuration as well.
+    """
+    value = FNV_OFFSET
+    for byte in os.fsencode(os.path.realpath(config)):
+        value = (value ^ byte) * FNV_PRIME & BITS_64
+    return f"{value:016x}"[:DIGITS]
+
+
+def folders(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the folders that sockets may be in, the one for new ones first."""
+    if not hasattr(os, "getuid"):
+        data = environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
+        yield f"{data}/mcp-context-proxy-run"
+        return
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime):
+        yield f"{runtime}/mcp-context-proxy"
+    yield f"{environ.get('TMPDIR') or '/tmp'}/mcp-context-proxy-{os.getuid()}"
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Return whether a folder can be entered by its user alone."""
+    if not hasattr(os, "getuid"):
+        return stat.S_ISDIR(status.st_mode)  # in the folder of the user, which is closed to others
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def running(config: str | os.PathLike[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the sockets of the proxies that run for a configuration.
+
+    The one that a host started here would join comes first, then the others that hosts share, then those that
+    serve one host or HTTP, each time those started last first.
+    """
+    return [path for path in sockets(config, environ) if connected(path, keep=False) is not None]
+
+
+def sockets(config: str | os.PathLike[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the same sockets, and those that processes have left which were killed."""
+    found: list[tuple[float, str]] = []
+    beginning = f"{configuration_part(config)}-"
+    for folder in folders(environ):
+        try:
+            if is_private(os.lstat(folder)):
+                for name in os.listdir(folder):
+                    if name.startswith(beginning) and name.endswith(".sock"):
+                        path = f"{folder}/{name}"
+                        found.append((os.stat(path).st_mtime, path))
+        except OSError:
+            continue
+    own: str | None = None
+    if len(found) > 1:
+        from mcp_context_proxy.bridge.meeting import JoinError, meeting  # noqa: PLC0415 - seldom needed
+
+        try:
+            own = meeting(["--config", os.fspath(config)], environ).socket
+        except (JoinError, OSError):
+            own = None
+    ordered = sorted(found, key=lambda pair: (pair[1] != own, f"-{OWN}-" in pair[1], -pair[0]))
+    return [path for _, path in ordered]
+
+
+def connected(path: str | os.PathLike[str], *, keep: bool = True) -> socket.socket | None:
+    """Return a connection to the proxy at a path; None if nobody listens there."""
+    peer = None
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            peer.settimeout(CONNECT_SECONDS)
+            peer.connect(os.fspath(path))
+        else:
+            from mcp_context_proxy.bridge.meeting import connect_to_port  # noqa: PLC0415 - no Unix sockets
+
+            peer = connect_to_port(os.fspath(path))
+        peer.settimeout(None)
+    except OSError:
+        if peer is not None:
+            peer.close()
+        return None
+    if not keep:
+        peer.close()
+    return peer
+
+
+def ask(path: str | os.PathLike[str], method: str, target: str, body: Any = None, *, seconds: float) -> Any:
     """Make one request of the proxy at a socket, and return the decoded answer.
 
     Args:
@@ -43,18 +165,19 @@ def ask(path: Path, method: str, target: str, body: Any = None, *, seconds: floa
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
     head = "\r\n".join([*lines, "", ""]).encode("ascii")
+    peer = connected(path)
+    if peer is None:
+        raise AskError("the running proxy does not answer: nobody listens there")
     try:
-        peer = connected(path)
-        if peer is None:
-            raise AskError("the running proxy does not answer: nobody listens there")
-        with peer:
-            peer.settimeout(seconds)
-            peer.sendall(head + data)
-            received = bytearray()
-            while chunk := peer.recv(CHUNK):
-                received += chunk
+        peer.settimeout(seconds)
+        peer.sendall(head + data)
+        received = bytearray()
+        while chunk := peer.recv(CHUNK):
+            received += chunk
     except OSError as error:
         raise AskError(f"the running proxy does not answer: {error}") from None
+    finally:
+        peer.close()
     return _answer(bytes(received))
 
 

@@ -10,12 +10,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
 
-from mcp_context_proxy.bridge.asking import ask
-from mcp_context_proxy.bridge.meeting import configuration_file, running
+from mcp_context_proxy.bridge.asking import AskError, ask, configuration_file, connected, sockets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Final
 
 SECONDS: Final = 2.0
 """Time limit for everything together."""
@@ -73,16 +74,22 @@ def _facts(host: str, given: Any, config: str | None, environ: Mapping[str, str]
     # What begins with a slash is a command of the host.
     if not isinstance(prompt, str) or not prompt.strip() or prompt.lstrip().startswith("/"):
         return ""
-    sockets = running(configuration_file(config, environ), environ)
+    places = sockets(configuration_file(config, environ), environ)
+    if len(places) > 1:
+        # Those of proxies that were killed do not count.
+        places = [place for place in places if connected(place, keep=False) is not None]
     wanted = {
         "prompt": prompt[:PROMPT_CHARACTERS],
         "host": host,
         "session": _text(given.get("session_id") or given.get("conversation_id")),
         "folder": _text(given.get("cwd")) or _first(given.get("workspace_roots")),
-        "connected": len(sockets) > 1,
+        "connected": len(places) > 1,
     }
-    for socket in sockets:
-        found = ask(Path(socket), "POST", "/prompt", wanted, seconds=SECONDS)
+    for place in places:
+        try:
+            found = ask(place, "POST", "/prompt", wanted, seconds=SECONDS / len(places))
+        except AskError:
+            continue  # such as one that is stopped: another may have the session
         if found["request"] is not None:
             return str(found["text"])
     return ""

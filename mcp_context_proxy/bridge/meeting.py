@@ -1,7 +1,7 @@
 """The place where the sessions of a user's hosts meet in one proxy: its name, its start, and those that run.
 
 Standard library only, and little of it: a bridge is a process for every host session, and answers within
-milliseconds of its start.
+milliseconds of its start. So paths are texts here.
 
 A proxy is shared only by sessions that would give its servers the same: the same configuration, program and
 version, and the same value of each environment variable that a server can get. All of that is in the name of
@@ -21,16 +21,27 @@ import json
 import os
 import re
 import socket
-import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Final, NamedTuple
 
 from mcp_context_proxy import __version__
+from mcp_context_proxy.bridge.asking import (
+    CONNECT_SECONDS,
+    DIGITS,
+    OWN,
+    configuration_file,
+    configuration_part,
+    connected,
+    folders,
+    is_private,
+)
 from mcp_context_proxy.system.variables import INHERITED, matches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any, Final
 
 JOIN_OPTION: Final = "--shared"
 """Option of ``serve`` with which a host's session joins; without it, it does the same."""
@@ -38,7 +49,6 @@ HOST_OPTIONS: Final = ("--profile", "--preset")
 """Options of ``serve`` about one host, which hosts that share a proxy may have different."""
 LISTEN_OPTION: Final = "--listen-on"
 """Hidden option of ``serve`` with the descriptor of the socket that a bridge has opened."""
-CONFIG_VARIABLE: Final = "MCP_CONTEXT_PROXY_CONFIG"
 
 PORT_VARIABLE: Final = "MCP_CONTEXT_PROXY_LOOPBACK"
 """If it is set, sessions and their proxy meet at a port of this machine, and not at a Unix socket."""
@@ -53,8 +63,6 @@ START_SECONDS: Final = 8.0
 """Time in which a proxy that is started listens at a port; a socket is opened for it beforehand."""
 START_PAUSE_SECONDS: Final = 0.02
 
-CONNECT_SECONDS: Final = 5.0
-"""Timeout of a connection to a proxy that does not accept any."""
 LOCK_SECONDS: Final = 10.0
 """Time that another session may take to start the proxy."""
 LOCK_PAUSE_SECONDS: Final = 0.01
@@ -62,9 +70,6 @@ LOG_BYTES: Final = 5 * 1024 * 1024
 """Size from which the log of a shared proxy begins anew."""
 SOCKET_PATH_BYTES: Final = 100
 """Longest path of a socket that every system takes."""
-DIGITS: Final = 12
-"""Hexadecimal digits of each of the two parts of a socket's name."""
-
 OURS: Final = (
     "MCP_CONTEXT_PROXY_*",
     "OTEL_*",
@@ -96,34 +101,28 @@ _ALL_VARIABLES: Final = re.compile(r"""\$\{cmd:|\binherit\b["']?\s*[=:]\s*\[[^\]
 _COMMENT: Final = re.compile(r"^\s*#.*", re.MULTILINE)
 
 
-OWN: Final = "own"
-"""Part of the name of a socket on which a proxy answers commands only."""
-
-
 class JoinError(Exception):
     """No proxy can be shared here; the caller serves by itself."""
 
 
-class Meeting(NamedTuple):
+class Meeting:
     """The place where sessions and their shared proxy meet."""
 
-    socket: Path
-    command: Sequence[str]
-    """Starts the proxy; the descriptor of its socket is appended."""
-    folder: Path
-    """Working folder of the proxy."""
-    environment: Mapping[str, str]
-    """Variables of the proxy."""
-
-    @property
-    def lock(self) -> Path:
+    def __init__(
+        self, socket: str, command: Sequence[str], folder: str, environment: Mapping[str, str]
+    ) -> None:
+        self.socket = socket
+        """Path of the socket."""
+        self.command = command
+        """Starts the proxy; the descriptor of its socket is appended."""
+        self.folder = folder
+        """Working folder of the proxy."""
+        self.environment = environment
+        """Variables of the proxy."""
+        self.lock = beside(socket, ".lock")
         """The file that is locked while a proxy is started."""
-        return self.socket.with_suffix(".lock")
-
-    @property
-    def log(self) -> Path:
+        self.log = beside(socket, ".log")
         """The file with the messages of the proxy."""
-        return self.socket.with_suffix(".log")
 
 
 def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
@@ -136,42 +135,34 @@ def meeting(arguments: Sequence[str], environ: Mapping[str, str]) -> Meeting:
     given, rest = _configuration(arguments)
     config = configuration_file(given, environ)
     try:
-        text = config.read_text("utf-8-sig")
+        with open(config, encoding="utf-8-sig") as file:
+            text = file.read()
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
         raise JoinError(str(error)) from None
-    launch = Path.cwd() if re.search(r"""["']launch["']""", text) else None
+    launch = os.getcwd() if re.search(r"""["']launch["']""", text) else None
     environment = dict(_variables(text, environ))
     said = {
         "version": __version__,
         "program": sys.executable,
         "options": rest,
-        "launched in": None if launch is None else str(launch),
+        "configuration": os.path.realpath(config),
+        "launched in": launch,
         "variables": environment,
     }
-    path = runtime_folder(environ) / f"{_configuration_part(config)}-{_digest(said)}.sock"
+    path = f"{runtime_folder(environ)}/{configuration_part(config)}-{_digest(said)}.sock"
     _check_length(path, environ)
     # With -P no module comes from the working folder, which may be a repository that the host has opened.
-    command = [sys.executable, "-P", "-m", "mcp_context_proxy", *rest, "--config", str(config), "serve"]
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - does not fail
-    folder = launch or (home if home.is_dir() else Path("/"))
+    command = [sys.executable, "-P", "-m", "mcp_context_proxy", *rest, "--config", config, "serve"]
+    home = os.path.expanduser("~")
+    folder = launch or (home if os.path.isdir(home) else "/")
     return Meeting(path, [*command, LISTEN_OPTION], folder, environment)
 
 
 def meets_at_port(environ: Mapping[str, str]) -> bool:
     """Return whether sessions and their proxy meet at a port of this machine."""
     return bool(environ.get(PORT_VARIABLE)) or not hasattr(socket, "AF_UNIX")
-
-
-def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path:
-    """Return the path of the configuration that a command line names, or of the user's own."""
-    config = given or environ.get(CONFIG_VARIABLE)
-    if config is None:
-        from mcp_context_proxy.system.places import default_path  # noqa: PLC0415 - seldom needed
-
-        config = default_path(environ)
-    return Path(config).expanduser().absolute()
 
 
 def options_of(arguments: Sequence[str], wanted: str) -> list[str]:
@@ -206,10 +197,6 @@ def _configuration(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return config, rest
 
 
-def _configuration_part(config: Path) -> str:
-    return _digest(str(config.resolve()))
-
-
 def _digest(said: Any) -> str:
     text = json.dumps(said, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
@@ -228,42 +215,30 @@ def _variables(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str
             yield name, value
 
 
-def runtime_folder(environ: Mapping[str, str]) -> Path:
+def runtime_folder(environ: Mapping[str, str]) -> str:
     """Return the folder of the user for sockets, which nobody else can write.
 
     Raises:
         JoinError: there is one, but it belongs to somebody else or others can write it.
     """
-    folder = next(_folders(environ))
+    folder = next(folders(environ))
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        status = os.lstat(folder)
     except OSError as error:
         raise JoinError(f"{folder}: {error.strerror}") from None
-    if not _is_private(status):
+    if not is_private(status):
         raise JoinError(f"{folder} can be changed by others")
     return folder
 
 
-def _folders(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the folders that sockets may be in, the one for new ones first."""
-    if not hasattr(os, "getuid"):
-        data = environ.get("LOCALAPPDATA")
-        yield (Path(data) if data else Path("~/AppData/Local").expanduser()) / "mcp-context-proxy-run"
-        return
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        yield Path(runtime) / "mcp-context-proxy"
-    yield Path(environ.get("TMPDIR") or "/tmp") / f"mcp-context-proxy-{os.getuid()}"
+def beside(path: str, end: str) -> str:
+    """Return the path of a file beside a socket, which differs in the end of its name."""
+    return os.path.splitext(path)[0] + end
 
 
-def _is_private(status: os.stat_result) -> bool:
-    if not hasattr(os, "getuid"):
-        return stat.S_ISDIR(status.st_mode)  # in the folder of the user, which is closed to others
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-
-
-def own_socket(config: Path, environ: Mapping[str, str]) -> Path:
+def own_socket(config: str | os.PathLike[str], environ: Mapping[str, str]) -> str:
     """Return the path of the socket on which this process answers commands, and serves no hosts.
 
     Sockets of processes that ended without removing theirs are removed.
@@ -271,21 +246,23 @@ def own_socket(config: Path, environ: Mapping[str, str]) -> Path:
     Raises:
         JoinError: there is no place for it.
     """
-    folder, beginning = runtime_folder(environ), f"{_configuration_part(config)}-{OWN}-"
-    for left in folder.glob(f"{beginning}*.sock"):
-        if connected(left, keep=False) is None:
-            left.unlink(missing_ok=True)
-    path = folder / f"{beginning}{os.getpid()}.sock"
+    folder, beginning = runtime_folder(environ), f"{configuration_part(config)}-{OWN}-"
+    for name in os.listdir(folder):
+        left = f"{folder}/{name}"
+        if name.startswith(beginning) and name.endswith(".sock") and connected(left, keep=False) is None:
+            with suppress(FileNotFoundError):
+                os.unlink(left)
+    path = f"{folder}/{beginning}{os.getpid()}.sock"
     _check_length(path, environ)
     return path
 
 
-def _check_length(path: Path, environ: Mapping[str, str]) -> None:
+def _check_length(path: str, environ: Mapping[str, str]) -> None:
     if not meets_at_port(environ) and len(os.fsencode(path)) > SOCKET_PATH_BYTES:
         raise JoinError(f"the path of the socket is too long: {path}")
 
 
-def listen(path: Path, environ: Mapping[str, str]) -> tuple[socket.socket, bytes | None]:
+def listen(path: str, environ: Mapping[str, str]) -> tuple[socket.socket, bytes | None]:
     """Return a socket that listens for this user alone, with the key that the other side has to know.
 
     A Unix socket is at the path, and has no key. Otherwise the path is a file with a port and the key.
@@ -300,11 +277,11 @@ def listen(path: Path, environ: Mapping[str, str]) -> tuple[socket.socket, bytes
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         key = os.urandom(32).hex().encode()
-        new = path.with_suffix(f".{os.getpid()}")
+        new = beside(path, f".{os.getpid()}")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(b"%d %s\n" % (listening.getsockname()[1], key))
-        new.replace(path)
+        os.replace(new, path)
     except BaseException:
         listening.close()
         raise
@@ -325,14 +302,15 @@ def proves(said: bytes, key: bytes, side: bytes, nonce: bytes) -> bool:
     return hmac.compare_digest(said, proof(key, side, nonce))
 
 
-def _connect_to_port(path: Path) -> socket.socket:
+def connect_to_port(path: str) -> socket.socket:
     """Connect to the proxy whose port and key are in a file.
 
     Raises:
         OSError: there is no such file, or nobody listens there who knows the key.
     """
     try:
-        port, key = path.read_bytes().split()
+        with open(path, "rb") as file:
+            port, key = file.read().split()
         peer = socket.create_connection(("127.0.0.1", int(port)), CONNECT_SECONDS)
     except (ValueError, OverflowError):
         raise OSError("the file has no port") from None
@@ -354,37 +332,17 @@ def _connect_to_port(path: Path) -> socket.socket:
     return peer
 
 
-def _listen_at(path: Path) -> socket.socket:
+def _listen_at(path: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # The folder is the user's own, so nobody else comes between the two steps.
-        listening.bind(str(path))
-        path.chmod(0o600)
+        listening.bind(path)
+        os.chmod(path, 0o600)
         listening.listen(128)
     except BaseException:
         listening.close()
         raise
     return listening
-
-
-def running(config: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return the sockets of the proxies that run for a configuration.
-
-    The one that a host started here would join comes first, then the others that hosts share, then those that
-    serve one host or HTTP, each time those started last first.
-    """
-    found: list[tuple[float, Path]] = []
-    for folder in _folders(environ):
-        with suppress(OSError):
-            if _is_private(folder.lstat()):
-                paths = folder.glob(f"{_configuration_part(config)}-*.sock")
-                found += [(path.stat().st_mtime, path) for path in paths]
-    own: Path | None = None
-    if len(found) > 1:
-        with suppress(JoinError, OSError):
-            own = meeting(["--config", str(config)], environ).socket
-    ordered = sorted(found, key=lambda pair: (pair[1] != own, OWN in pair[1].name, -pair[0]))
-    return [path for _, path in ordered if connected(path, keep=False) is not None]
 
 
 def connect(place: Meeting) -> socket.socket:
@@ -405,28 +363,8 @@ def connect(place: Meeting) -> socket.socket:
     return found
 
 
-def connected(path: Path, *, keep: bool = True) -> socket.socket | None:
-    """Return a connection to the proxy at a path; None if nobody listens there."""
-    peer = None
-    try:
-        if path.is_socket():
-            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            peer.settimeout(CONNECT_SECONDS)
-            peer.connect(str(path))
-        else:
-            peer = _connect_to_port(path)
-        peer.settimeout(None)
-    except OSError:
-        if peer is not None:
-            peer.close()
-        return None
-    if not keep:
-        peer.close()
-    return peer
-
-
 @contextmanager
-def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock under which a proxy is started, and its socket removed.
 
     Raises:
@@ -463,8 +401,8 @@ def _lock(descriptor: int) -> None:
 def _log_of(place: Meeting) -> Iterator[int]:
     """Open the log for the proxy that is started; it begins anew where it is large."""
     with suppress(OSError):
-        if place.log.stat().st_size > LOG_BYTES:
-            place.log.unlink()
+        if os.stat(place.log).st_size > LOG_BYTES:
+            os.unlink(place.log)
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | CLOSE_ON_EXEC, 0o600)
     try:
         yield log
@@ -480,7 +418,7 @@ def _start(place: Meeting) -> None:
     import subprocess  # noqa: PLC0415 - takes time, and most bridges start nothing
 
     with suppress(FileNotFoundError):
-        place.socket.unlink()
+        os.unlink(place.socket)
     if meets_at_port(place.environment):
         # On Windows it must not end with the window of the host.
         apart: dict[str, Any] = (
@@ -488,7 +426,7 @@ def _start(place: Meeting) -> None:
         )
         with _log_of(place) as log:
             started = subprocess.Popen(
-                [*place.command, str(place.socket)],
+                [*place.command, place.socket],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -506,7 +444,7 @@ def _start(place: Meeting) -> None:
     try:
         before = os.umask(0o177)
         try:
-            listening.bind(str(place.socket))
+            listening.bind(place.socket)
         finally:
             os.umask(before)
         listening.listen(128)

@@ -17,14 +17,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from pathlib import Path
-from typing import Final
 
+from mcp_context_proxy.bridge.asking import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import (
-    CONFIG_VARIABLE,
     HOST_OPTIONS,
     JoinError,
     Meeting,
@@ -32,6 +29,11 @@ from mcp_context_proxy.bridge.meeting import (
     meeting,
     options_of,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Final
 
 SESSION_VARIABLES: Final = (
     "CLAUDE_CODE_SESSION_ID",
@@ -77,7 +79,7 @@ def greeting(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> bytes
 
 def _folder() -> str | None:
     try:
-        return str(Path.cwd())
+        return os.getcwd()
     except OSError:
         return None
 
@@ -87,12 +89,16 @@ class Bridge:
 
     def __init__(self, place: Meeting, peer: socket.socket, greeting: bytes) -> None:
         self._place, self._peer, self._greeting = place, peer, greeting
-        self._under_way: set[str] = set()
-        """Ids of the host's requests that are not answered, as JSON."""
+        self._under_way: set[int | str] = set()
+        """Ids of the host's requests that are not answered."""
+        self._answered_early: set[int | str] = set()
+        """Ids of those that were answered before they were noted."""
+        self._noting = threading.Lock()
+        """Held for moments, while ids are noted."""
         self._opening: list[bytes] = []
         """The host's ``initialize`` and ``initialized``, with which a session is opened anew."""
-        self._opened = ""
-        """Id of its ``initialize``, as JSON."""
+        self._opened: int | str | None = None
+        """Id of its ``initialize``."""
         self._answered = False
         """True once the proxy has said anything: then it can work here."""
         self._turn = threading.Lock()
@@ -114,51 +120,56 @@ class Bridge:
 
     def _to_proxy(self, lines: bytes) -> None:
         with self._turn:
-            if lines.endswith(b"\n"):
-                for line in lines[:-1].split(b"\n"):
-                    self._track(line + b"\n")
             # After an error, the other thread sees the end, tells the host, and opens the session anew. A
             # line that is no request is lost with the proxy that it was for.
             with suppress(OSError):
                 self._peer.sendall(lines)
+            if lines.endswith(b"\n"):
+                # The proxy works on them meanwhile.
+                for line in lines[:-1].split(b"\n") if lines.find(b"\n") + 1 < len(lines) else [lines]:
+                    self._track(line)
+                # Nothing that was sent is left to be noted.
+                self._answered_early.clear()
 
     def _track(self, line: bytes) -> None:
         """Note the id of a request, and the messages that open a session."""
-        with suppress(ValueError, RecursionError):
+        try:
             message = json.loads(line)
-            if not isinstance(message, dict) or "method" not in message:
-                return
-            method, key = message["method"], json.dumps(message.get("id"))
-            if method == "initialize":
-                self._opening, self._opened = [line], key
-            elif method == "notifications/initialized" and len(self._opening) == 1:
-                self._opening.append(line)
-            elif method == "notifications/cancelled":
-                params = message.get("params")
-                target = params.get("requestId") if isinstance(params, dict) else None
-                self._under_way.discard(json.dumps(target))
-            if "id" in message:
-                self._under_way.add(key)
+            method = message["method"]
+        except (ValueError, RecursionError, TypeError, LookupError):
+            return
+        key = message.get("id")
+        if method == "initialize":
+            self._opening, self._opened = [line.strip() + b"\n"], key
+        elif method == "notifications/initialized" and len(self._opening) == 1:
+            self._opening.append(line.strip() + b"\n")
+        elif method == "notifications/cancelled":
+            params = message.get("params")
+            key = params.get("requestId") if isinstance(params, dict) else None
+            if isinstance(key, int | str):
+                self._under_way.discard(key)
+            return
+        if isinstance(key, int | str):
+            with self._noting:
+                if key in self._answered_early:
+                    self._answered_early.discard(key)
+                else:
+                    self._under_way.add(key)
 
     def _read_proxy(self) -> None:
         """Pass the proxy's lines to the host; replace it when it goes away."""
-        skip = ""
+        skip: int | str | None = None
         failures = 0
         while True:
-            for lines in _blocks(self._peer):
+            for block in _blocks(self._peer):
                 failures = 0
-                rest = []
-                for line in lines.split(b"\n")[:-1]:
-                    found = _RESPONSE_ID.match(line)
-                    key = json.dumps(json.loads(found[1])) if found else ""
-                    self._under_way.discard(key)
-                    if skip and key == skip:
-                        skip = ""  # the answer to an `initialize` that the host has had answered before
-                    else:
-                        rest.append(line + b"\n")
-                if rest:
+                lines = block
+                if skip is not None:
+                    lines, skip = _without_answer(block, skip)
+                if lines:
+                    _write(lines)
                     self._answered = True
-                    _write(b"".join(rest))
+                    self._note_answers(lines)
             if self._ended and (self._answered or not self._under_way):
                 return
             failures += 1
@@ -166,15 +177,24 @@ class Bridge:
                 self._give_up()
             skip = self._replace()
 
-    def _replace(self) -> str:
+    def _note_answers(self, lines: bytes) -> None:
+        """Note which requests are answered."""
+        for line in lines.split(b"\n") if lines.find(b"\n") + 1 < len(lines) else [lines]:
+            if (key := _answered_id(line)) is not None:
+                with self._noting:
+                    if key in self._under_way:
+                        self._under_way.discard(key)
+                    else:
+                        self._answered_early.add(key)
+
+    def _replace(self) -> int | str | None:
         """Connect anew; return the id of an ``initialize`` whose answer the host has had."""
         time.sleep(WAIT_SECONDS)
         with self._turn:
             waiting = self._opened in self._under_way
             lost, self._under_way = self._under_way - {self._opened}, set()
-            for key in sorted(lost):
-                error = {"code": _UNAVAILABLE, "message": _INTERRUPTED}
-                _write(b'{"jsonrpc":"2.0","id":%s,"error":%s}\n' % (key.encode(), json.dumps(error).encode()))
+            for key in sorted(lost, key=str):
+                _write(_error(key, _INTERRUPTED))
             try:
                 self._peer.close()
                 self._peer = connect(self._place)
@@ -182,20 +202,20 @@ class Bridge:
                     self._peer.sendall(line)
             except (OSError, JoinError):
                 return self._opened
-            if waiting:
+            if waiting and self._opened is not None:
                 self._under_way.add(self._opened)
-                return ""
-            return self._opened if self._opening else ""
+                return None
+            return self._opened if self._opening else None
 
     def _give_up(self) -> None:
         """Answer the pending requests, say why, and end: the proxy does not start."""
         with suppress(OSError):
-            said = self._place.log.read_bytes()[-LOG_SHOWN:].decode("utf-8", "replace").splitlines()[1:]
+            with open(self._place.log, "rb") as file:
+                said = file.read()[-LOG_SHOWN:].decode("utf-8", "replace").splitlines()[1:]
             sys.stderr.write("".join(f"{line}\n" for line in said))
         text = f"the shared proxy does not start; its messages: {self._place.log}"
-        error = json.dumps({"code": _UNAVAILABLE, "message": text}).encode()
-        for key in sorted(self._under_way):
-            _write(b'{"jsonrpc":"2.0","id":%s,"error":%s}\n' % (key.encode(), error))
+        for key in sorted(self._under_way, key=str):
+            _write(_error(key, text))
         sys.stderr.write(f"mcp-context-proxy: {text}\n")
         sys.stderr.flush()
         os._exit(1)
@@ -217,6 +237,9 @@ def _blocks(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
         if not data:
             return
         end = data.rfind(b"\n") + 1
+        if end == len(data) and not parts:
+            yield data
+            continue
         if not end:
             parts.append(data)
             size += len(data)
@@ -225,17 +248,38 @@ def _blocks(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
                 parts, size = [], 0
             continue
         yield b"".join([*parts, data[:end]])
-        parts, size = [data[end:]], len(data) - end
+        parts, size = [data[end:]] if end < len(data) else [], len(data) - end
 
 
 def _write(line: bytes) -> None:
     """Write to the host; end the process if it has gone."""
-    view = memoryview(line)
     try:
-        while view:
-            view = view[os.write(1, view) :]
+        written = os.write(1, line)
+        while written < len(line):
+            written += os.write(1, memoryview(line)[written:])
     except OSError:
         os._exit(0)
+
+
+def _answered_id(line: bytes) -> int | str | None:
+    """Return the id of the request that a line answers; None if it answers none."""
+    found = _RESPONSE_ID.match(line)
+    if found is None:
+        return None
+    key: int | str = json.loads(found[1]) if found[1].startswith(b'"') else int(found[1])
+    return key
+
+
+def _without_answer(lines: bytes, skip: int | str) -> tuple[bytes, int | str | None]:
+    """Remove the answer to an ``initialize`` that the host has had answered before."""
+    kept = [line for line in lines.splitlines(keepends=True) if _answered_id(line) != skip]
+    passed = b"".join(kept)
+    return passed, skip if len(passed) == len(lines) else None
+
+
+def _error(key: int | str, text: str) -> bytes:
+    answer = {"jsonrpc": "2.0", "id": key, "error": {"code": _UNAVAILABLE, "message": text}}
+    return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:

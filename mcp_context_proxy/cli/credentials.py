@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,11 +32,12 @@ from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.statistics.figures import seconds_of
 from mcp_context_proxy.trust.audit import note_now
-from mcp_context_proxy.trust.tokens import NamedToken, TokenFile, tokens_path
+from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.oauth.credentials import OAuthCredentials
     from mcp_context_proxy.oauth.login import LoginOffer
+    from mcp_context_proxy.store.credentials import SharedCredentials
 
 LOGIN_SECONDS: Final = 600.0
 """Time limit for a person to log in."""
@@ -48,14 +51,34 @@ def login_command(config: Config, server: str, no_browser: bool) -> None:
     """Log in to SERVER, a server at a URL that requires it (OAuth).
 
     Opens a browser and waits until it is redirected to a port of this machine. The token is kept in a file
-    that only you can read. A running proxy uses it at its next attempt to connect to the server.
+    that only you can read, or sealed in the store if cluster.key is set: then for all replicas. A running
+    proxy uses it at its next attempt to connect to the server.
     """
     remote = _remote(config, server)
     if any(name.lower() == "authorization" for name in remote.headers):
         raise click.ClickException(
             f"servers.{server}.headers sets Authorization already; remove it to log in instead"
         )
-    run(_log_in, config, remote, not no_browser)
+    with _shared(config) as shared:
+        if shared is not None and shared.problem is not None:
+            raise click.ClickException(f"{shared.problem}. To give up the login to {server}, log out first")
+        run(_log_in, config, remote, not no_browser, shared)
+
+
+@contextmanager
+def _shared(config: Config) -> Iterator[SharedCredentials | None]:
+    """Open the credentials that replicas share, if this configuration has their key."""
+    from mcp_context_proxy.store import open_store
+    from mcp_context_proxy.store.credentials import shared_credentials
+
+    if config.cluster.key is None and config.cluster.key_file is None:
+        yield None
+        return
+    with open_store(config.store) as store:
+        shared = shared_credentials(config, store)
+        if shared is not None:
+            shared.look(now=True)
+        yield shared
 
 
 def _remote(config: Config, name: str) -> ServerConfig:
@@ -71,19 +94,21 @@ def _remote(config: Config, name: str) -> ServerConfig:
     return server
 
 
-async def _log_in(whole: Config, config: ServerConfig, with_browser: bool) -> None:
+async def _log_in(
+    whole: Config, config: ServerConfig, with_browser: bool, shared: SharedCredentials | None
+) -> None:
     from mcp_context_proxy.system.threads import load_oauth
 
     await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
     from mcp_context_proxy.oauth import login, loopback
-    from mcp_context_proxy.oauth.credentials import CredentialFile
+    from mcp_context_proxy.oauth.credentials import Logins
 
-    file = CredentialFile(config)
+    kept = Logins(shared).of(config)
     if config.oauth is not None and config.oauth.grant == "client_credentials":
         credentials = await login.log_in_as_client(config)
     else:
-        before = await anyio.to_thread.run_sync(file.read)
+        before = await anyio.to_thread.run_sync(kept.read_now)
         surprising = False
 
         async def tell(offer: LoginOffer) -> None:
@@ -101,11 +126,12 @@ async def _log_in(whole: Config, config: ServerConfig, with_browser: bool) -> No
                 credentials = await login.log_in(config, waiting, show, tell)
         if scope.cancelled_caught:
             raise AuthorizationError(config.name, f"nobody logged in within {LOGIN_SECONDS:g} s")
-    async with file.locked():
-        await anyio.to_thread.run_sync(file.write, credentials)
+    async with kept.renewing():
+        if not await anyio.to_thread.run_sync(kept.write, credentials):
+            raise AuthorizationError(config.name, "others change its login at the moment; log in again")
     note_now(whole, "login", server=config.name, event="logged in", issuer=credentials.issuer)
     click.echo(
-        f"Logged in to {config.name} at {shown(credentials.issuer)}. The token is kept in {file.path}."
+        f"Logged in to {config.name} at {shown(credentials.issuer)}. The token is kept in {kept.place}."
     )
 
 
@@ -132,20 +158,25 @@ def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | No
 @configured
 def logout_command(config: Config, server: str) -> None:
     """Forget the login to SERVER: revoke its token if possible, and delete it."""
-    run(_log_out, config, _remote(config, server))
+    with _shared(config) as shared:
+        run(_log_out, config, _remote(config, server), shared)
 
 
-async def _log_out(whole: Config, config: ServerConfig) -> None:
+async def _log_out(whole: Config, config: ServerConfig, shared: SharedCredentials | None) -> None:
     from mcp_context_proxy.system.threads import load_oauth
 
     await load_oauth()
+    from mcp_context_proxy.errors import AuthorizationError
     from mcp_context_proxy.oauth import token_endpoint
-    from mcp_context_proxy.oauth.credentials import CredentialFile
+    from mcp_context_proxy.oauth.credentials import Logins
 
-    file = CredentialFile(config)
-    async with file.locked():
-        credentials = await anyio.to_thread.run_sync(file.read)
-        was_there = await anyio.to_thread.run_sync(file.delete)
+    kept = Logins(shared).of(config)
+    async with kept.renewing():
+        try:
+            credentials = await anyio.to_thread.run_sync(kept.read_now)
+        except AuthorizationError:
+            credentials = None  # sealed with another key
+        was_there = await anyio.to_thread.run_sync(kept.delete)
     if not was_there:
         click.echo(f"There was no login to {config.name}.")
         return
@@ -214,6 +245,12 @@ def token_command(ctx: click.Context, config_path: Path | None) -> None:
     open_group(ctx, config_path, list_tokens)
 
 
+@contextmanager
+def _tokens(config: Config) -> Iterator[NamedTokens]:
+    with _shared(config) as shared:
+        yield tokens_of(config, shared)
+
+
 def _parts(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
@@ -255,8 +292,8 @@ def add(
         raise click.ClickException(f"there is no server {unknown[0]!r}; those configured are: {known}")
     now = time.time()
     until = None if expires is None else now + expires
-    file = TokenFile(tokens_path(config))
-    token = file.add(name, admin=admin, servers=servers, classes=classes, expires=until, now=now)
+    with _tokens(config) as tokens:
+        token = tokens.add(name, admin=admin, servers=servers, classes=classes, expires=until, now=now)
     note_now(
         config,
         "token",
@@ -280,7 +317,8 @@ def add(
 @json_option
 def list_tokens(config: Config, as_json: bool) -> None:
     """List the tokens by name, with their limits. The tokens themselves are not stored."""
-    tokens = TokenFile(tokens_path(config)).read()
+    with _tokens(config) as kept:
+        tokens = kept.read()
     if as_json:
         data = [
             {
@@ -322,6 +360,7 @@ def _expiry(token: NamedToken, now: float) -> str:
 @configured
 def revoke(config: Config, name: str) -> None:
     """Revoke the token of NAME. Its requests and sessions end within seconds."""
-    TokenFile(tokens_path(config)).revoke(name)
+    with _tokens(config) as tokens:
+        tokens.revoke(name)
     note_now(config, "token", event="revoked", name=name)
     click.echo(f"Revoked the token of {name}.")

@@ -447,7 +447,4 @@ def _carry_out(change: FileChange) -> None:
         kept = kept_copy(change.file)
         if (there := read_text(kept)) != change.before:
             write(FileChange(kept, there, change.before))
-    try:
-        write(change)
-    except OSError as error:
-        raise InstallError(f"{shown(str(change.file))}: {error.strerror or error}") from None
+    write(change)

@@ -269,6 +269,8 @@ def prune(config: Config) -> None:
         if lease is None:
             results().say("Another process prunes the store at the moment.")
             return
+        # Whoever did that until now is refused, and does it again when this has ended.
+        store.database.take_upkeep_over()
         forget_old_counts(store.statistics, config.limits, now)
         store.requests.forget_old(config.limits.requests_kept, now - config.limits.requests_age_seconds)
         kept = config.interactions

@@ -20,8 +20,7 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.bridge.asking import AskError, ask
-from mcp_context_proxy.bridge.meeting import configuration_file, running
+from mcp_context_proxy.bridge.asking import AskError, ask, configuration_file, running
 from mcp_context_proxy.cli.options import (
     WholeNumber,
     config_option,
@@ -68,7 +67,7 @@ class NotRunningError(click.ClickException):
 class RunningProxy:
     """A proxy that runs for a configuration."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: str) -> None:
         self._socket = socket
 
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
@@ -118,7 +117,8 @@ class AnswerSource:
             return None
         if len(found) > 1:
             # They differ in what their hosts' environments give to servers.
-            text = f"{len(found)} proxies run for this configuration; this one is asked: {found[0].name}"
+            name = Path(found[0]).name
+            text = f"{len(found)} proxies run for this configuration; this one is asked: {name}"
             messages().say(Text(text, style="dim"))
         return RunningProxy(found[0])
 
@@ -145,9 +145,9 @@ class AnswerSource:
     @property
     def file(self) -> Path:
         """Path of the configuration."""
-        return configuration_file(named_path(self._ctx, self._config_path), os.environ)
+        return Path(configuration_file(named_path(self._ctx, self._config_path), os.environ))
 
-    def _sockets(self) -> list[Path]:
+    def _sockets(self) -> list[str]:
         return running(self.file, os.environ)
 
 

@@ -16,9 +16,10 @@ from mcp_context_proxy.cluster.attribution import StoredRequests
 from mcp_context_proxy.cluster.contexts import SharedContexts
 from mcp_context_proxy.cluster.homes import Homes
 from mcp_context_proxy.cluster.relay import ClusterCounts, Relay, Signer
-from mcp_context_proxy.cluster.replicas import Announcements, Replicas, key_of
+from mcp_context_proxy.cluster.replicas import Announcements, Replicas
 from mcp_context_proxy.cluster.tables import tables_of
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.cluster import keys_of
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -65,9 +66,9 @@ class Member:
         if not isinstance(store.database, PostgresDatabase):
             message = "needs store.url, the database that all replicas share"
             raise ConfigError([ConfigProblem(config.path, None, "cluster.enabled", message)])
-        key = key_of(settings)
+        keys = keys_of(settings)
         # It may be in a file of its own, and then the configuration does not have it.
-        fleet.known.know_own(("cluster.key", key.decode("utf-8", "replace")))
+        fleet.known.know_own(("cluster.key", keys[0].decode("utf-8", "replace")))
         fallback = _UNSUITED.sub("-", config.store.replica or "") or secrets.token_hex(6)
         self.name = settings.replica or fallback
         self.address = settings.advertise or f"http://{_own_host(config.http.host)}:{port}"
@@ -81,12 +82,12 @@ class Member:
             name=self.name,
             instance=store.database.writer,
             address=self.address,
-            key=key,
+            keys=keys,
             heartbeat_seconds=settings.heartbeat_seconds,
             counts=self.counts,
         )
         self.contexts = SharedContexts(self._table, handles, self.name, self.counts)
-        self._signer = Signer(key, self.name)
+        self._signer = Signer(keys, self.name)
         self._relay = Relay(self._signer)
         self._hints, self._changes, self._fleet = store.database.hints, changes, fleet
         self._stored = StoredRequests(records)

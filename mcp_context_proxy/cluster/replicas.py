@@ -11,11 +11,9 @@ just announced the same there.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Final
 
@@ -27,10 +25,10 @@ from msgspec import Struct
 from mcp_context_proxy import __version__
 from mcp_context_proxy.cluster.relay import ClusterCounts
 from mcp_context_proxy.cluster.tables import ReplicaRow, ReplicaTable
-from mcp_context_proxy.config import ClusterConfig
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
+from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.server.notifications import ChangeNotifier
+from mcp_context_proxy.store.credentials import mark_of
 from mcp_context_proxy.store.hints import ChangeHints
 from mcp_context_proxy.system.threads import in_thread
 
@@ -42,35 +40,11 @@ BEATS_MISSED: Final = 3
 LOOK_SECONDS: Final = 0.1
 """Time between two looks for a replica that is not known."""
 
-KEY_BYTES: Final = 32
-"""Shortest key in a file."""
-
-
 SAME_SECONDS: Final = 2.0
 """Time after an announcement of a server here in which that of another replica is taken for the same one."""
 
 ANNOUNCED_KEPT: Final = 1024
 """Resources whose latest announcement is remembered."""
-
-
-def key_of(config: ClusterConfig) -> bytes:
-    """Return the key of a cluster.
-
-    Raises:
-        ConfigError: its file cannot be read, or holds no key.
-    """
-    if config.key is not None:
-        return config.key.encode()
-    assert config.key_file is not None
-    try:
-        key = config.key_file.read_bytes().strip()
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
-        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)]) from error
-    if len(key) < KEY_BYTES:
-        reason = f"has {len(key)} bytes; a key has {KEY_BYTES} or more (openssl rand -hex 32)"
-        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)])
-    return key
 
 
 class Replicas:
@@ -83,14 +57,15 @@ class Replicas:
         name: str,
         instance: str,
         address: str,
-        key: bytes,
+        keys: Sequence[bytes],
         heartbeat_seconds: float,
         counts: ClusterCounts,
     ) -> None:
-        """Know nobody yet; `address` is where the others reach this one."""
+        """Know nobody yet; `address` is where the others reach this one, and its own key is the first."""
         self._table, self.name, self._seconds = table, name, heartbeat_seconds
-        mark = hmac.digest(key, b"mcp-context-proxy cluster key", hashlib.sha256).hex()
+        mark, *others = map(mark_of, keys)
         self._own = ReplicaRow(name, instance, address, mark, __version__, 0.0, 0.0, 0)
+        self._marks = frozenset((mark, *others))
         self._alive: dict[str, ReplicaRow] = {}
         self._counts = counts
         counts.replicas = lambda: len(self._alive.keys() - self._suspects)
@@ -187,7 +162,7 @@ class Replicas:
             return "another process has the name of this replica (cluster.replica)"
         marks = Counter(row.key_mark for row in self._alive.values())
         # Of equally many, the key of those that started first is the right one.
-        if marks and max(marks, key=marks.__getitem__) != self._own.key_mark:
+        if marks and max(marks, key=marks.__getitem__) not in self._marks:
             return "cluster.key is not that of the other replicas"
         self.refused = None
         return None

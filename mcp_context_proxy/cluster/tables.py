@@ -191,10 +191,8 @@ class ContextTable(Tables):
 
     def forget_idle(self, seconds: float) -> None:
         """Delete all that nobody has used for a while, if this process does the upkeep."""
-        if not self.does_upkeep():
-            return
-        with self._database.transaction() as transaction:
-            if transaction.does_upkeep():
+        with self._upkeep() as transaction:
+            if transaction is not None:
                 transaction.execute(f"DELETE FROM contexts WHERE seen < {NOW} - ?", (seconds,))
 
     def by_home(self) -> dict[tuple[str, str], int]:

@@ -63,7 +63,7 @@ _MODEL_TABLES: Final = ("embedding", "rerank")
 _EXPANDED_KEYS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(_MODEL_TABLES, ("endpoint", "api_key")),
     "store": ("url", "listen_url", "replica"),
-    "cluster": ("replica", "advertise", "key"),
+    "cluster": ("replica", "advertise", "key", "other_keys"),
 }
 _PATHS: Final = (("store", "path"), ("http", "token_file"), ("cluster", "key_file"))
 _NEEDED: Final = frozenset({"http", "auth", "clients", "cluster"})

@@ -241,6 +241,7 @@ def own_secrets_of(config: Config) -> list[tuple[str, str]]:
         secrets.append(("rerank.api_key", config.rerank.api_key))
     if config.cluster.key is not None:
         secrets.append(("cluster.key", config.cluster.key))
+    secrets += [("cluster.other_keys", key) for key in config.cluster.other_keys]
     for url in (config.store.url or "", config.store.listen_url or ""):
         # The user of a database is no secret, and often has the same name as the database.
         user = url.partition("://")[2].partition("@")[0].partition(":")[0]

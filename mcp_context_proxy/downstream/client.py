@@ -48,6 +48,7 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
 )
 from mcp_context_proxy.items import IndexedChunk
+from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError, nests_deeper
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
@@ -92,6 +93,7 @@ class DownstreamClient(ServerLifecycle):
         store: ListingStore,
         unprobed: Unprobed,
         known: KnownSecrets,
+        logins: Logins,
         keep_line: KeepLine | None = None,
     ) -> None:
         """Prepare a client; nothing is started until `run`.
@@ -107,13 +109,16 @@ class DownstreamClient(ServerLifecycle):
             store=store,
             unprobed=unprobed,
             inbound=Inbound(self._take_notification, self._answer, SHARED_CAPABILITIES),
+            logins=logins,
             keep_line=keep_line,
         )
-        self.tool_embeddings: dict[str, list[IndexedChunk]] = {}
+        self.tool_embeddings: dict[str, tuple[IndexedChunk, ...]] = {}
         """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
-        self.skill_embeddings: dict[str, list[IndexedChunk]] = {}
+        self.skill_embeddings: dict[str, tuple[IndexedChunk, ...]] = {}
         """Chunks of its skills, by URI."""
-        self._dedicated = DedicatedConnections(config, limits, self._redact, self._route)
+        self._dedicated = DedicatedConnections(
+            config, limits, redact=self._redact, route=self._route, logins=logins
+        )
         self._on_event, self._known = on_event, known
         self._redact.on_learned = partial(known.learn, config.name)
         self._admission = Admission(config.name)

@@ -33,6 +33,7 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
     StartError,
 )
+from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.system.threads import load_sdk
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Connected(Struct, frozen=True):
 
 @asynccontextmanager
 async def connect(
-    config: ServerConfig, limits: Limits, output: Output, redact: Redactor, inbound: Inbound
+    config: ServerConfig, limits: Limits, output: Output, redact: Redactor, inbound: Inbound, logins: Logins
 ) -> AsyncIterator[Connected]:
     """Open the connection and negotiate; close it on the way out.
 
@@ -104,7 +105,7 @@ async def connect(
     if config.transport != "stdio":
         from mcp_context_proxy.oauth.bearer import authorization  # noqa: PLC0415 - imports the SDK
 
-        auth = authorization(config, redact.learn)
+        auth = authorization(config, redact.learn, logins.of(config))
     if config.transport == "http" and config.era == "modern":
         opening = _connect_modern(config, limits, auth, inbound, limits.connect_seconds)
     elif config.transport == "http" and config.era == "auto":

@@ -28,6 +28,7 @@ from mcp_context_proxy.downstream.inbound import Output, Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.link import Link, Outgoing, Party
 from mcp_context_proxy.errors import DownstreamError, ServerUnavailableError, SessionForgottenError
+from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF
@@ -69,8 +70,10 @@ class DedicatedConnection(Struct, eq=False):
 class DedicatedConnections:
     """The dedicated connections to one server, and the decision who needs one."""
 
-    def __init__(self, config: ServerConfig, limits: Limits, redact: Redactor, route: Route) -> None:
-        self._redact, self._route = redact, route
+    def __init__(
+        self, config: ServerConfig, limits: Limits, *, redact: Redactor, route: Route, logins: Logins
+    ) -> None:
+        self._redact, self._route, self._logins = redact, route, logins
         self._connections: list[DedicatedConnection] = []
         self._group: TaskGroup | None = None
         self._asked: set[str] = set()
@@ -198,7 +201,9 @@ class DedicatedConnections:
 
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
-                async with connect(self._config, self._limits, output, self._redact, inbound) as connected:
+                async with connect(
+                    self._config, self._limits, output, self._redact, inbound, self._logins
+                ) as connected:
                     await connected.wait_for_first_requests(self._limits.probe_seconds)
                     scope.deadline = float("inf")
                     dedicated.connected = connected

@@ -17,6 +17,7 @@ from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
+from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.tokens import reaches
@@ -51,6 +52,7 @@ class Fleet:
         store: ListingStore,
         off: Mapping[str, ServerOff],
         known: KnownSecrets,
+        logins: Logins,
     ) -> None:
         """Prepare a client for each enabled server; see `DownstreamClient` for the other arguments.
 
@@ -58,6 +60,7 @@ class Fleet:
         """
         self.known = known
         """Secrets of all servers, none of which another one is told."""
+        self.logins = logins
         configs = list(configs)
         self.off = off
         """Servers that are off because of a mistake, with the mistake."""
@@ -95,6 +98,7 @@ class Fleet:
             store=self._store,
             unprobed=self._unprobed,
             known=self.known,
+            logins=self.logins,
             keep_line=lambda name, line: None if self.keep_line is None else self.keep_line(name, line),
         )
         client.subscriptions.set_log_level(self._log_level)

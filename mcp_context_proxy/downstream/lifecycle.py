@@ -32,7 +32,7 @@ from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import ListingCache, Lists
 from mcp_context_proxy.downstream.subscriptions import ClientSubscriptions
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError
-from mcp_context_proxy.oauth.credentials import CredentialFile
+from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day
@@ -80,13 +80,14 @@ class ServerLifecycle:
         store: ListingStore,
         unprobed: Unprobed,
         inbound: Inbound,
+        logins: Logins,
         keep_line: KeepLine | None = None,
     ) -> None:
         """Prepare; nothing is opened until `keep_connected`.
 
         `on_change` is called, without blocking, whenever the listing changed, and `on_state` after each
-        change of the state. The store remembers the listings of lazy servers. `keep_line` takes each line of
-        stderr.
+        change of the state. The store remembers the listings of lazy servers. `logins` has the tokens of
+        those that want one. `keep_line` takes each line of stderr.
         """
         self.config, self.name, self._limits = config, config.name, limits
         self.state = ServerState.WAITING
@@ -110,7 +111,7 @@ class ServerLifecycle:
         """Secrets of a connection, such as a token, are added when it is opened."""
         self.output = Output(server=config.name, limits=limits, redact=self._redact, keep_line=keep_line)
         self._lists = Lists(config.name, limits, self._redact, on_change)
-        self._inbound, self._on_state = inbound, on_state
+        self._inbound, self._on_state, self._logins = inbound, on_state, logins
         self._has_answered = False
         """True once the server has answered a client since it was connected."""
         self._idle = IdleTimer(config)
@@ -218,7 +219,7 @@ class ServerLifecycle:
                 with anyio.move_on_after(backoff_seconds):
                     if self._login_wanted:
                         # A login ends the wait at once.
-                        await CredentialFile(self.config).replaced()
+                        await self._logins.of(self.config).replaced()
                     else:
                         await anyio.sleep_forever()
                 self.retry_at = None
@@ -243,7 +244,7 @@ class ServerLifecycle:
                 patient = self.config.model_copy(update={"connect_timeout": seconds})
                 config = self._era_memory.applied_to(patient)
                 async with connect(
-                    config, self._limits, self.output, self._redact, self._inbound
+                    config, self._limits, self.output, self._redact, self._inbound, self._logins
                 ) as connected:
                     await self._era_memory.succeeded(connected.introduction)
                     version = await in_thread(package_version, config, connected.process_group)

@@ -22,12 +22,13 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from mcp_context_proxy.bridge.asking import CONNECT_SECONDS
 from mcp_context_proxy.bridge.meeting import (
     CLOSE_ON_EXEC,
-    CONNECT_SECONDS,
     LOG_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
+    beside,
     locked,
     proof,
     proves,
@@ -68,14 +69,14 @@ MakeApi: TypeAlias = Callable[[], "LocalApi"]
 """Makes the REST API; called in a thread, at the first request for it."""
 
 
-async def serve(hosts: Hosts, listening: socket.socket, path: Path, linger_seconds: float) -> None:
+async def serve(hosts: Hosts, listening: socket.socket, path: str, linger_seconds: float) -> None:
     """Serve the hosts that connect to a listening socket, until none has been there for `linger_seconds`."""
     listening.setblocking(False)
     ours = os.stat(path).st_ino  # noqa: PTH116
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(hosts.accept, listening)
-            group.start_soon(_bound_log, path.with_suffix(".log"))
+            group.start_soon(_bound_log, beside(path, ".log"))
             await hosts.none_for(linger_seconds)
             group.cancel_scope.cancel()
     finally:
@@ -84,7 +85,7 @@ async def serve(hosts: Hosts, listening: socket.socket, path: Path, linger_secon
 
 
 async def serve_commands(
-    limits: Limits, path: Path, listening: socket.socket, key: bytes | None, make_api: MakeApi
+    limits: Limits, path: str, listening: socket.socket, key: bytes | None, make_api: MakeApi
 ) -> None:
     """Answer the commands that ask over a listening socket, until cancelled."""
     listening.setblocking(False)
@@ -94,29 +95,29 @@ async def serve_commands(
         listening.close()
         with suppress(OSError):
             os.unlink(path)  # noqa: PTH108 - one call, without a thread
-            os.rmdir(path.parent)  # noqa: PTH106 - only where it is empty
+            os.rmdir(os.path.dirname(path))  # noqa: PTH106, PTH120 - only where it is empty
 
 
-def _remove(path: Path, inode: int) -> None:
+def _remove(path: str, inode: int) -> None:
     """Remove the socket from its folder, unless another proxy has been started there meanwhile."""
-    with suppress(OSError), locked(path.with_suffix(".lock"), REMOVE_SECONDS):
+    with suppress(OSError), locked(beside(path, ".lock"), REMOVE_SECONDS):
         if os.stat(path).st_ino == inode:  # noqa: PTH116
             os.unlink(path)  # noqa: PTH108
 
 
-async def _bound_log(path: Path) -> None:
+async def _bound_log(path: str) -> None:
     """Begin the log anew whenever it is large, and keep the one before it, until cancelled."""
     while True:
         await anyio.sleep(LOG_SECONDS)
         await in_thread(_rotate, path)
 
 
-def _rotate(path: Path) -> None:
+def _rotate(path: str) -> None:
     with suppress(OSError):
         written = os.fstat(2)
         # Only the log that a bridge has opened for us, and not what anybody else gave as standard error.
-        if written.st_size > LOG_BYTES and os.path.samestat(written, path.stat()):
-            path.replace(path.with_suffix(".log.1"))
+        if written.st_size > LOG_BYTES and os.path.samestat(written, Path(path).stat()):
+            Path(path).replace(f"{path}.1")
             new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | CLOSE_ON_EXEC, 0o600)
             os.dup2(new, 2, inheritable=True)
             os.close(new)

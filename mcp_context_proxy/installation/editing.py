@@ -12,7 +12,7 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time
 from typing import Any, Final, Literal, TypeAlias
@@ -33,6 +33,12 @@ _SPACE: Final = re.compile(r"\s*")
 _REST_OF_LINE: Final = re.compile(r"[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*)?(?=\r?\n)")
 _ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
 """A line with its end; `str.splitlines` also divides at characters that may stand in texts."""
+_TOML_TOKEN: Final = re.compile(
+    r""""{3}[^"\\]*(?:(?:\\.|"{1,2}(?!"))[^"\\]*)*"{3,5}|'{3}[^']*(?:'{1,2}(?!')[^']*)*'{3,5}|"""
+    r""""(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[][{}\n]""",
+    re.DOTALL,
+)
+"""A text, a comment, a bracket or the end of a row: by them one sees where a statement ends."""
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|0o[0-7]+)$")
 _INDENT: Final = re.compile(r"^([ \t]+)\S", re.MULTILINE)
 
@@ -283,7 +289,7 @@ def _edit_toml(text: str, place: Place, remove: Collection[str], insert: Mapping
     runs: list[tuple[int, int]] = []
     table: Place = ()
     goes_on = False
-    for begin, end in _toml_statements(rows):
+    for begin, end in _toml_statements(text):
         statement = "".join(rows[begin:end])
         if not (key := _toml_key_of(statement)):
             continue  # a comment, or nothing
@@ -308,15 +314,22 @@ def _edit_toml(text: str, place: Place, remove: Collection[str], insert: Mapping
     return result
 
 
-def _toml_statements(rows: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _toml_statements(text: str) -> Iterator[tuple[int, int]]:
     """Yield the first and the last row, exclusive, of each statement: a header, or a key with its value."""
-    begin = 0
-    for end in range(1, len(rows) + 1):
-        # A row of a text over several rows may look like a header, but no statement begins there.
-        with suppress(tomllib.TOMLDecodeError):
-            tomllib.loads("".join(rows[begin:end]))
-            yield begin, end
-            begin = end
+    begin = row = depth = 0
+    # A row of a text over several rows may look like a header, but no statement begins there.
+    for token in _TOML_TOKEN.finditer(text):
+        found = token[0]
+        row += found.count("\n")
+        if found in ("[", "{"):
+            depth += 1
+        elif found in ("]", "}"):
+            depth -= 1
+        elif found == "\n" and not depth:
+            yield begin, row
+            begin = row
+    if not text.endswith("\n"):
+        yield begin, row + 1
 
 
 def _toml_key_of(statement: str) -> Place:

@@ -8,6 +8,7 @@ our entry leaves, and the servers that were moved come back.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -29,6 +30,12 @@ from mcp_context_proxy.installation.plan import FileChange, HostPlan
 from mcp_context_proxy.system.process import make_private_folder
 
 _PRIVATE: Final = 0o600
+
+_END: Final = ".mcp-context-proxy"
+"""End of the name of a file that is about to take the place of another one."""
+
+_LEFT_SECONDS: Final = 3600.0
+"""Age from which such a file was left by a process that was killed."""
 
 
 class Installation(Struct, frozen=True, kw_only=True):
@@ -76,8 +83,9 @@ class Journal:
         """
         if plan.change is None:
             return None
-        make_private_folder(self.folder)
-        now = time.time_ns()
+        _make_folder(self.folder)
+        # In their order, also where the clock has been set back.
+        now = max(time.time_ns(), self._latest() + 1)
         name = f"{now:020d}-{plan.host.name}"
         copy = None
         if plan.change.before is not None:
@@ -106,19 +114,27 @@ class Journal:
             raise
         return copy
 
+    def _latest(self) -> int:
+        """Return the number of the latest record or copy; 0 if there is none."""
+        numbers = [path.name.partition("-")[0] for path in self.folder.iterdir()]
+        return max((int(one) for one in numbers if one.isdecimal()), default=0)
+
     def undo(self, record: Path, installation: Installation) -> Undone:
         """Plan the end of an installation.
 
         Raises:
-            OSError: the file or its copy cannot be read.
+            OSError: the file cannot be read.
             EditError: the file has changed, and our entry cannot be removed from it.
         """
         file = Path(installation.file)
         copy = None if installation.before is None else self.folder / installation.before
         now = _read(file) if file.exists() else None
-        before = None if copy is None else copy.read_bytes()
+        before = None
+        if copy is not None:
+            with suppress(OSError):  # somebody has removed it: the record has the servers as well
+                before = copy.read_bytes()
         records = tuple(path for path in (record, copy) if path is not None)
-        if now is None or _digest(now) == installation.after:
+        if now is None or (_digest(now) == installation.after and (copy is None) == (before is None)):
             return Undone(file, now, before if now is not None else None, records, whole=True)
         text = now.decode("utf-8")
         there = entries(installation.form, text, installation.place)
@@ -168,29 +184,30 @@ def write(change: FileChange, *, private: bool = False) -> None:
     A new one is readable for its owner alone, and so is one that gets secrets (`private`).
 
     Raises:
-        OSError: the file or its folder cannot be written.
-        EditError: the file has changed since it was read.
+        EditError: the file or its folder cannot be written, or the file has changed since it was read.
     """
     before = None if change.before is None else change.before.encode("utf-8")
-    _replace(change.file, before, change.after.encode("utf-8"), private=private)
+    try:
+        _replace(change.file, before, change.after.encode("utf-8"), private=private)
+    except OSError as error:
+        raise EditError(f"{change.file} cannot be written: {error.strerror or error}") from None
 
 
 def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = False) -> None:
     file = file.resolve()  # a link stays a link
     _unchanged(file, before)
     if before is None:
-        make_private_folder(file.parent)
+        _make_folder(file.parent)
     elif not os.access(file, os.W_OK):
         raise PermissionError(13, "it is read-only")
     mode = _PRIVATE if before is None else stat.S_IMODE(file.stat().st_mode)
     if private:
         mode &= stat.S_IRWXU
-    handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    _remove_left(file)
+    handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=_END, dir=file.parent)
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(after)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _store(handle, after)
+        _give(Path(temporary), file.parent if before is None else file)
         Path(temporary).chmod(mode)
         Path(temporary).replace(file)
     except BaseException:
@@ -235,8 +252,39 @@ def _digest(data: bytes) -> str:
 
 
 def _create(file: Path, data: bytes) -> None:
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb") as stream:
+    _store(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), data)
+    _give(file, file.parent)
+
+
+def _store(handle: int, data: bytes) -> None:
+    """Write a file to the disk, and close it: what it stands for may change at once."""
+    with os.fdopen(handle, "wb") as stream:
         stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _remove_left(file: Path) -> None:
+    """Remove files that processes have left which were killed just before such a file took its place."""
+    for left in file.parent.glob(f".{glob.escape(file.name)}.*{_END}"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                left.unlink()
+
+
+def _make_folder(folder: Path) -> None:
+    made = [one for one in (*reversed(folder.parents), folder) if not one.exists()]
+    make_private_folder(folder)
+    for one in made:
+        _give(one, one.parent)
+
+
+def _give(path: Path, like: Path) -> None:
+    """Give what root has made, as with ``sudo``, to the owner of the file or folder that it belongs to."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        with suppress(OSError):  # a file system without owners
+            status = like.stat()
+            os.chown(path, status.st_uid, status.st_gid)
 
 
 def kept_data(configuration: Path) -> Iterator[Path]:

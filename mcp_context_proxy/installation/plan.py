@@ -8,6 +8,7 @@ out silently: the plan has a sentence for each decision of the host that could n
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,13 @@ from typing import Any, Final
 from msgspec import Struct, field
 from pydantic import ValidationError
 
-from mcp_context_proxy.config import Config
+from mcp_context_proxy.bridge.asking import CONFIG_VARIABLE
+from mcp_context_proxy.bridge.meeting import options_of
+from mcp_context_proxy.config import Config, default_path
 from mcp_context_proxy.config.host_entries import converted, dialect_of
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import from_host, is_ourselves, names_for
+from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import dotted, expand, parse
 from mcp_context_proxy.config.validation_messages import mistakes
@@ -70,8 +74,8 @@ class Servers(Struct):
     """Reasons of those that stay, by name."""
     notes: list[str] = field(default_factory=list)
     """Sentences on settings that are not carried over, and on things to do by hand."""
-    ours: str | None = None
-    """Name of the entry that starts this proxy."""
+    ours: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Entries that start this proxy, in the common form, by name."""
 
 
 class HostPlan(Struct):
@@ -118,7 +122,7 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
         elif common.not_a_server:
             found.staying[name] = f"it {common.not_a_server}"
         elif is_ourselves(common.entry):
-            found.ours = name
+            found.ours[name] = common.entry
         else:
             key = ours.get((*place[-1:], name)) or ours.get((*place[-1:], at), "")
             wrong = [
@@ -135,6 +139,8 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
             wrong += _needs_host(table, environ, found.notes, name)
             wrong += (reason for one, reason in _ONLY_THERE.items() if entry.get(one))
             wrong += _mistakes(table)
+            if form == "yaml" and isinstance(entry, dict) and listed == [] and not entry.get("name"):
+                wrong.append("it has no name")
             if wrong:
                 found.staying[name] = "; ".join(wrong)
                 continue
@@ -155,6 +161,10 @@ _ONLY_THERE: Final = {
 
 def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
     """Yield the mistakes that a table would have in our configuration."""
+    try:
+        json.dumps(table, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        yield "it has half of a character, which no file can have"
     if bool(table.get("command")) == bool(table.get("url")):
         yield "it has both a command and a url" if table.get("url") else "it has neither a command nor a url"
     for key in ("command", "cwd"):
@@ -302,11 +312,15 @@ def plan(
     found = servers_in(file, text or "", host.form, place, environ)
     names = names_for(found.moving)
     added = {name: configuration.add(names[name], table, host.name) for name, table in found.moving.items()}
-    entry_name = found.ours or SERVER
+    before = _ours(found, command, environ)
+    entry_name = before or SERVER
     if entry_name in found.staying:
         raise EditError(f"{entry_name} is the name of another server there; rename that one first")
     written = entries(host.form, text or "", place)
-    entry = dict(written[entry_name]) if found.ours else host.entry(command)
+    entry = dict(written[entry_name]) if before else host.entry(command)
+    if before and own and _is_gone(str(found.ours[before].get("command"))):
+        # That of a version before, which a person has removed with its folder.
+        entry = _with_program(entry, command[: command.index("serve")])
     entry = entry if host.named is None else host.named(entry, variables)
     insert = {entry_name: entry} if own and entry != written.get(entry_name) else {}
     moved = {name: written[name] for name in found.moving}
@@ -314,9 +328,64 @@ def plan(
     if insert or moved:
         after = edited(host.form, text or "", place, moved.keys() | (insert.keys() & written.keys()), insert)
         # An entry of ours that was there before comes back with the moved ones.
-        moved |= {found.ours: written[found.ours]} if found.ours and own else {}
+        moved |= {before: written[before]} if before and own else {}
         change = FileChange(file, text, after)
     return HostPlan(host, change, place, entry_name, moved, added, found.staying, found.notes)
+
+
+ELSEWHERE: Final = frozenset({"docker", "podman", "nerdctl", "kubectl", "ssh", "wsl", "distrobox", "toolbox"})
+"""Programs that start another one where our configuration may not be."""
+
+
+def _ours(found: Servers, command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return the name of the entry that serves the same configuration as a command; None if there is none.
+
+    Raises:
+        EditError: there is one that serves another, so that servers which move would be missing there.
+    """
+    ours = _configuration_of({"command": command[0], "args": command[1:]}, environ)
+    served = {name: _configuration_of(entry, environ) for name, entry in found.ours.items()}
+    if name := next((name for name, file in served.items() if file == ours), None):
+        return name
+    for name, file in served.items():
+        where = "starts the proxy elsewhere" if file is None else f"serves {file}"
+        if found.moving or file is not None:
+            raise EditError(
+                f"{name} there {where}, and not {ours}: remove that entry, or "
+                + ("move the servers there by hand" if file is None else f"install with --config {file}")
+            )
+        return name
+    return None
+
+
+def _configuration_of(entry: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    """Return the configuration that an entry of ours serves; None if that cannot be told."""
+    args, env = entry.get("args"), entry.get("env")
+    words = [str(one) for one in args] if isinstance(args, list | tuple) else []
+    in_shell = any(" " in one and is_ourselves({"command": one}) for one in words)
+    if in_shell or Path(str(entry.get("command"))).stem.lower() in ELSEWHERE:
+        return None
+    named = env.get(CONFIG_VARIABLE) if isinstance(env, dict) else None
+    given = next(reversed(options_of(words, "--config")), named)
+    file = default_path(environ) if given is None else expand_home(str(given), environ)
+    return os.path.realpath(file) if file.is_absolute() and "$" not in str(file) else None
+
+
+def _is_gone(program: str) -> bool:
+    return Path(program).is_absolute() and not Path(program).exists()
+
+
+def _with_program(entry: Mapping[str, Any], program: Sequence[str]) -> dict[str, Any]:
+    """Return an entry of ours, in the form of any host, that starts another program with the same options."""
+    inner = next((key for key in ("transport", "command") if isinstance(entry.get(key), dict)), None)
+    if inner is not None:  # of Cline, and of Zed
+        return {**entry, inner: _with_program(entry[inner], program)}
+    key = next((one for one in ("cmd", "path") if one in entry), "command")
+    listed = isinstance(entry.get(key), list)
+    words = [*entry[key]] if listed else [entry.get(key), *(entry.get("args") or [])]
+    last = max((at for at, one in enumerate(words) if is_ourselves({"command": one})), default=0)
+    words = [*program, *words[last + 1 :]]
+    return {**entry, key: words} if listed else {**entry, key: words[0], "args": words[1:]}
 
 
 def read_configuration(file: Path) -> Configuration:

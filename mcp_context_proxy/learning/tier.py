@@ -243,8 +243,12 @@ class LearnedTier:
                 self._learn_pending()
             except StoreError:
                 self._guess(lesson)
-            if any(len(index.pairs) > most_of(owner) for owner, index in self._now_known().indexes.items()):
+            if self._has_too_many:
                 self._prune()
+
+    @property
+    def _has_too_many(self) -> bool:
+        return any(len(index.pairs) > most_of(owner) for owner, index in self._now_known().indexes.items())
 
     def forget(self, unwanted: Callable[[Pair], bool]) -> int:
         """Forget pairs of all owners; return how many."""
@@ -297,6 +301,9 @@ class LearnedTier:
                     self._known = known.changed(self._usable(changes))
             outdated, self._outdated = self._outdated, []
             self._remove(outdated)
+            if self._has_too_many:
+                # Others have learned them.
+                self._prune()
             if self._clock() - self._pruned_at >= DAY and self._store.does_upkeep():
                 self._prune()
                 self._store.forget_uses()
@@ -363,13 +370,16 @@ class LearnedTier:
         self._pruned_at = now = self._clock()
         for owner, index in self._now_known().indexes.items():
             kept = {id(pair) for pair in pruned(index.pairs, now, most_of(owner))}
-            self._remove([pair for pair in index.pairs if id(pair) not in kept])
+            # Replicas that do not do the upkeep forget them in memory.
+            self._remove([pair for pair in index.pairs if id(pair) not in kept], self._store.prune)
 
-    def _remove(self, gone: Sequence[Pair]) -> None:
+    def _remove(
+        self, gone: Sequence[Pair], remove: Callable[[Sequence[Pair], int], None] | None = None
+    ) -> None:
         if gone:
             known = self._now_known()
             with suppress(StoreError):
-                self._store.remove(gone, known.revision)
+                (remove or self._store.remove)(gone, known.revision)
             ids = frozenset((pair.owner, pair.id) for pair in gone)
             self._known = known.changed(PairChanges(known.revision, gone=ids))
 

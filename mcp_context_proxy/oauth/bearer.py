@@ -16,8 +16,8 @@ import httpx2
 import msgspec
 
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
-from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
+from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, StoreError
+from mcp_context_proxy.oauth.credentials import CredentialFile, Login, OAuthCredentials
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread, load_oauth
 
@@ -30,7 +30,8 @@ PAUSE_SECONDS: Final = 5.0
 """Time after a failed renewal in which further requests fail with the same error."""
 
 REREAD_SECONDS: Final = 1.0
-"""Time after which a new login or a logout is noticed, by one short read of a file."""
+"""Time after which a new login or a logout is noticed, by one short read of a file, or of what is known of
+the store."""
 
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
@@ -44,10 +45,10 @@ Learn: TypeAlias = Callable[[Iterable[tuple[str, str]]], None]
 """Takes secrets to redact: pairs of a name and a value."""
 
 
-def authorization(config: ServerConfig, learn: Learn) -> httpx2.Auth | None:
+def authorization(config: ServerConfig, learn: Learn, login: Login) -> httpx2.Auth | None:
     """Return the authorization of requests to a server; None if its configured headers contain one."""
     given = any(name.lower() == "authorization" for name in config.headers)
-    return None if given else BearerAuth(config, learn)
+    return None if given else BearerAuth(config, learn, login=login)
 
 
 class BearerAuth(httpx2.Auth):
@@ -58,14 +59,18 @@ class BearerAuth(httpx2.Auth):
         config: ServerConfig,
         learn: Learn = lambda secrets: None,
         clock: Callable[[], float] = time_of_day,
+        login: Login | None = None,
     ) -> None:
-        """Prepare; the file is read with the first request. `learn` takes every token before it is used."""
-        self._config, self._file = config, CredentialFile(config)
+        """Prepare; the login is read with the first request, by default from its file.
+
+        `learn` takes every token before it is used.
+        """
+        self._config, self._login = config, login or CredentialFile(config)
         self._learn, self._clock = learn, clock
         self._without_person = config.oauth is not None and config.oauth.grant == "client_credentials"
         self._known: OAuthCredentials | None = None
-        self._filed: OAuthCredentials | None = None
-        """Content of the file when it was last read or written; a file may be unwritable."""
+        self._kept: OAuthCredentials | None = None
+        """The login as it was last read or written; it may be that it cannot be written."""
         self._read_again_at = 0.0
         self._reading = anyio.Lock()
         self._lock = anyio.Lock()
@@ -101,7 +106,7 @@ class BearerAuth(httpx2.Auth):
     async def _token(self) -> str | None:
         async with self._reading:
             if self._read_again_at <= self._clock():
-                await self._read()
+                await self._read_if_possible(now=False)
                 self._read_again_at = self._clock() + REREAD_SECONDS
         known = self._known
         if known is None:
@@ -139,13 +144,22 @@ class BearerAuth(httpx2.Auth):
                     raise
             return renewed.access_token
 
-    async def _read(self) -> OAuthCredentials | None:
-        """Read the file, and use its credentials from now on if they have changed."""
-        found = await in_thread(self._file.read)
-        if found != self._filed:
-            self._filed = found
+    async def _read(self, *, now: bool) -> OAuthCredentials | None:
+        """Read the login, and use its credentials from now on if they have changed."""
+        found = await in_thread(self._login.read_now if now else self._login.read)
+        if found != self._kept:
+            self._kept = found
             self._use(found)
         return found
+
+    async def _read_if_possible(self, *, now: bool) -> OAuthCredentials | None:
+        """Read the login. Without a person, a new token can be had although it cannot be read."""
+        try:
+            return await self._read(now=now)
+        except AuthorizationError:
+            if self._without_person:
+                return None
+            raise
 
     def _use(self, credentials: OAuthCredentials | None) -> None:
         self._known = credentials
@@ -154,14 +168,14 @@ class BearerAuth(httpx2.Auth):
 
     async def _renew(self, refused: str | None) -> OAuthCredentials:
         """Return the credentials that another proxy or a new login has stored meanwhile, or get new ones."""
-        found = await self._read()
+        found = await self._read_if_possible(now=True)
         if found is not None and found.access_token != refused:
             return found
         if not self._without_person:
             self._check_renewable(found)
-        async with self._file.locked():
+        async with self._login.renewing(alone=not self._without_person):
             with anyio.move_on_after(RENEWAL_SECONDS):
-                found = await self._read()
+                found = await self._read_if_possible(now=True)
                 if found is not None and found.access_token != refused:
                     return found
                 return await self._request_new(found)
@@ -174,16 +188,23 @@ class BearerAuth(httpx2.Auth):
 
         if self._without_person:
             new = await login.log_in_as_client(self._config)
-        else:
-            renewable = self._check_renewable(old)
-            try:
-                new = await token_endpoint.refresh(self._config, renewable)
-            except token_endpoint.GrantRefusedError as error:
-                logger.debug("%s", error)
-                await self._store(msgspec.structs.replace(renewable, refresh_token=None))
-                raise LoginRequiredError(name, "the login has expired or was revoked") from None
-        await self._store(new)
-        return new
+            await self._store(new, old)
+            return new
+        renewable = self._check_renewable(old)
+        try:
+            new = await token_endpoint.refresh(self._config, renewable)
+        except token_endpoint.GrantRefusedError as error:
+            logger.debug("%s", error)
+            await self._store(msgspec.structs.replace(renewable, refresh_token=None), renewable)
+            raise LoginRequiredError(name, "the login has expired or was revoked") from None
+        if await self._store(new, renewable):
+            return new
+        # Logged out, or in anew, while the answer was on its way.
+        await token_endpoint.revoke(self._config, new)
+        found = await self._read(now=True)
+        if found is None:
+            raise LoginRequiredError(name, "it was logged out")
+        return found
 
     def _check_renewable(self, found: OAuthCredentials | None) -> OAuthCredentials:
         if found is None:
@@ -192,11 +213,16 @@ class BearerAuth(httpx2.Auth):
             raise LoginRequiredError(self._config.name, "the login has expired or was revoked")
         return found
 
-    async def _store(self, new: OAuthCredentials) -> None:
+    async def _store(self, new: OAuthCredentials, old: OAuthCredentials | None) -> bool:
+        """Keep new credentials, also later; return False if the old ones are not there any more."""
         try:
-            await in_thread(self._file.write, new)
-            self._filed = new
-        except OSError as error:
-            logger.warning(
-                "the new token of %s cannot be stored: %s", self._config.name, error.strerror or error
-            )
+            if not await in_thread(self._login.write, new, old):
+                return False
+            self._kept = new
+        except (OSError, AuthorizationError) as error:
+            reason = getattr(error, "strerror", None) or error
+            logger.warning("the new token of %s cannot be stored: %s", self._config.name, reason)
+        except StoreError as error:
+            logger.warning("the new token of %s cannot be stored yet: %s", self._config.name, error)
+            self._login.write_later(new, old)
+        return True

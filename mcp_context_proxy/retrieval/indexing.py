@@ -21,7 +21,16 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
-from mcp_context_proxy.items import IncludeMode, IndexedChunk, Item, Kind, Snapshot, Source, Tool, Vector
+from mcp_context_proxy.items import (
+    IncludeMode,
+    IndexedChunk,
+    Item,
+    Kind,
+    Snapshot,
+    Source,
+    StoredVector,
+    Tool,
+)
 from mcp_context_proxy.retrieval.actions import action_of
 from mcp_context_proxy.retrieval.bm25 import TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.index import (
@@ -204,13 +213,13 @@ class _Opened:
         if before is not None:
             texts = zip(chain.from_iterable(before.reading.chunks), before.rows.tolist(), strict=True)
             known = {text: row for text, row in texts if row != NOWHERE}
-        kept: dict[str, Vector] = {}
+        kept: dict[str, StoredVector] = {}
         for item, own_texts in zip(reading.items, reading.chunks, strict=True):
             own = source.embeddings.get(item.name, ())
             if own_texts[0] not in known and own_texts == tuple(chunk.text for chunk in own):
                 kept |= {chunk.text: chunk.embedding for chunk in own}
         if kept:
-            rows = pool.add(np.array(list(kept.values()), np.float32))
+            rows = pool.add(np.array(list(kept.values())))
             known |= zip(kept, rows.tolist(), strict=True)
         part = Part(
             source=source,
@@ -354,7 +363,7 @@ def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identit
     used = np.unique(np.concatenate([np.zeros(0, np.int32), *(part.rows for part in parts.values())]))
     used, fresh = used[used != NOWHERE], Pool()
     moved = np.full(pool.vectors.size, NOWHERE, np.int32)
-    moved[used] = fresh.add(np.array(pool.vectors.views(used), np.float32))
+    moved[used] = fresh.add(np.array(pool.vectors.views(used), np.int16))
     return {identity: replace(part, rows=moved[part.rows]) for identity, part in parts.items()}, fresh
 
 
@@ -363,7 +372,8 @@ def _publish(part: Part, vectors: Vectors) -> None:
     embeddings = part.source.embeddings
     rows = iter(vectors.views(part.rows))
     for item, texts in zip(part.reading.items, part.reading.chunks, strict=True):
-        embeddings[item.name] = [IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)]
+        # Tuples, because the garbage collector leaves those alone that hold nothing of interest to it.
+        embeddings[item.name] = tuple([IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)])
     for name in embeddings.keys() - {item.name for item in part.reading.items}:
         embeddings.pop(name, None)
 

@@ -518,4 +518,4 @@ def younger(ages: NDArray[np.float64]) -> bool:
 
 def first_vectors(dense: DenseIndex, places: NDArray[np.intp]) -> NDArray[np.float32]:
     """Return the vectors of the first chunks of some items, which have their descriptions."""
-    return np.array(dense.vectors.views(dense.rows[dense.starts[places]]), np.float32)
+    return dense.vectors.of(dense.rows[dense.starts[places]])

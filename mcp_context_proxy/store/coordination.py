@@ -28,8 +28,8 @@ class Lease(Struct, frozen=True):
 class LeaseStore(Tables):
     """Leases: which process does a job that one of them should do."""
 
-    def take(self, job: str, seconds: float) -> Lease | None:
-        """Take or renew the lease of a job; None while another process has it."""
+    def take(self, job: str, seconds: float, *, over: bool = False) -> Lease | None:
+        """Take or renew the lease of a job; None while another process has it, unless it is taken over."""
         database = self._database
         now = database.now()
         with database.transaction() as transaction:
@@ -41,7 +41,7 @@ class LeaseStore(Tables):
             )
             query = "SELECT holder, token, until FROM leases WHERE job = ?"
             holder, token, until = transaction.execute(query, (job,)).fetchone()
-            if holder != database.writer and until > now:
+            if holder != database.writer and until > now and not over:
                 return None
             if holder != database.writer or until <= now:
                 token += 1
@@ -95,6 +95,15 @@ class Upkeep:
                 except StoreError:
                     self._lease = None  # logged by the store
             return self._lease is not None
+
+    def take_over(self) -> None:
+        """Do the job from now on, and have whoever did it before refused.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        with self._asking:
+            self._lease, self._asked = self._leases.take(UPKEEP, UPKEEP_SECONDS, over=True), self._clock()
 
     def is_still_ours(self, transaction: Transaction) -> bool:
         """Return whether nobody has taken the job over since `is_ours` was asked."""

@@ -14,7 +14,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any, Final, Protocol, TypeVar
 
@@ -140,7 +140,7 @@ class Transaction(ABC):
         return held is not None and held[0] == token
 
     def does_upkeep(self) -> bool:
-        """Return whether this process still does the upkeep, which another may have taken over meanwhile."""
+        """Return whether this process still does the upkeep: nobody else takes it over before the end."""
         return True
 
 
@@ -192,6 +192,9 @@ class Database(ABC):
         Of several replicas one does it at a time. Processes that share a file all do, each with its writes.
         """
         return True
+
+    def take_upkeep_over(self) -> None:  # noqa: B027 - only replicas take turns
+        """Do the upkeep from now on, whoever did it before."""
 
     def migrate(self) -> tuple[int, int]:
         """Bring the schema to this version; return the version before and after."""
@@ -246,6 +249,15 @@ class Tables:
     def does_upkeep(self) -> bool:
         """Return whether this process is the one that deletes old rows and sums up statistics."""
         return self._database.does_upkeep()
+
+    @contextmanager
+    def _upkeep(self, area: str | None = None) -> Iterator[Transaction | None]:
+        """Begin a transaction of the upkeep; None where another process does that, or has taken it over."""
+        if not self.does_upkeep():
+            yield None
+            return
+        with self._database.transaction(area) as transaction:
+            yield transaction if transaction.does_upkeep() else None
 
 
 def _rows_of_keys(

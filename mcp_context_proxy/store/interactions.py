@@ -94,10 +94,11 @@ class InteractionStore(Tables):
         return [replace(row, id=ids.get(origin, 0)) for row, origin in named]
 
     def forget_old(self, keep: int, since: float) -> None:
-        """Forget all but the latest ``keep`` to arrive, and those that arrived before ``since``."""
-        with self._database.transaction(INTERACTIONS) as transaction:
-            _forget_old(transaction, keep, since)
-            transaction.next_revision(INTERACTIONS)
+        """Forget all but the latest ``keep`` to arrive, and those before ``since``, as the upkeep."""
+        with self._upkeep(INTERACTIONS) as transaction:
+            if transaction is not None:
+                _forget_old(transaction, keep, since)
+                transaction.next_revision(INTERACTIONS)
 
     def after(self, latest: int, limit: int) -> list[Interaction]:
         """Return interactions with a greater id than ``latest``, by id."""

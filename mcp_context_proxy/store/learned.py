@@ -157,16 +157,16 @@ class LearnedStore(Tables):
 
     def remove(self, pairs: Iterable[Pair], revision: int | None = None) -> None:
         """Forget pairs; with a revision, only those that have not changed after it."""
-        rows = [(pair.owner, pair.key, *pair.tool) for pair in pairs]
-        if not rows:
-            return
-        now = time_of_day()
-        with self._database.transaction(PAIRS) as transaction:
-            if revision is not None:
-                changed = "SELECT owner, key, server, tool FROM learned WHERE revision > ?"
-                renewed = {tuple(row) for row in transaction.execute(changed, (revision,)).fetchall()}
-                rows = [row for row in rows if row not in renewed]
-            _forget(transaction, rows, now)
+        if rows := [(pair.owner, pair.key, *pair.tool) for pair in pairs]:
+            with self._database.transaction(PAIRS) as transaction:
+                _remove(transaction, rows, revision)
+
+    def prune(self, pairs: Iterable[Pair], revision: int) -> None:
+        """Forget pairs that have not changed after a revision, as the upkeep."""
+        if rows := [(pair.owner, pair.key, *pair.tool) for pair in pairs]:
+            with self._upkeep(PAIRS) as transaction:
+                if transaction is not None:
+                    _remove(transaction, rows, revision)
 
     def forget_tools(self, tools: Iterable[ToolKey]) -> None:
         """Forget all pairs of some tools."""
@@ -177,9 +177,11 @@ class LearnedStore(Tables):
             _forget(transaction, rows, now)
 
     def forget_uses(self) -> None:
-        """Forget uses and tombstones that are too old or too many: nobody sends such a use again."""
+        """Forget uses and tombstones that are too old or too many, as the upkeep: nobody sends them again."""
         since = time_of_day() - REMEMBERED_DAYS * DAY
-        with self._database.transaction(PAIRS) as transaction:
+        with self._upkeep(PAIRS) as transaction:
+            if transaction is None:
+                return
             transaction.forget_old("uses", ("id",), before=since, keep=USES_KEPT)
             transaction.execute("DELETE FROM tombstones WHERE area = ? AND time < ?", (PAIRS, since))
 
@@ -253,6 +255,16 @@ def _put(transaction: Transaction, pairs: Sequence[Pair]) -> int:
     ids = [(PAIRS, _written_id(pair.owner, pair.key, *pair.tool)) for pair in pairs]
     transaction.executemany("DELETE FROM tombstones WHERE area = ? AND id = ?", ids)
     return revision
+
+
+def _remove(
+    transaction: Transaction, rows: Sequence[tuple[str, bytes, str, str]], revision: int | None
+) -> None:
+    if revision is not None:
+        changed = "SELECT owner, key, server, tool FROM learned WHERE revision > ?"
+        renewed = {tuple(row) for row in transaction.execute(changed, (revision,)).fetchall()}
+        rows = [row for row in rows if row not in renewed]
+    _forget(transaction, rows, time_of_day())
 
 
 def _forget(transaction: Transaction, rows: Sequence[tuple[str, bytes, str, str]], now: float) -> None:

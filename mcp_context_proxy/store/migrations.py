@@ -344,5 +344,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE credentials (
+            kind     TEXT NOT NULL,     -- login or token
+            name     TEXT NOT NULL,
+            sealed   BLOB NOT NULL,     -- with a key that is nowhere here; empty: it was given up
+            key_mark TEXT NOT NULL,     -- tells which key that was
+            revision INTEGER NOT NULL,  -- of its area, when it was written
+            PRIMARY KEY (kind, name)
+        )
+        """,
+    ),
 )
 """Statements per version; each version is applied in one transaction."""

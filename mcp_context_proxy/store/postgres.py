@@ -74,8 +74,15 @@ class PostgresTransaction(Transaction):
         if written := [adapted(row) for row in rows]:
             self._connection.cursor().executemany(translated(statement, self._schema), written)
 
+    def holds(self, job: str, token: int) -> bool:
+        """Return whether a lease is the latest of its job; it stays so until the end of the transaction."""
+        # Another process that takes the job over waits for this transaction.
+        query = "SELECT token FROM leases WHERE job = ? FOR SHARE"
+        held = self.execute(query, (job,)).fetchone()
+        return held is not None and held[0] == token
+
     def does_upkeep(self) -> bool:
-        """Return whether this process still does the upkeep, which another may have taken over meanwhile."""
+        """Return whether this process still does the upkeep: nobody else takes it over before the end."""
         return self._upkeep.is_still_ours(self)
 
 
@@ -187,6 +194,10 @@ class PostgresDatabase(Database):
     def does_upkeep(self) -> bool:
         """Return whether this process deletes old rows and sums up statistics: one at a time does."""
         return self._upkeep.is_ours()
+
+    def take_upkeep_over(self) -> None:
+        """Do the upkeep from now on, whoever did it before."""
+        self._upkeep.take_over()
 
     def close(self) -> None:
         """Close all connections; may be called twice."""

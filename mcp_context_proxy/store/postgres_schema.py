@@ -32,6 +32,7 @@ TABLES: Final = (
     "approvals",
     "approved_definitions",
     "approved_versions",
+    "credentials",
 )
 """All tables but that of the migrations, those first that others refer to."""
 
@@ -206,6 +207,15 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             home TEXT NOT NULL, epoch BIGINT NOT NULL, hello BYTEA NOT NULL, state BYTEA NOT NULL,
             revision BIGINT NOT NULL, seen FLOAT8 NOT NULL
         ) WITH (fillfactor = 70)
+        """,
+    ),
+    (
+        """
+        CREATE TABLE credentials (
+            kind TEXT COLLATE "C" NOT NULL, name TEXT COLLATE "C" NOT NULL, sealed BYTEA NOT NULL,
+            key_mark TEXT NOT NULL, revision BIGINT NOT NULL,
+            PRIMARY KEY (kind, name)
+        )
         """,
     ),
 )

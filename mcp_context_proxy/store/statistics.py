@@ -333,18 +333,22 @@ class StatisticsStore(Tables):
             transaction.put_rows("searches", ("id",), rows)
 
     def roll_up(self, hours_before: float, days_before: float) -> None:
-        """Turn hours before one moment into days, and forget the days before another."""
+        """Turn hours before one moment into days, and forget the days before another, as the upkeep."""
         # Whole days only: otherwise a report would count some hours twice, alone and as part of a day.
         before, now = UsageSlot.of(hours_before, DAY).start, time_of_day()
-        with self._database.transaction(USAGE) as transaction:
+        with self._upkeep(USAGE) as transaction:
+            if transaction is None:
+                return
             _TOOLS.roll_up(transaction, before, days_before)
             _SEARCHES.roll_up(transaction, before, days_before)
             _DOCUMENTS.roll_up(transaction, before, days_before)
             transaction.execute("DELETE FROM writers WHERE time < ?", (now - WRITERS_SECONDS,))
 
     def forget(self, most_usage: int, most_searches: int, searches_before: float) -> None:
-        """Forget searches before a moment, and the oldest of too many rows."""
-        with self._database.transaction(USAGE) as transaction:
+        """Forget searches before a moment, and the oldest of too many rows, as the upkeep."""
+        with self._upkeep(USAGE) as transaction:
+            if transaction is None:
+                return
             transaction.forget_old("tool_usage", _USAGE_KEY, by="start", keep=most_usage)
             transaction.forget_old("document_usage", _READ_KEY, by="start", keep=most_usage)
             transaction.forget_old("searches", ("id",), before=searches_before, keep=most_searches)

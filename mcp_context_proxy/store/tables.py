@@ -141,9 +141,10 @@ class RequestStore(Tables):
                 transaction.forget_old("requests", ("id",), before=since, keep=keep)
 
     def forget_old(self, keep: int, since: float) -> None:
-        """Forget all but the latest ``keep``, and all before ``since``."""
-        with self._database.transaction() as transaction:
-            transaction.forget_old("requests", ("id",), before=since, keep=keep)
+        """Forget all but the latest ``keep``, and all before ``since``, as the upkeep."""
+        with self._upkeep() as transaction:
+            if transaction is not None:
+                transaction.forget_old("requests", ("id",), before=since, keep=keep)
 
     def get(self, request_id: str) -> RequestRow | None:
         """Return the request context by an id; None when it is unknown or forgotten."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Final
 
 APP: Final = "mcp-context-proxy"
 FILE_NAME: Final = "config.toml"
@@ -25,15 +28,22 @@ BEGINNING: Final = """\
 
 def default_path(environ: Mapping[str, str]) -> Path:
     """Return the place of the user's own configuration."""
-    folder = environ.get("XDG_CONFIG_HOME")
-    if folder and sys.platform != "win32" and Path(folder).is_absolute():
-        return Path(folder) / APP / FILE_NAME
-    if sys.platform == "linux":
-        # As the library below says, which takes a tenth of a prompt hook to import.
-        return Path("~/.config").expanduser() / APP / FILE_NAME
-    from platformdirs import user_config_path  # noqa: PLC0415 - the same
+    from pathlib import Path  # noqa: PLC0415 - takes longer than all that a prompt hook does here
 
-    return user_config_path(APP, appauthor=False) / FILE_NAME
+    return Path(default_file(environ))
+
+
+def default_file(environ: Mapping[str, str]) -> str:
+    """Return the same as a text."""
+    folder = environ.get("XDG_CONFIG_HOME")
+    if not folder or sys.platform == "win32" or not os.path.isabs(folder):  # noqa: PTH117
+        if sys.platform != "linux":
+            from platformdirs import user_config_path  # noqa: PLC0415 - takes long, too
+
+            return str(user_config_path(APP, appauthor=False) / FILE_NAME)
+        # As that library says.
+        folder = os.path.expanduser("~/.config")  # noqa: PTH111
+    return f"{folder}/{APP}/{FILE_NAME}"
 
 
 def begin(environ: Mapping[str, str]) -> str | None:

@@ -1,8 +1,9 @@
 """Named tokens: who may connect over HTTP, under which name, and what they may reach.
 
 The proxy's own token is the administrator's. Others are added by name, may be limited to some servers and
-classes of tools, and may expire. The file has no token, only the SHA-256 of each: a slow hash protects
-passwords, which people choose and others can guess; nobody guesses 256 random bits at any speed.
+classes of tools, and may expire. They are in a file, or sealed in the store that replicas share: there is no
+token, only the SHA-256 of each. A slow hash protects passwords, which people choose and others can guess;
+nobody guesses 256 random bits at any speed.
 
 A principal is the name behind a request. What it may reach is decided in one place, the catalog, which shows
 each principal its part (`ACTING`).
@@ -19,8 +20,9 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -33,8 +35,9 @@ import platformdirs
 from msgspec import Struct
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.items import Document, Tool, ToolClass
+from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import state_folder
@@ -233,8 +236,77 @@ def tokens_path(config: Config) -> Path:
     return folder / FILE_NAME
 
 
-class TokenFile:
-    """The file of named tokens. Its methods block."""
+class NamedTokens(ABC):
+    """The named tokens, where they are kept. Methods block."""
+
+    @abstractmethod
+    def read(self) -> tuple[NamedToken, ...]:
+        """Return the tokens, those that have expired among them.
+
+        Raises:
+            TokenError: they cannot be read.
+        """
+
+    @abstractmethod
+    def _changing(self) -> AbstractContextManager[list[NamedToken]]:
+        """Give the tokens to be changed inside, and keep what is left of them.
+
+        Raises:
+            TokenError: they cannot be read or written, or somebody else changes them.
+        """
+
+    def add(
+        self,
+        name: str,
+        *,
+        admin: bool = False,
+        servers: Sequence[str] | None = None,
+        classes: Sequence[ToolClass] | None = None,
+        expires: float | None = None,
+        now: float | None = None,
+    ) -> str:
+        """Add a token and return it: nobody can tell it again.
+
+        Raises:
+            TokenError: the name cannot be used or is taken, there are too many, or nothing can be written.
+        """
+        _check(name, admin, servers, classes)
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        with self._changing() as tokens:
+            if any(one.name == name for one in tokens):
+                raise TokenError(f"there is a token {name!r} already; revoke it, or choose another name")
+            if len(tokens) >= MOST_TOKENS:
+                raise TokenError(f"there are {MOST_TOKENS} tokens already; revoke one that is not needed")
+            tokens.append(
+                NamedToken(
+                    name=name,
+                    sha256=digest(token),
+                    created=time.time() if now is None else now,
+                    expires=expires,
+                    admin=admin,
+                    servers=None if servers is None else tuple(servers),
+                    classes=None if classes is None else tuple(classes),
+                )
+            )
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Remove a token.
+
+        Raises:
+            TokenError: there is none of that name, or nothing can be written.
+        """
+        with self._changing() as tokens:
+            kept = [one for one in tokens if one.name != name]
+            if len(kept) == len(tokens):
+                known = ", ".join(one.name for one in tokens)
+                there = f"there are: {known}" if known else "there are none"
+                raise TokenError(f"there is no token {name!r}; {there}")
+            tokens[:] = kept
+
+
+class TokenFile(NamedTokens):
+    """The file of named tokens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -281,55 +353,6 @@ class TokenFile:
         self._told = frozenset(told)
         return tuple(tokens.values()), tuple(left)
 
-    def add(
-        self,
-        name: str,
-        *,
-        admin: bool = False,
-        servers: Sequence[str] | None = None,
-        classes: Sequence[ToolClass] | None = None,
-        expires: float | None = None,
-        now: float | None = None,
-    ) -> str:
-        """Add a token and return it: nobody can tell it again.
-
-        Raises:
-            TokenError: the name cannot be used or is taken, there are too many, or nothing can be written.
-        """
-        _check(name, admin, servers, classes)
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        with self._changing() as tokens:
-            if any(one.name == name for one in tokens):
-                raise TokenError(f"there is a token {name!r} already; revoke it, or choose another name")
-            if len(tokens) >= MOST_TOKENS:
-                raise TokenError(f"there are {MOST_TOKENS} tokens already; revoke one that is not needed")
-            tokens.append(
-                NamedToken(
-                    name=name,
-                    sha256=digest(token),
-                    created=time.time() if now is None else now,
-                    expires=expires,
-                    admin=admin,
-                    servers=None if servers is None else tuple(servers),
-                    classes=None if classes is None else tuple(classes),
-                )
-            )
-        return token
-
-    def revoke(self, name: str) -> None:
-        """Remove a token.
-
-        Raises:
-            TokenError: there is none of that name, or the file cannot be written.
-        """
-        with self._changing() as tokens:
-            kept = [one for one in tokens if one.name != name]
-            if len(kept) == len(tokens):
-                known = ", ".join(one.name for one in tokens)
-                there = f"there are: {known}" if known else "there are none"
-                raise TokenError(f"there is no token {name!r}; {there}")
-            tokens[:] = kept
-
     @contextmanager
     def _changing(self) -> Iterator[list[NamedToken]]:
         """Give the tokens to be changed inside, and replace the file by what is left of them."""
@@ -366,6 +389,101 @@ class TokenFile:
             raise
 
 
+class SharedTokens(NamedTokens):
+    """The named tokens that all replicas share. Those in the file of this one are taken over once."""
+
+    def __init__(self, shared: SharedCredentials, file: TokenFile) -> None:
+        """Read nothing yet."""
+        self._shared, self._file = shared, file
+        self._looked_for_file = False
+
+    def read(self) -> tuple[NamedToken, ...]:
+        """Return the tokens as they were a second ago, or when the store could be read last."""
+        try:
+            self._shared.look(now=not self._shared.has_looked)
+            if not self._looked_for_file:
+                self._take_over()
+                self._looked_for_file = True
+        except StoreError as error:
+            raise TokenError(f"{error}; no named token is accepted until it is back") from error
+        return tuple(self._tokens())
+
+    def _tokens(self) -> Iterator[NamedToken]:
+        for name, found in self._shared.all_known(TOKEN).items():
+            if found.content is not None and (token := _token(found.content, name)) is not None:
+                yield token
+
+    def _take_over(self) -> None:
+        """Put the tokens of the file into the store, but for names that are or were there, and rename it."""
+        if self._shared.problem is None and self._file.path.exists():
+            try:
+                tokens = self._file.read()
+            except TokenError as error:
+                logger.warning("%s", error)
+                return
+            for token in tokens:
+                if not self._shared.read(TOKEN, token.name).revision:
+                    self._shared.write(TOKEN, token.name, msgspec.json.encode(token), 0)
+            aside = self._file.path.with_name(f"{FILE_NAME}.taken-over")
+            try:
+                self._file.path.replace(aside)
+            except OSError as error:
+                logger.warning("%s is not used any more: %s", self._file.path, error.strerror or error)
+            else:
+                logger.info("the named tokens are in the store now, for all replicas; the file is %s", aside)
+
+    @contextmanager
+    def _changing(self) -> Iterator[list[NamedToken]]:
+        self.read()
+        try:
+            self._shared.look(now=True)
+            there = self._shared.all_known(TOKEN)
+            before = list(self._tokens())
+            tokens = list(before)
+            # One that cannot be read has its name nevertheless, and can be revoked.
+            unreadable = [_unread(name) for name, found in there.items() if not found.readable]
+            tokens += unreadable
+            yield tokens
+            after = {token.name: token for token in tokens}
+            for token in (*before, *unreadable):
+                if token.name not in after:
+                    self._write(token.name, None, there)
+            for name, token in after.items():
+                if token not in before and token not in unreadable:
+                    self._write(name, token, there)
+        except StoreError as error:
+            raise TokenError(f"{error}; nothing was changed") from error
+
+    def _write(self, name: str, token: NamedToken | None, there: Mapping[str, Credential]) -> None:
+        content = None if token is None else msgspec.json.encode(token)
+        if token is not None and self._shared.problem is not None:
+            raise TokenError(self._shared.problem)
+        if not self._shared.write(TOKEN, name, content, there.get(name, NEVER).revision):
+            raise TokenError(f"another command is changing the token {name!r}; try again")
+
+
+def _token(content: bytes, name: str) -> NamedToken | None:
+    """Return a token of the store; None for one that `add` would not have written."""
+    try:
+        token = msgspec.json.decode(content, type=NamedToken)
+        _check(token.name, token.admin, token.servers, token.classes)
+    except (TokenError, msgspec.DecodeError) as error:
+        logger.debug("token %s is not accepted: %s", name, error)
+        return None
+    return token if token.name == name else None
+
+
+def _unread(name: str) -> NamedToken:
+    """Return what is known of a token that is sealed with another key."""
+    return NamedToken(name=name, sha256="", created=0.0, servers=())
+
+
+def tokens_of(config: Config, shared: SharedCredentials | None) -> NamedTokens:
+    """Return the named tokens of a proxy: those that it shares with other replicas, or those of its file."""
+    file = TokenFile(tokens_path(config))
+    return file if shared is None else SharedTokens(shared, file)
+
+
 def _check(
     name: str, admin: bool, servers: Sequence[str] | None, classes: Sequence[ToolClass] | None
 ) -> None:
@@ -389,18 +507,18 @@ def digest(token: str) -> str:
 
 
 class TokenBook:
-    """The named tokens that a running proxy accepts: follows the file, and the time."""
+    """The named tokens that a running proxy accepts: follows where they are kept, and the time."""
 
-    def __init__(self, file: TokenFile | None, clock: Callable[[], float] = time.time) -> None:
-        """Accept none until `load` or `run`; without a file never any."""
-        self._file, self._clock = file, clock
+    def __init__(self, kept: NamedTokens | None, clock: Callable[[], float] = time.time) -> None:
+        """Accept none until `load` or `run`; where none are kept, never any."""
+        self._kept, self._clock = kept, clock
         self._tokens: tuple[NamedToken, ...] = ()
         self._fault = ""
         self.changed: list[Callable[[], None]] = []
         """Called on the event loop when a token may no longer be accepted."""
 
     def find(self, token: str) -> NamedToken | None:
-        """Return the token of the file that this is; None if it is none, or has expired."""
+        """Return the named token that this is; None if it is none, or has expired."""
         wanted, found = digest(token).encode(), None
         for known in self._tokens:
             # Each is compared, and each to its end, so that the time tells nothing.
@@ -413,11 +531,11 @@ class TokenBook:
         return token.is_valid(self._clock()) and token in self._tokens
 
     def load(self) -> None:
-        """Read the file. Blocks; a file that cannot be used is logged, and accepts nothing."""
-        if self._file is None:
+        """Read the tokens. Blocks; if that cannot be, it is logged, and none is accepted."""
+        if self._kept is None:
             return
         try:
-            self._tokens, fault = self._file.read(), ""
+            self._tokens, fault = self._kept.read(), ""
         except TokenError as error:
             self._tokens, fault = (), str(error)
         if fault and fault != self._fault:
@@ -425,8 +543,8 @@ class TokenBook:
         self._fault = fault
 
     async def run(self) -> None:
-        """Follow the file until cancelled."""
-        if self._file is None:
+        """Follow the tokens until cancelled."""
+        if self._kept is None:
             return
         while True:
             before = [one for one in self._tokens if one.is_valid(self._clock())]

@@ -23,10 +23,10 @@ def library(docs: Path) -> DocumentLibrary:
     return DocumentLibrary(folders, Limits())
 
 
-def embed(source: Source) -> dict[str, list[IndexedChunk]]:
+def embed(source: Source) -> dict[str, tuple[IndexedChunk, ...]]:
     """Do as search does: fill the embeddings of a source."""
     for item in source.items:
-        source.embeddings[item.name] = [IndexedChunk("text", np.ones(1, np.float32), 0)]
+        source.embeddings[item.name] = (IndexedChunk("text", np.ones(1, np.int16), 0),)
     return dict(source.embeddings)
 
 

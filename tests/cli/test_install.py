@@ -101,6 +101,22 @@ def test_moved_server_that_does_not_start_is_told_and_can_be_given_back(run: Run
     assert cursor.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "command", [["install", "--yes"], ["import", "cursor"], ["add", "x", "--no-check", "--", "x"], ["init"]]
+)
+def test_place_that_cannot_be_written_is_said_in_a_sentence_and_no_host_changes(
+    run: Run, home: Path, cursor: Path, command: list[str]
+) -> None:
+    """As on a disk that is full or read-only."""
+    before = cursor.read_bytes()
+    (home / "mcp-context-proxy").write_text("in the way", "utf-8")
+    done = run(*command)
+    assert done.returncode == 1
+    assert "config.toml cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert cursor.read_bytes() == before
+
+
 def test_dry_run_shows_the_change_and_makes_none(run: Run, home: Path, cursor: Path) -> None:
     before = cursor.read_bytes()
     done = run("install", "cursor", "--dry-run")

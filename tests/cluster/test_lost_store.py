@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,20 +22,24 @@ from support.cutting import CuttingProxy
 from support.ledger import until
 from support.nobody import as_nobody
 from support.postgres import PostgresServer, missing, postgres_server, standby_of
-from support.proxies import Host, inside
+from support.proxies import Host, command, inside
 from support.servers import Workshop, tool
+from support.stores import vector
 
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store import (
+    DAY,
     Interaction,
     InteractionScope,
+    Pair,
     RequestRow,
     SearchUsage,
     Store,
     StoreUnavailableError,
     ToolUsage,
     UsageSlot,
+    UseRow,
     open_store,
 )
 from mcp_context_proxy.store.coordination import UPKEEP_SECONDS, Upkeep
@@ -322,6 +328,89 @@ def test_a_replica_that_was_paused_deletes_nothing_once_another_has_taken_over(
         assert len(other.requests.latest(9)) == 3
         other.requests.put([RequestRow("3", NOW + 3, None, b"")], 1, NOW)
         assert len(other.requests.latest(9)) == 1
+
+
+OLD_LEADER = """
+import sys
+from mcp_context_proxy.config import StoreConfig
+from mcp_context_proxy.store import open_store
+url, namespace, until = sys.argv[1], sys.argv[2], float(sys.argv[3])
+with open_store(StoreConfig(url=url, namespace=namespace, timeout_seconds=20)) as store:
+    pairs, revision = store.learned.all(), store.learned.revision()
+    print(store.database.does_upkeep(), flush=True)
+    sys.stdin.readline()
+    print(store.database.does_upkeep(), flush=True)  # as far as it knows
+    store.statistics.roll_up(until, until)
+    store.statistics.forget(0, 0, until)
+    store.learned.prune(pairs, revision)
+    store.learned.forget_uses()
+    store.requests.forget_old(0, until)
+    store.interactions.forget_old(0, until)
+    print("tidied", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_leader_that_was_stopped_and_wakes_up_deletes_and_sums_up_nothing(server: PostgresServer) -> None:
+    def written(store: Store) -> dict[str, int]:
+        names = ("tool_usage", "learned", "uses", "requests", "interactions")
+        return {name: store.database.number(f"SELECT COUNT(*) FROM {name}") for name in names}
+
+    def tidy(store: Store) -> None:
+        store.statistics.roll_up(until, until)
+        store.learned.prune(store.learned.all(), store.learned.revision())
+        store.learned.forget_uses()
+        store.requests.forget_old(0, until)
+        store.interactions.forget_old(0, until)
+
+    until = NOW + 9 * DAY
+    with opened(server, "stopped") as filling:
+        count(filling)
+        filling.learned.put([Pair(b"k", ("s", "t"), "q", vector(1), "m", 0.5, 1, NOW, NOW)])
+        filling.learned.teach(UseRow("1", NOW, "", "a", ("s", "t")), 0, lambda *_: ([], None))
+        filling.requests.put([RequestRow("1", NOW, None, b"")], 9, 0.0)
+        filling.interactions.put([Interaction("a", "message", "said", NOW)], NOW, 9, 0.0)
+        before = written(filling)
+    words = [sys.executable, "-c", OLD_LEADER, server.url, "stopped", str(until)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdin is not None
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == "True\n"
+        leader.send_signal(signal.SIGSTOP)
+        with opened(server, "stopped") as other:
+            assert not other.database.does_upkeep()
+            with other.database.transaction() as transaction:
+                # As long as it was stopped.
+                transaction.execute("UPDATE leases SET until = until - ?", (UPKEEP_SECONDS,))
+        with opened(server, "stopped") as other:
+            assert other.database.does_upkeep()
+            leader.stdin.write("\n")
+            leader.stdin.flush()
+            leader.send_signal(signal.SIGCONT)
+            assert [leader.stdout.readline() for _ in range(2)] == ["True\n", "tidied\n"]
+            assert written(other) == before
+            tidy(other)
+            assert written(other) == dict.fromkeys(before, 0)
+        leader.stdin.write("\n")
+        leader.stdin.flush()
+
+
+def test_pruning_by_a_command_takes_the_upkeep_over_and_gives_it_back(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[store]\nurl = "{server.url}"\nnamespace = "pruned"\n[limits]\nrequests_kept = 1\n')
+    with opened(server, "pruned") as running, opened(server, "pruned") as late:
+        assert running.database.does_upkeep()
+        # In one that does no upkeep, nothing old goes.
+        late.requests.put([RequestRow(f"{n}", time.time(), None, b"") for n in range(3)], 1, 0.0)
+        assert len(late.requests.latest(9)) == 3
+        done = subprocess.run(command(config, "store", "prune"), capture_output=True, text=True, check=True)
+        assert "Deleted 2 rows" in done.stdout
+        assert running.database.does_upkeep()  # as far as it knows
+        running.requests.put([RequestRow(f"{n}", time.time(), None, b"") for n in range(3, 5)], 1, 0.0)
+        assert len(late.requests.latest(9)) == 3
+        assert late.leases.held() == []
 
 
 def test_a_replica_works_on_the_schema_of_the_next_version_and_on_no_later_one(

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ import pytest
 from support import wires
 from support.issuer import AUDIENCE, Issuer, issuing
 from support.postgres import PostgresServer
-from support.proxies import requests_of
+from support.proxies import command, requests_of
 from support.raw_client import OWN, RawClient, RpcError
 from support.replicas import NOTE, Cluster, balanced, ping, session_at, text_of
 from support.servers import Workshop, tool
@@ -46,6 +47,32 @@ def cluster(
     with balanced(workshop, postgres, "people", tokens=True, **more) as running:
         yield running
     workshop.close()
+
+
+async def test_a_named_token_that_a_command_adds_or_revokes_counts_at_every_replica(
+    cluster: Cluster, http: httpx2.AsyncClient
+) -> None:
+    configs = [cluster.replicas[0].folder / f"{name}.toml" for name in "abc"]
+
+    async def ran(config: Path, *words: str) -> str:
+        done = await anyio.run_process(command(config, "token", *words))
+        return done.stdout.decode().strip()
+
+    async def until(token: str, *, accepted: bool) -> None:
+        headers = {"authorization": f"Bearer {token}"}
+        with anyio.fail_after(30):
+            for base in cluster.bases:
+                while True:
+                    answer = await http.get(f"{base}/api/v1/status", headers=headers)
+                    if (answer.status_code != 401) == accepted:
+                        break
+                    await anyio.sleep(0.1)
+
+    token = await ran(configs[0], "add", "anna")
+    await until(token, accepted=True)
+    assert "anna" in await ran(configs[1], "list")
+    await ran(configs[2], "revoke", "anna")
+    await until(token, accepted=False)
 
 
 @pytest.fixture

@@ -287,7 +287,7 @@ async def test_a_relay_that_no_replica_has_signed_for_this_request_is_refused(
         key = KEY[::-1] if fault == "another key" else KEY
         receiver = "b" if fault == "another receiver" else "a"
         session = "a.0" if fault == "another session" else ada["mcp-session-id"]
-        signer = Signer(key.encode(), "b", clock=lambda: time.time() - 40 * (fault == "too old"))
+        signer = Signer([key.encode()], "b", clock=lambda: time.time() - 40 * (fault == "too old"))
         headers = ada | {"mcp-session-id": session}
         scope = RELAYED | {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
         value = b"relay" if fault == "unsigned" else signer.sign(receiver, scope, signed)
@@ -340,7 +340,7 @@ async def test_relays_that_nobody_has_signed_fill_no_log(cluster: Cluster) -> No
 async def test_a_relay_is_taken_once_and_never_relayed_again(cluster: Cluster) -> None:
     async with httpx2.AsyncClient(timeout=30) as http:
         ada = await session_at(cluster.bases[0], http)
-        body, signer = json.dumps(ping()).encode(), Signer(KEY.encode(), "c")
+        body, signer = json.dumps(ping()).encode(), Signer([KEY.encode()], "c")
         scope = RELAYED | {"headers": [(name.encode(), value.encode()) for name, value in ada.items()]}
 
         async def send(replica: int, value: bytes) -> httpx2.Response:
@@ -545,6 +545,30 @@ async def test_a_replica_with_another_key_is_not_ready_and_says_why(
         assert "cluster.key is not that of the other replicas" in answer.json()["missing"]
         for base in cluster.bases:
             assert http.get(f"{base}/readyz").status_code == 200
+
+
+async def test_the_key_is_changed_replica_by_replica_while_clients_go_on(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    """Each replica accepts both keys, whichever of them it signs with itself."""
+    with ExitStack() as stack:
+        replicas = []
+        for name, key, other in (("k1", KEY, KEY[::-1]), ("k2", KEY[::-1], KEY)):
+            config = configured(tmp_path / name, postgres, name, cluster.port, key=key, other_keys=[other])
+            text = config.read_text().replace('"replicas"', '"changed_key"')
+            config.write_text(text)
+            replicas.append(stack.enter_context(http_proxy(config)))
+        bases = [replica.base for replica in replicas]
+        for base in bases:
+            until_ready(base)
+        async with httpx2.AsyncClient(timeout=30) as http:
+            for home in bases:
+                session = await session_at(home, http)
+                for base in bases:
+                    answer = await http.post(f"{base}/mcp", json=ping(), headers=session)
+                    assert (answer.status_code, answer.json()["result"]) == (200, {})
+        assert counts_of(bases)["cluster_relays_total", "session", "answered"] == 2
+        assert [httpx2.get(f"{base}/readyz").status_code for base in bases] == [200, 200]
 
 
 @pytest.mark.parametrize("era", ["handshake", "modern"])

@@ -32,7 +32,11 @@ def test_the_example_loads_with_every_comment_sign_removed(load_text, uncommente
     (tmp_path / "rules").mkdir()
     (tmp_path / "notes").mkdir()
     secrets = ("GITHUB_TOKEN", "DOCS_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD")
-    environ = {"HOME": str(tmp_path)} | dict.fromkeys(secrets, "t") | {"CLUSTER_KEY": 32 * "k"}
+    environ = (
+        {"HOME": str(tmp_path)}
+        | dict.fromkeys(secrets, "t")
+        | dict.fromkeys(("CLUSTER_KEY", "NEXT_CLUSTER_KEY"), 32 * "k")
+    )
 
     # A store has one place, and a cluster's key too.
     text = uncommented.replace('path = "~/somewhere/store.db"', "").replace('key_file = "cluster.key"', "")

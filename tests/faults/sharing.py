@@ -18,8 +18,7 @@ from support.commands import real_command
 from support.raw_client import RawClient
 from support.wires import http, stdio
 
-from mcp_context_proxy.bridge.asking import ask
-from mcp_context_proxy.bridge.meeting import running
+from mcp_context_proxy.bridge.asking import ask, running
 
 GONE_SECONDS = 30.0
 """For the proxy to end, with all of its servers."""
@@ -40,7 +39,7 @@ class Meeting:
         return f"{BRIDGED}{self.folder}:{self.config}"
 
     @property
-    def sockets(self) -> list[Path]:
+    def sockets(self) -> list[str]:
         return running(self.config, {**os.environ, "XDG_RUNTIME_DIR": str(self.folder)})
 
     def proxies(self) -> list[int]:

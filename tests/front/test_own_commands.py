@@ -15,8 +15,7 @@ import pytest
 from support.commands import PATIENCE, real_command
 from support.servers import Workshop
 
-from mcp_context_proxy.bridge.asking import ask
-from mcp_context_proxy.bridge.meeting import running
+from mcp_context_proxy.bridge.asking import ask, running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
@@ -43,7 +42,7 @@ def test_a_proxy_of_one_session_answers_commands_until_it_ends(workshop: Worksho
         while not (found := running(config, environment)) and time.monotonic() < until:
             time.sleep(0.05)
 
-        (path,) = found
+        (path,) = map(Path, found)
         assert path.stat().st_mode & 0o777 == 0o600
         assert ask(path, "GET", "/status", seconds=PATIENCE)["shared"] is False
         (session,) = ask(path, "GET", "/sessions", seconds=PATIENCE)["sessions"]

@@ -27,7 +27,7 @@ from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
 
 import mcp_context_proxy
-from mcp_context_proxy.bridge.asking import ask
+from mcp_context_proxy.bridge.asking import ask, running
 from mcp_context_proxy.bridge.meeting import (
     LOG_BYTES,
     NONCE_BYTES,
@@ -36,7 +36,6 @@ from mcp_context_proxy.bridge.meeting import (
     Meeting,
     locked,
     meeting,
-    running,
 )
 from mcp_context_proxy.bridge.session import HELD_BYTES
 
@@ -198,7 +197,7 @@ def test_folder_of_one_host_keeps_it_apart_where_servers_start_in_it(
         monkeypatch.chdir(tmp_path / name)
         found.append(meeting(["--config", str(machine.config)], environ))
     assert found[0].socket != found[1].socket
-    assert [one.folder.name for one in found] == ["one", "two"]
+    assert [Path(one.folder).name for one in found] == ["one", "two"]
 
 
 async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server: Server) -> None:
@@ -229,6 +228,40 @@ async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, serv
         assert "isError" not in await client.call("work__echo", {"text": "again"})
         assert killed not in machine.proxies()
         assert len(machine.proxies()) == 1
+
+
+async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
+    machine: Machine, server: Server
+) -> None:
+    """Answers may come while the bridge still notes what it has sent."""
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+    command = real_command("--config", machine.config, "serve", shared=True)
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    first = {"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": hello}
+
+    def rounds() -> list[str]:
+        """Ids of everything that the host was told, with a proxy that is killed after 300 requests."""
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as host:
+            assert host.stdin is not None
+            assert host.stdout is not None
+            host.stdin.write(json.dumps(first).encode() + b"\n")
+            for number in range(300):
+                host.stdin.write(b'{"jsonrpc":"2.0","id":%d,"method":"ping"}\n' % number)
+            host.stdin.flush()
+            told = [host.stdout.readline() for _ in range(301)]
+            for proxy in machine.proxies():
+                os.kill(proxy, signal.SIGKILL)
+            host.stdin.write(b'{"jsonrpc":"2.0","id":"last","method":"ping"}\n')
+            host.stdin.flush()
+            told.append(host.stdout.readline())
+            host.stdin.close()
+            told += host.stdout.readlines()
+        return [str(json.loads(line)["id"]) for line in told]
+
+    told = await anyio.to_thread.run_sync(rounds)
+    assert sorted(told) == sorted(["hello", "last", *map(str, range(300))])
 
 
 async def test_host_that_is_killed_ends_only_its_own_session(machine: Machine, server: Server) -> None:
@@ -696,4 +729,4 @@ async def test_program_that_has_the_port_of_a_proxy_that_has_gone_is_not_taken_f
     assert heard
     assert key.encode() not in heard
     assert b"jsonrpc" not in heard
-    assert meeting(arguments, environ).socket.exists()
+    assert meeting(arguments, environ).socket in running(machine.config, environ)

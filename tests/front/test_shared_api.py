@@ -17,8 +17,7 @@ import pytest
 from support.commands import PATIENCE, real_command
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.bridge.asking import AskError, ask
-from mcp_context_proxy.bridge.meeting import running
+from mcp_context_proxy.bridge.asking import AskError, ask, running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
@@ -178,7 +177,7 @@ def test_switches_are_written_into_the_file_and_followed_at_once(desk: Desk) -> 
 
 def test_logs_are_kept_without_secrets(desk: Desk) -> None:
     assert "server desk ready" in desk.run("logs").stdout
-    logs = [path.read_text(encoding="utf-8") for path in desk.socket.parents[1].rglob("*.jsonl")]
+    logs = [path.read_text(encoding="utf-8") for path in Path(desk.socket).parents[1].rglob("*.jsonl")]
     assert logs
     assert "a-secret-of-many-letters" not in "".join(logs)
 

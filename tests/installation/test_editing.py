@@ -100,6 +100,34 @@ def test_table_of_toml_leaves_with_its_comment_and_its_tables() -> None:
     )
 
 
+@pytest.mark.parametrize("quotes", ["'''", '"""'])
+def test_text_of_very_many_rows_that_look_like_tables_stays(quotes: str) -> None:
+    """Each row is looked at once: with all rows before it, that would take hours."""
+    prompt = f"prompt = {quotes}\n" + "[mcp_servers.docs]\n" * 200_000 + f"{quotes}\n"
+    after = edited("toml", f"{prompt}[mcp_servers.docs]\nurl = 'x'\n", ("mcp_servers",), {"docs"}, {})
+    assert after == prompt
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[ # [\n  '[', \"]\", # ]\n]",
+        '"""a""""',
+        '""""a"\n[mcp_servers.docs]\\""" """""',
+        "''''a'\n[mcp_servers.docs]'''''",
+        '"a\\"#" # "',
+        "'\\' # '",
+        '{ a = "}", b = [ "{" ] }',
+        '""',
+    ],
+)
+def test_statement_of_toml_ends_where_its_value_ends(value: str) -> None:
+    kept = f"kept = {value}\n"
+    assert tomllib.loads(kept)
+    after = edited("toml", f"{kept}[mcp_servers.docs]\nurl = {value}\n", ("mcp_servers",), {"docs"}, {})
+    assert after == kept
+
+
 @pytest.mark.parametrize("text", ['mcp_servers = { docs = { command = "x" } }\n', "= nothing"])
 def test_toml_in_a_form_that_cannot_be_edited_is_refused(text: str) -> None:
     with pytest.raises(EditError):

@@ -2,16 +2,21 @@
 
 import json
 import os
+import signal
 import stat
+import sys
 import tomllib
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.nobody import NOBODY
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.installation.editing import EditError, entries
+from mcp_context_proxy.installation.editing import EditError, edited, entries
 from mcp_context_proxy.installation.journal import Journal, read_text, write
 from mcp_context_proxy.installation.places import PLACES, hosts_here
 from mcp_context_proxy.installation.plan import Configuration, HostPlan, plan
@@ -442,7 +447,7 @@ def test_link_stays_a_link_and_rights_stay(put: Place, machine: Machine, home: P
 def test_read_only_file_is_left_alone(put: Place, machine: Machine) -> None:
     file = put("cursor", SETTINGS["cursor"].encode())
     file.chmod(0o400)
-    with pytest.raises(PermissionError, match="read-only"):
+    with pytest.raises(EditError, match="read-only"):
         machine.install("cursor")
     assert machine.journal.installations() == []
 
@@ -456,6 +461,207 @@ def test_file_that_changes_while_it_is_planned_is_not_overwritten(put: Place, ma
         machine.journal.install(one)
     assert file.read_text("utf-8") == "{}"
     assert machine.journal.installations() == []
+
+
+def served(*words: str, command: str = "mcp-context-proxy", **more: Any) -> bytes:
+    entry = {"command": command, "args": [*words], **more}
+    return json.dumps({"mcpServers": {"mine": entry, "a": {"command": "x"}}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (served("serve", "--config", "/team/config.toml"), "mine there serves /team/config.toml, and not"),
+        (served("serve", "--config=/team/config.toml"), "install with --config /team/config.toml"),
+        (served("serve", env={"MCP_CONTEXT_PROXY_CONFIG": "/team/config.toml"}), "/team/config.toml"),
+        (served("run", "-i", "mcp-context-proxy", command="docker"), "starts the proxy elsewhere"),
+        (served("desk", "mcp-context-proxy", "serve", command="/usr/bin/ssh"), "starts the proxy elsewhere"),
+        (served("-c", "mcp-context-proxy serve --config x", command="sh"), "starts the proxy elsewhere"),
+    ],
+)
+def test_no_server_moves_to_a_configuration_that_the_entry_of_ours_there_does_not_serve(
+    data: bytes, reason: str, put: Place, machine: Machine
+) -> None:
+    file = put("cursor", data)
+    with pytest.raises(EditError, match=reason):
+        machine.install("cursor")
+    assert file.read_bytes() == data
+
+
+def test_of_two_entries_of_ours_the_one_that_serves_the_configuration_is_taken(
+    put: Place, machine: Machine
+) -> None:
+    team = {"command": "mcp-context-proxy", "args": ["serve", "--config", "/team/config.toml"]}
+    mine = {"command": "uvx", "args": ["mcp-context-proxy", "serve"]}
+    text = json.dumps({"mcpServers": {"mine": mine, "team": team, "a": {"command": "x"}}})
+    file = put("cursor", text.encode())
+    assert machine.install("cursor").entry_name == "mine"
+    assert entries("json", file.read_text(), ("mcpServers",)) == {"mine": mine, "team": team}
+
+
+OLD = "/opt/gone-0.0.1/bin/mcp-context-proxy"
+OPTIONS = ["serve", "--profile", "desk"]
+
+
+@pytest.mark.parametrize(
+    ("host", "old", "new"),
+    [
+        ("cursor", {"command": OLD, "args": OPTIONS, "env": {"A": "b"}}, {"env": {"A": "b"}}),
+        ("cursor", {"command": "/opt/gone/python", "args": ["-m", "mcp_context_proxy", *OPTIONS]}, {}),
+        ("cline", {"transport": {"type": "stdio", "command": OLD, "args": OPTIONS}}, None),
+        ("zed", {"source": "custom", "command": {"path": OLD, "args": OPTIONS}}, None),
+        ("opencode", {"type": "local", "command": [OLD, *OPTIONS]}, None),
+        ("codex", {"command": OLD, "args": OPTIONS}, {}),
+        ("goose", {"type": "stdio", "cmd": OLD, "args": OPTIONS, "timeout": 9}, None),
+    ],
+)
+def test_entry_of_a_version_that_is_gone_starts_this_one_with_the_same_options(
+    host: str, old: dict[str, Any], new: dict[str, Any] | None, put: Place, machine: Machine
+) -> None:
+    place = PLACES[host]
+    file = put(host, edited(place.form, "", place.place, (), {"context-proxy": old}).encode())
+    before = file.read_bytes()
+    machine.install(host)
+    found = entries(place.form, file.read_text("utf-8"), place.place)["context-proxy"]
+    if new is None:
+        assert found == json.loads(json.dumps(old).replace(OLD, COMMAND[0]))
+    else:
+        assert found == {"command": COMMAND[0], "args": OPTIONS, **new}
+    machine.uninstall()
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_servers_come_back_without_the_copy_of_the_file(changed: bool, put: Place, machine: Machine) -> None:
+    """Somebody has cleaned up."""
+    file = put("cursor", SETTINGS["cursor"].encode())
+    before = entries("json", SETTINGS["cursor"], ("mcpServers",))
+    machine.install("cursor")
+    for copy in machine.journal.folder.glob("*.before"):
+        copy.unlink()
+    if changed:
+        file.write_text("// changed\n" + file.read_text("utf-8"), "utf-8")
+    assert machine.uninstall() == [False]
+    assert entries("json", file.read_text("utf-8"), ("mcpServers",)) == before
+    assert list(machine.journal.folder.iterdir()) == []
+
+
+def test_installations_are_undone_in_their_order_after_the_clock_was_set_back(
+    put: Place, machine: Machine
+) -> None:
+    text = '{"mcpServers": {"a": {"command": "x"}}}'
+    file = put("cursor", text.encode())
+    machine.install("cursor")
+    for path in [*machine.journal.folder.iterdir()]:
+        # As it is called if the clock was ten years ahead.
+        name = f"{int(path.name[:20]) + 10 * 365 * 86_400 * 10**9:020d}{path.name[20:]}"
+        record = path.read_text("utf-8").replace(path.name[:20], name[:20])
+        path.unlink()
+        path.with_name(name).write_text(record, "utf-8")
+    first = file.read_text("utf-8")
+    file.write_text(first.replace('"mcpServers": {', '"mcpServers": {"b": {"command": "y"},'), "utf-8")
+    machine.install("cursor")
+    assert machine.uninstall() == [True, False]
+    assert entries("json", file.read_text("utf-8"), ("mcpServers",)).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("text", ["\\ud83d", "a\\udc00b"])
+def test_server_with_half_of_a_character_stays(text: str, put: Place, machine: Machine) -> None:
+    file = put("cursor", f'{{"mcpServers": {{"a": {{"command": "x", "env": {{"A": "{text}"}}}}}}}}'.encode())
+    assert "half of a character" in machine.install("cursor").staying["a"]
+    assert text in file.read_text("utf-8")
+
+
+def test_server_without_a_name_in_a_list_stays(put: Place, machine: Machine) -> None:
+    put("continue", b"mcpServers:\n  - command: x\n  - name: b\n    command: y\n")
+    done = machine.install("continue")
+    assert (done.staying, done.names) == ({"server 1": "it has no name"}, {"b": "b"})
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
+def test_files_stay_those_of_their_person_when_root_installs(
+    put: Place, machine: Machine, home: Path
+) -> None:
+    """``sudo`` keeps the home folder on some systems: the host could not read its own file any more."""
+    file = put("cursor", SETTINGS["cursor"].encode())
+    for path in (home, file.parent, file):
+        os.chown(path, NOBODY, NOBODY)
+    machine.install("cursor")
+    machine.install("codex")
+    made = [one for one in home.rglob("*") if one.stat().st_uid != NOBODY]
+    assert made == []
+    machine.uninstall()
+    assert file.stat().st_uid == NOBODY
+
+
+def test_file_that_a_killed_installation_has_left_is_removed_later(put: Place, machine: Machine) -> None:
+    """It has what the host's file has, such as secrets."""
+    file = put("cursor", SETTINGS["cursor"].encode())
+    left, new, other = (
+        file.with_name(f".mcp.json.{end}") for end in ("x1.mcp-context-proxy", "x2.mcp-context-proxy", "tmp")
+    )
+    for path in (left, new, other):
+        path.write_text("x", "utf-8")
+    os.utime(left, (1.0, 1.0))
+    os.utime(other, (1.0, 1.0))
+    machine.install("cursor")
+    assert [path.exists() for path in (left, new, other)] == [False, True, True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a copy of this process")
+def test_installation_that_is_killed_anywhere_loses_nothing(put: Place, machine: Machine, home: Path) -> None:
+    """At each step that changes a file, of an installation and of its end."""
+    text = SETTINGS["cursor"]
+    file = put("cursor", text.encode())
+    changing = {"os.mkdir", "os.rename", "os.remove", "os.chmod", "os.chown", "tempfile.mkstemp", "os.utime"}
+
+    def killed(step: int, act: Callable[[], object]) -> bool:
+        """Act in a copy of this process that is killed before a step; return whether it came so far."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            child = os.fork()
+        if child == 0:
+            left = step
+
+            def count(event: str, arguments: tuple[Any, ...]) -> None:
+                nonlocal left
+                writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
+                if event in changing or writes:
+                    left -= 1
+                    if left == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.addaudithook(count)
+            with suppress(BaseException):
+                act()
+                os._exit(0)
+            os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+        return os.WIFSIGNALED(status)
+
+    def whole() -> None:
+        there = set(entries("json", file.read_text("utf-8"), ("mcpServers",)))
+        moved = (
+            set(tomllib.loads(machine.file.read_text("utf-8"))["servers"]) if machine.file.exists() else set()
+        )
+        assert there | moved >= {"desk", "remote"}
+        assert ("context-proxy" in there) or SETTINGS["cursor"] == file.read_text("utf-8")
+
+    for act in (lambda: machine.install("cursor"), machine.uninstall):
+        step = 1
+        while killed(step, act):
+            whole()
+            step += 1
+        assert step > 5
+        if act == machine.uninstall:
+            assert file.read_text("utf-8") == text
+        for path in [*file.parent.glob(".*.mcp-context-proxy"), *home.glob(".*.mcp-context-proxy")]:
+            path.unlink()
+    machine.install("cursor")
+    machine.uninstall()
+    assert file.read_text("utf-8") == text
+    assert entries("json", text, ("mcpServers",)).keys() == {"desk", "remote"}
 
 
 def test_copies_and_configuration_are_private(put: Place, machine: Machine) -> None:

@@ -8,6 +8,7 @@ import anyio
 import httpx2
 import pytest
 from support.authorization import Protected, protected_server
+from support.postgres import postgres  # noqa: F401 - a fixture
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.oauth import login, loopback

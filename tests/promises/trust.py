@@ -86,11 +86,15 @@ TRUST = (
         ),
     ),
     Promise(
-        "A named token is kept only as its hash. It reaches the servers and classes of tools that "
-        "it was given, by every way alike: what it may not reach is not listed, found, called, read "
-        "or subscribed to, and no message, preset or past request tells more of it than a name that "
-        "was given before.",
+        "A named token is kept only as its hash, and at several replicas sealed, as logins are: whoever can "
+        "read the database learns no token of either, and whoever can write it makes none, nor gives one to "
+        "another server or name. It reaches the servers and classes of tools that it was given, by every way "
+        "alike: what it may not reach is not listed, found, called, read or subscribed to, and no message, "
+        "preset or past request tells more of it than a name that was given before.",
         (
+            "oauth/test_shared_logins.py::test_the_store_holds_nothing_that_opens_anything",
+            "oauth/test_shared_logins.py::test_a_row_that_was_changed_in_the_store_is_no_login",
+            "trust/test_shared_tokens.py::test_whoever_can_write_the_database_makes_no_token",
             "trust/test_limited_principals.py::test_no_query_is_read_in_words_that_only_other_servers_have",
             TOKENS + "test_the_file_has_no_token_and_is_for_its_owner_alone",
             LIMITED + "test_lists_and_searches_show_its_servers_and_classes_alone",

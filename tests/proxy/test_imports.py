@@ -26,7 +26,13 @@ FOR_SEARCHES = ("numpy", "onnxruntime", "tokenizers")
 FOR_DOCUMENTS = ("yaml",)
 FOR_HTTP = ("mcp", "starlette", "uvicorn", "httpx2")
 FOR_TERMINALS = ("rich", "prometheus_client")
-FOR_TEAMS = ("psycopg", "jwt", "mcp_context_proxy.cluster", "mcp_context_proxy.store.postgres")
+FOR_TEAMS = (
+    "psycopg",
+    "jwt",
+    "cryptography",
+    "mcp_context_proxy.cluster",
+    "mcp_context_proxy.store.postgres",
+)
 
 
 @pytest.fixture(scope="module")

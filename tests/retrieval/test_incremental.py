@@ -16,7 +16,7 @@ from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.bm25 import Flat, Group, LexicalIndex, count_terms, grouped
 from mcp_context_proxy.retrieval.indexing import embedded, read
 from mcp_context_proxy.retrieval.item_metadata import Fields, tag_label
-from mcp_context_proxy.retrieval.vectors import EXACT_CHUNKS
+from mcp_context_proxy.retrieval.vectors import EXACT_CHUNKS, UNIT
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]
 DESCRIPTIONS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
@@ -148,7 +148,8 @@ def test_unused_vectors_are_dropped(
     assert max(sizes) < 7_000
     assert any(after < before for before, after in itertools.pairwise(sizes))
     (stays,) = catalog.sources[0].embeddings["stays"]
-    assert np.array_equal(stays.embedding, word_vectors().embed(["stays: Stays as it is."])[0])
+    (vector,) = word_vectors().embed(["stays: Stays as it is."])
+    assert np.abs(stays.embedding / UNIT - vector).max() < 0.51 / UNIT
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.vectors import UNIT
 
 MISSING = ModelError(Path("model.onnx"), "the file is missing", "install the package again")
 
@@ -43,8 +44,8 @@ def test_embeddings_belong_to_their_source(word_vectors: Callable[..., Any], two
 
     (chunk,) = two.sources[0].embeddings["read_file"]
     assert (chunk.text, chunk.chunk_index) == ("read file: Reads a file.", 0)
-    assert chunk.embedding.dtype == np.float32
-    assert np.linalg.norm(chunk.embedding) == pytest.approx(1)
+    assert chunk.embedding.dtype == np.int16
+    assert np.linalg.norm(chunk.embedding / UNIT) == pytest.approx(1, abs=0.0001)
     assert not chunk.embedding.flags.writeable
 
 

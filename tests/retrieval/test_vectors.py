@@ -12,6 +12,7 @@ from mcp_context_proxy.retrieval.vectors import (
     EXACT_CHUNKS,
     FIRST_SLAB,
     NOWHERE,
+    UNIT,
     DenseIndex,
     Pool,
     Vectors,
@@ -69,9 +70,26 @@ def test_vectors_do_not_depend_on_the_batches_they_came_in(pieces: list[int], di
     rows = np.concatenate([pool.add(piece) for piece in np.split(vectors, np.cumsum(pieces)[:-1])])
 
     assert (whole.add(vectors) == rows).all()
-    assert np.array_equal(pool.vectors.views(rows), vectors)
+    assert np.array_equal(pool.vectors.views(rows), whole.vectors.views(rows))
     assert np.array_equal(pool.vectors.cosines(queries), whole.vectors.cosines(queries))
     assert np.array_equal(pool.vectors.estimates(queries), whole.vectors.estimates(queries))
+
+
+def test_two_bytes_a_component_leave_a_cosine_equal_to_four_digits() -> None:
+    pool, vectors, queries = Pool(), scattered(3_000), scattered(20, seed=9)
+    rows = pool.add(vectors)
+
+    assert np.abs(pool.vectors.cosines_of(rows, queries) - queries @ vectors.T).max() < 0.00005
+    assert np.abs(pool.vectors.of(rows) - vectors).max() < 0.51 / UNIT
+
+
+def test_vectors_that_were_stored_once_are_stored_again_as_they_are() -> None:
+    pool, moved = Pool(), Pool()
+    rows = pool.add(scattered(100))
+    stored = np.array(pool.vectors.views(rows))
+
+    again = moved.add(stored)
+    assert np.array_equal(moved.vectors.views(again), stored)
 
 
 def test_a_cosine_does_not_depend_on_other_rows() -> None:

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from mcp_context_proxy.store import (
     VersionRow,
     open_store,
 )
+from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
 
 SLOT = UsageSlot.of(NOW)
 _names = (f"contract{number}" for number in itertools.count())
@@ -347,6 +349,21 @@ def test_the_first_choice_of_a_day_counts(again: Open) -> None:
     assert other.working_sets.choose("2026-01-01", 500, {("s", "b"): "more often"}) == {("s", "a"): "often"}
     assert other.working_sets.get("2026-01-01", 500) == {("s", "a"): "often"}
     assert other.working_sets.get("2026-01-02", 500) is None
+
+
+def test_a_credential_is_replaced_only_as_it_was_read(again: Open) -> None:
+    one, other = (CredentialStore(store.database) for store in (again(), again()))
+    first = one.put(SealedRow("login", "s", b"1", "mark", 0))
+    assert first is not None
+    second = other.put(replace(first, sealed=b"2"))
+
+    assert second is not None
+    assert one.put(replace(first, sealed=b"3")) is None
+    assert one.put(replace(first, revision=0)) is None
+    assert one.get("login", "s") == second
+    assert one.get("token", "s") is None
+    assert other.all() == [second]
+    assert one.revision() == second.revision > first.revision
 
 
 def test_each_area_has_a_revision_that_grows_with_its_changes(store: Store) -> None:

@@ -22,6 +22,7 @@ from mcp_context_proxy.store import (
     open_store,
 )
 from mcp_context_proxy.store.copying import OF_PROCESSES, copy, digest, tables
+from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
 
 ROWS = 700
 """More than are copied at once."""
@@ -75,6 +76,7 @@ def fill(store: Store) -> None:
     row = ApprovalRow("s", "tool", "t1", b"1", b"2", "approved", "new", "", "", "1", "mode", NOW)
     version = VersionRow("s", "tool", "connection", "1", NOW)
     store.approvals.decide("s", lambda _: Additions((row,), {row.key: b"{}"}, (version,)))
+    CredentialStore(store.database).put(SealedRow("login", "s", b"sealed", "mark", 0))
 
 
 def test_a_copy_that_is_interrupted_twice_ends_with_equal_contents(places: list[StoreConfig]) -> None:
