@@ -6,11 +6,11 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.stores import MODEL, NOW, add, key, reads, vector
 
 from mcp_context_proxy.config import StoreConfig
