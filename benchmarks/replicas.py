@@ -22,13 +22,14 @@ import httpx2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from subjects import free_port
 from support import wires
 from support.balancer import Balancer, balancing
 from support.plain_http import PlainHttp
 from support.postgres import PostgresServer
 from support.proxies import HttpProxy, http_proxy
 from support.raw_client import MODERN, RawClient, RpcError
-from support.replicas import ACCEPTED, KEY, PERSON, free_port, haproxy, until_ready
+from support.replicas import ACCEPTED, KEY, PERSON, haproxy, until_ready
 from support.servers import Workshop, tool
 
 QUESTION = {"message": "Which?", "requestedSchema": {"type": "object", "properties": {}}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
@@ -40,7 +39,7 @@ from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import shared_credentials
-from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
+from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import AuditLog, audit_file, state_folder
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.kept_logs import KeptLogs
@@ -93,11 +92,6 @@ def build(config: Config, store: Store) -> Proxy:
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)
 
-    def begin_anew(events: Sequence[ApprovalEvent]) -> None:
-        if approved := frozenset(tool for event in events if (tool := event.approved_tool) is not None):
-            search.forget_uses(approved)
-
-    approvals.observers.append(begin_anew)
     sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
     handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
     records = RequestRecords(config.limits, kept)
@@ -266,4 +260,5 @@ def build(config: Config, store: Store) -> Proxy:
         audit=audit,
         logs=KeptLogs(None),
     )
+    approvals.observers.append(proxy.begin_anew)
     return proxy

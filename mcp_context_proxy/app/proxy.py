@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -49,7 +49,7 @@ from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.approval import Approvals
+from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.kept_logs import KeptLogs
 from mcp_context_proxy.trust.tokens import ACTING, reaches
@@ -224,6 +224,11 @@ class CatalogRefresh:
                 await self._wait_for(until, on_wait)
         else:
             await self.catch_up()
+
+    @property
+    def is_behind(self) -> bool:
+        """True while a change of a server or a folder is not in the catalog yet."""
+        return self._stale.is_set() or self._running is not None
 
     async def catch_up(self) -> None:
         """Wait for a moment until the catalog has all changes so far; returns at once if it has them."""
@@ -416,7 +421,8 @@ class Proxy(Struct, kw_only=True, eq=False):
         if self.interactions is not None:
             self.interactions.configure(config)
         self.approvals.mode = config.approval.mode
-        self.gateway.profiles.configure(config)
+        if changed & {"clients", "documents"}:
+            self.gateway.profiles.configure(config)
         if "clients" in changed:
             self._follow_profiles()
         # Each of the other parts is reached only if a table that it reads has changed.
@@ -434,6 +440,11 @@ class Proxy(Struct, kw_only=True, eq=False):
         self.refresh.mark_stale()
         logger.info("the changed configuration is in use: %s", difference)
         self.audit.note("configuration", changed=sorted(changed), servers=str(difference))
+
+    def begin_anew(self, events: Sequence[ApprovalEvent]) -> None:
+        """Forget the uses of tools whose definition has been approved anew."""
+        if approved := frozenset(tool for event in events if (tool := event.approved_tool) is not None):
+            self.search.forget_uses(approved)
 
     def _follow_profiles(self) -> None:
         """Give open sessions their profiles as they are now, and have clients list again that see others."""

@@ -14,8 +14,8 @@ from mcp_context_proxy.front.probes import Readiness
 from mcp_context_proxy.system.process import time_of_day
 
 STARTING_SECONDS: Final = 15.0
-"""Time for which servers that have not answered yet keep the proxy from being ready: after that, one of them
-hangs, and clients of the others should not wait for it."""
+"""Time for which servers that have not answered yet keep the proxy from being ready, and lists that have just
+come: after that, one of them hangs, and clients of the others should not wait for it."""
 
 
 class Needed(Protocol):
@@ -38,9 +38,12 @@ class ReadinessCheck:
         proxy, missing = self._proxy, list[str]()
         if proxy.gateway.drain.leaving:
             missing.append("stopping: new clients should go elsewhere")
-        starting = [client for client in proxy.fleet.awaited() if not client.failures]
-        if starting and time_of_day() - proxy.started < STARTING_SECONDS:
-            missing.append(f"{len(starting)} of {len(proxy.fleet.clients)} servers have not answered yet")
+        if time_of_day() - proxy.started < STARTING_SECONDS:
+            starting = [client for client in proxy.fleet.awaited() if not client.failures]
+            if starting:
+                missing.append(f"{len(starting)} of {len(proxy.fleet.clients)} servers have not answered yet")
+            elif proxy.refresh.is_behind:
+                missing.append("the lists of servers are not all in the catalog yet")
         missing += [part.lack for part in self._needed if part.lack is not None]
         degraded = []
         if proxy.store.warning is not None:

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.names import ParsedTools, entry_withheld, parse_tools
 from mcp_context_proxy.catalog.parts import part_for
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
-from mcp_context_proxy.catalog.tool_lists import ParsedTools, entry_withheld, parse_tools
 from mcp_context_proxy.catalog.uri_owners import (
     OWN_SKILLS,
     TEMPLATE_BYTES_PER_SERVER,

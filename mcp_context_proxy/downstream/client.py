@@ -17,8 +17,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.connect import Connected
-from mcp_context_proxy.downstream.dedicated import DedicatedConnections
+from mcp_context_proxy.downstream.connections import Connected, DedicatedConnections
 from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Unprobed
 from mcp_context_proxy.downstream.inbound import (
     ELICITATION_COMPLETE,

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
-from mcp_context_proxy.downstream.connect import Connected, connect, describe, fault_of, innermost
+from mcp_context_proxy.downstream.connections import Connected, connect, describe, fault_of, innermost
 from mcp_context_proxy.downstream.era_negotiation import EraMemory, Introduction, Unprobed
 from mcp_context_proxy.downstream.inbound import KeepLine, Output
 from mcp_context_proxy.downstream.jsonrpc import Inbound

@@ -18,7 +18,7 @@ import anyio
 from msgspec import Struct, field
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.downstream.connect import Connected
+from mcp_context_proxy.downstream.connections import Connected
 from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO
 from mcp_context_proxy.downstream.link import Notify, Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError

@@ -145,7 +145,8 @@ class ToolList:
         if known != state:
 
             def define(tool: Tool) -> Raw:
-                return definitions.tool_definition(tool, caller.name_of(tool))
+                name = caller.name_of(tool) if tool.wider_names else tool.exposed_name
+                return definitions.tool_definition(tool, name)
 
             listed = [snapshot.tools[name] for name in names]
             tools = await encoded_list(self.meta_tools(snapshot, names), define, listed)

@@ -30,8 +30,8 @@ from support.replicas import (
     call_of,
     configured,
     counts_of,
-    free_port,
     haproxy,
+    kept_port,
     ledger_of,
     ping,
     session_at,
@@ -49,8 +49,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> Iterator[Cluster]:
     """Three replicas."""
-    folder, port = tmp_path_factory.mktemp("cluster"), free_port()
+    folder = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
+        port = stack.enter_context(kept_port())
         replicas = [
             stack.enter_context(http_proxy(configured(folder / name, postgres, name, port)))
             for name in ("a", "b", "c")

@@ -17,6 +17,7 @@ from support.raw_client import AS_DATA, RawClient, data_of
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse, stdio
 
+from mcp_context_proxy.app.readiness import ReadinessCheck
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.lifecycle import ServerState
@@ -74,10 +75,12 @@ async def test_an_agent_that_searches_and_calls_right_after_it_has_connected_get
         assert json.loads(called["content"][0]["text"])["name"] == "brew"
 
 
-async def test_a_search_has_a_server_whose_list_has_come_but_is_not_yet_in_the_catalog(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A refresh runs in a thread: on a busy machine it ends long after the server is ready."""
+@pytest.fixture
+def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Refreshes of the catalog go on once it is set.
+
+    They run in a thread: on a busy machine they end long after the server is ready.
+    """
     refresh, go_on = Catalog.refresh, threading.Event()
 
     def late_refresh(catalog: Catalog, check: Callable[[], None] = lambda: None) -> Any:
@@ -86,6 +89,28 @@ async def test_a_search_has_a_server_whose_list_has_come_but_is_not_yet_in_the_c
         return refresh(catalog, check)
 
     monkeypatch.setattr(Catalog, "refresh", late_refresh)
+    return go_on
+
+
+async def test_a_proxy_is_not_ready_before_the_lists_that_have_come_are_in_the_catalog(
+    workshop: Workshop, go_on: threading.Event
+) -> None:
+    late(workshop)
+    workshop.flag("ready").touch()
+    async with inside(workshop.config(), settled=False) as proxy:
+        readiness = ReadinessCheck(proxy)
+        await until(lambda: not proxy.fleet.unlisted)
+        assert "late" in proxy.catalog.whole.snapshot.unlisted
+        assert readiness().missing == ["the lists of servers are not all in the catalog yet"]
+
+        go_on.set()
+        await until(lambda: not readiness().missing)
+        assert "late" not in proxy.catalog.whole.snapshot.unlisted
+
+
+async def test_a_search_has_a_server_whose_list_has_come_but_is_not_yet_in_the_catalog(
+    workshop: Workshop, go_on: threading.Event
+) -> None:
     server = late(workshop)
     async with inside(workshop.config(), settled=False) as proxy:
         # The first search of all waits for more, and so it is not the one that is looked at.

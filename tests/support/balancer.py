@@ -72,7 +72,7 @@ class Balancer:
 @asynccontextmanager
 async def balancing(balancer: Balancer) -> AsyncIterator[Balancer]:
     """Balance meanwhile, on the port that the balancer has, or on a free one."""
-    server = await asyncio.start_server(balancer.accept, "127.0.0.1", balancer.port)
+    server = await asyncio.start_server(balancer.accept, "127.0.0.1", balancer.port, reuse_port=True)
     balancer.port = server.sockets[0].getsockname()[1]
     try:
         yield balancer

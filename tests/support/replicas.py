@@ -40,9 +40,13 @@ UPDATED = "notifications/resources/updated"
 ACCEPTED = {"action": "accept", "content": {}}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """A port for a balancer that comes and goes, which nobody else is given meanwhile."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield int(kept.getsockname()[1])
 
 
 @dataclass
@@ -110,10 +114,10 @@ def balanced(
     workshop: Workshop, postgres: PostgresServer, namespace: str, *, tokens: bool = False, **tables: Any
 ) -> Iterator[Cluster]:
     """Three replicas with the servers of a workshop, and a running balancer before them."""
-    port = free_port()
-    http = {"allowed_hosts": [f"127.0.0.1:{port}"], **tables.pop("http", {})}
     store = {"url": postgres.url, "namespace": namespace, "timeout_seconds": STORE_SECONDS}
     with ExitStack() as stack:
+        port = stack.enter_context(kept_port())
+        http = {"allowed_hosts": [f"127.0.0.1:{port}"], **tables.pop("http", {})}
         replicas = []
         for name in "abc":
             settings = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": BEAT_SECONDS}
