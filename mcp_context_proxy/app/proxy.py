@@ -87,6 +87,7 @@ class CatalogRefresh:
         fleet: Fleet,
         library: DocumentLibrary,
         stale: asyncio.Event,
+        *,
         first_list_seconds: float,
     ) -> None:
         """Prepare; `stale` requests a refresh once it is set, and first lists wait so long for documents."""
