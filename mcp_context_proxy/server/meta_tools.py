@@ -179,10 +179,14 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 wanted = await in_thread(_decoded, raw, CallArguments)
             else:
                 wanted = _decoded(raw, CallArguments)
+            sent = {**params, "arguments": Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments}
             if wanted.name not in _OTHERS:
-                return await self._call(through, wanted, params, caller)
-            await in_task()
-            result = await self._other(through, wanted, params, caller)
+                return await self._call(through, wanted, sent, caller)
+            if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
+                result = _not_read_only(wanted.name, "is none of them")
+            else:
+                await in_task()
+                result = await self.call(wanted.name, sent, caller)
         except _UnusableArgumentsError as error:
             result = failure(f"{through}: {error}")
         return eras.fit_result_to_client("tools/call", result, caller.era)
@@ -418,14 +422,13 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             result = mark_untrusted(kept.server, result)
         return with_note(result, reading.note)
 
-    async def _call(self, through: str, wanted: CallArguments, params: Members, caller: Caller) -> bytes:
+    async def _call(self, through: str, wanted: CallArguments, sent: Members, caller: Caller) -> bytes:
         """Call a tool of a server through one of the call tools, named by ``through``."""
-        sent = {**params, "arguments": _arguments_of(wanted)}
         try:
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
                 self._handle(wanted.context_id, sent, caller)
-                meta = {**eras.meta_of(params), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
+                meta = {**eras.meta_of(sent), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
                 sent["_meta"] = envelope.raw(meta)
             tool = await self.calls.resolve(wanted.name, sent, caller)
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
@@ -439,12 +442,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             result = failure(str(error))
         return eras.fit_result_to_client("tools/call", result, caller.era)
 
-    async def _other(self, through: str, wanted: CallArguments, params: Members, caller: Caller) -> bytes:
-        """Call another meta tool through one of the call tools."""
-        if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
-            return _not_read_only(wanted.name, "is none of them")
-        return await self.call(wanted.name, {**params, "arguments": _arguments_of(wanted)}, caller)
-
     def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
         """Return the context that a call names; a model can read the error about an unknown `context_id`."""
         if context_id is None:
@@ -453,10 +450,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         if handle is None:
             raise _UnusableArgumentsError(f"unknown or expired context_id; {SET_CONTEXT} gives one")
         return handle
-
-
-def _arguments_of(wanted: CallArguments) -> Raw:
-    return Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments
 
 
 def _not_read_only(name: str, why: str) -> bytes:
