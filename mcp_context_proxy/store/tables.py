@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.database import LISTINGS, Tables, columns_of
+from mcp_context_proxy.store.database import LISTINGS, Tables
 from mcp_context_proxy.system.later import np
 
 STORED: Final = "<f4"
@@ -176,7 +176,7 @@ class RequestStore(Tables):
 
     def of_ids(self, ids: Sequence[str]) -> list[RequestRow]:
         """Return the request contexts with some ids that are there."""
-        columns = ", ".join(columns_of(RequestRow))
+        columns = ", ".join(RequestRow.__struct_fields__)
         query = f"SELECT {columns} FROM requests WHERE id IN"
         return [RequestRow(*row) for row in self._database.rows_of_keys(query, ids)]
 
