@@ -113,7 +113,7 @@ async def test_a_new_file_is_listed_found_and_announced(config: Path, workshop: 
 
 
 async def test_the_first_list_has_very_many_documents(workshop: Workshop) -> None:
-    """The host is answered before they are read; see `READING_SECONDS`. Many hosts list once."""
+    """Many hosts list once, and reading may take longer than a host waits for the introduction."""
     folder = workshop.folder / "many"
     folder.mkdir()
     for number in range(2_000):
