@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -57,11 +58,24 @@ async def timed(client: RawClient, kind: str, number: int, context_id: str | Non
     return 1000 * (time.perf_counter() - began)
 
 
-async def calls(say: Say, server: PostgresServer, folder: Path, rounds: int = 400) -> None:
-    """Compare calls and searches with a file, with the database, and in a cluster, one after the other."""
+TURN = 30
+"""Requests to one proxy before those to the next one."""
+
+
+def processor_ms(pid: int) -> float:
+    """Return the processor time of the thread that serves requests, in milliseconds since its start."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e6
+
+
+async def calls(say: Say, server: PostgresServer, folder: Path, turns: int = 30) -> None:
+    """Compare calls and searches with a file, with the database, and in a cluster, in turns of some requests.
+
+    A store adds the median of the differences between the medians of neighbouring turns, which meet the same
+    load. The processor time is that of the thread that serves requests, with all else that it does meanwhile.
+    """
     with ExitStack() as stack:
         alone = stack.enter_context(team(server, folder, "clustered", 1))
-        bases = {"cluster": alone.bases[0]}
+        bases, pids = {"cluster": alone.bases[0]}, {"cluster": alone.running["a"].process.pid}
         text = (alone.folder / "a" / "config.toml").read_text()
         head, _, rest = text.partition("[cluster]")
         without = head + rest[rest.index("[") :]
@@ -73,7 +87,7 @@ async def calls(say: Say, server: PostgresServer, folder: Path, rounds: int = 40
             config.chmod(0o600)
             replica = stack.enter_context(http_proxy(config, real=True))
             until_ready(replica.base)
-            bases[kind] = replica.base
+            bases[kind], pids[kind] = replica.base, replica.process.pid
         async with AsyncExitStack() as opened:
             clients = {
                 kind: await opened.enter_async_context(wires.http(base, "modern"))
@@ -88,18 +102,29 @@ async def calls(say: Say, server: PostgresServer, folder: Path, rounds: int = 40
                 for kind, client in clients.items()
             }
             for what in ("call", "search", "search with context_id"):
+                kind_of, with_handle = what.partition(" ")[0], "context_id" in what
                 took: dict[str, list[float]] = {kind: [] for kind in clients}
-                for number in range(-20, rounds):
+                used: dict[str, list[float]] = {kind: [] for kind in clients}
+                for turn in range(-1, turns):
                     for kind, client in random.sample(list(clients.items()), len(clients)):
-                        handle = handles[kind] if "context_id" in what else None
-                        ms = await timed(client, what.partition(" ")[0], number, handle)
-                        if number >= 0:
-                            took[kind].append(ms)
-                p50 = {kind: median(times) for kind, times in took.items()}
-                say(
-                    f"{what}: file {p50['file']:.2f} ms, database {p50['database'] - p50['file']:+.2f}, "
-                    f"cluster {p50['cluster'] - p50['file']:+.2f} ms p50 (bars 0.05, 0.1, 1.0)"
+                        handle, began = handles[kind] if with_handle else None, processor_ms(pids[kind])
+                        times = [
+                            await timed(client, kind_of, turn * TURN + number, handle)
+                            for number in range(TURN)
+                        ]
+                        if turn >= 0:
+                            took[kind].append(median(times))
+                            used[kind].append((processor_ms(pids[kind]) - began) / TURN)
+                said = ", ".join(
+                    f"{kind} {_added(took, kind):+.3f} ms ({_added(used, kind):+.3f} of processor time)"
+                    for kind in ("database", "cluster")
                 )
+                file = f"file {median(took['file']):.2f} ms p50 ({median(used['file']):.3f})"
+                say(f"{what}: {file}, {said}; bars 0.05, 0.1, 1.0")
+
+
+def _added(turns: dict[str, list[float]], kind: str) -> float:
+    return median(map(sub, turns[kind], turns["file"]))
 
 
 @asynccontextmanager

@@ -28,6 +28,8 @@ from subjects import HERE, SERVERS, TOOLS, Workbench, child
 IN_FLIGHT = 32
 CALLS, BURST = 2000, 5000
 OURS, BARE, RUST, DIRECT = "proxy", "bare asyncio", "mcp-compressor (Rust)", "direct"
+THROUGH = "proxy, through call_tool"
+"""The same proxy, called as a model calls a tool that is not listed."""
 
 Values = dict[str, list[float]]
 
@@ -91,6 +93,8 @@ def _call(name: str) -> dict[str, Any]:
     """The same call of the same tool for each subject's client."""
     if name == RUST:
         return call_params("s0_invoke_tool", tool_name="create_issue", tool_input={"id": "x"})
+    if name == THROUGH:
+        return call_params("call_tool", name="s0__create_issue", arguments={"id": "x"})
     return call_params("create_issue" if name == DIRECT else "s0__create_issue", id="x")
 
 
@@ -124,7 +128,7 @@ def _running(bench: Workbench, era: str) -> Iterator[dict[str, StdioClient]]:
             stack.callback(client.close)
             client.open()
             client.until(partial(_answers, _call(name)))
-        yield clients
+        yield clients | {THROUGH: clients[OURS]}
 
 
 def _answers(params: dict[str, Any], client: StdioClient) -> bool:
@@ -164,10 +168,11 @@ def _table(
     """Figures of every subject, and the ratio of the proxy to those that are named, with the bar if any."""
     for name, found in values.items():
         yield Figure(f"{label}: {name}", found, unit)
-    for name, bar in bars.items():
-        if name in values:
-            ratios = [ours / other for ours, other in zip(values[OURS], values[name], strict=True)]
-            yield Figure(f"{label}: proxy to {name}", ratios, "x", bar, sense)
+    for own in (OURS, THROUGH):
+        for name, bar in bars.items():
+            if own in values and name in values:
+                ratios = [ours / other for ours, other in zip(values[own], values[name], strict=True)]
+                yield Figure(f"{label}: {own} to {name}", ratios, "x", bar, sense)
 
 
 if __name__ == "__main__":

@@ -83,9 +83,11 @@ def copy(source, target, mark):
         os.write(target, data) if len(data) < 4096 else [os.write(target, data[n:n + 4096])
             for n in range(0, len(data), 4096)]
     os.close(target)
-threading.Thread(target=copy, args=(child.stdout.fileno(), 1, "proxy"), daemon=True).start()
+back = threading.Thread(target=copy, args=(child.stdout.fileno(), 1, "proxy"), daemon=True)
+back.start()
 copy(0, child.stdin.fileno(), "host")
 child.wait(20)
+back.join(5)
 """
 
 

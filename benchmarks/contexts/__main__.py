@@ -28,6 +28,7 @@ from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Session, reference, rule, tool
 from mcp_context_proxy.retrieval import text
+from mcp_context_proxy.retrieval.next_steps import KnownSteps
 
 LISTS = Path(__file__).parents[2] / "tests" / "data" / "tools"
 SERVERS_OF_A_PART = 7
@@ -159,6 +160,23 @@ async def repeated(engine: ContextEngine, documents: Sequence[sets.Written], tit
     print(f"{title}: documents shown for a request that repeats a tool's description: {shown}/{asked}")
 
 
+LIKE_A_KNOWN_STEP = 0.85
+"""Cosine of two names of tools that are much the same, such as ``list issues`` and ``search issues``."""
+
+
+class Without(KnownSteps):
+    """Known steps without those whose first name is like the called tool's, as for a server never seen."""
+
+    def __init__(self, embed, alike: float) -> None:
+        super().__init__(embed)
+        self._alike = alike
+
+    def cosines(self, called, names):
+        """Return the cosines, 0 for a known step that is alike."""
+        before, after = super().cosines(called, names)
+        return np.where(before < self._alike, before, 0), after
+
+
 async def after_results(engine, results: Sequence[sets.Recorded], title: str) -> None:
     rates = Rates()
     tools = {(one.server, one.name): one for one in engine._catalog.snapshot.tools.values()}
@@ -276,7 +294,11 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
             with ContextEngine(Catalog(tools), config, store=STORE) as engine:
                 for file, own in results.items():
                     await after_results(engine, own, f"{title}, {file}")
-                await after_results(engine, [one for own in results.values() for one in own], title)
+                every = [one for own in results.values() for one in own]
+                await after_results(engine, every, title)
+                expander = engine._selector._expander._expander
+                expander._known_steps = Without(expander._embed_parts, LIKE_A_KNOWN_STEP)
+                await after_results(engine, every, f"{title}, without known steps that are alike")
     if with_speed:
         await speed(lists, documents, requests)
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RESULTS = ("results.txt", "results-later.txt")
+RESULTS = ("results.txt", "results-later.txt", "results-third.txt")
 """The later ones were written after the first had been measured several times, and before any change."""
 
+STEPS = HERE / "steps.txt"
+
 FILES = sorted((*HERE.glob("documents-*.txt"), *(HERE / name for name in RESULTS), HERE / "requests.txt"))
+
+VALUES = {
+    "id": "88121",
+    "name": "alpha",
+    "title": "Alpha",
+    "url": "https://acme.example/a",
+    "status": "ok",
+    "state": "open",
+    "key": "AB-12",
+    "count": 2,
+    "number": 12,
+    "path": "a/b",
+}
+"""Values of fields in made-up results."""
 
 Need = frozenset[tuple[str, str]]
 """Tools, by server and own name, any of which serves."""
@@ -84,6 +101,21 @@ def results(file: str) -> list[Recorded]:
         server, name = head.split(":", 1)
         needs = needs_of(lines[0].removeprefix("next: "))
         found.append(Recorded((server, name), needs, "\n".join(lines[1:]).strip()))
+    return found
+
+
+def steps() -> list[Recorded]:
+    """The tools of `STEPS`, each with a made-up result that has the fields named there."""
+    found, server, prefix = [], "", ""
+    for line in STEPS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            server, _, prefix = line[3:].partition(" ")
+        elif not line.startswith("#"):
+            name, fields, following = (part.strip() for part in line.split("|"))
+            one = {field: VALUES.get(field, "...") for field in fields.lstrip("[").split()}
+            text = json.dumps([one, one] if fields.startswith("[") else one)
+            keys = frozenset((server, prefix + name) for name in following.split() if name != "none")
+            found.append(Recorded((server, prefix + name), (keys,) if keys else (), text))
     return found
 
 

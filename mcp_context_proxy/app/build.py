@@ -87,7 +87,9 @@ def build(config: Config, store: Store) -> Proxy:
         reserved=reserved,
         approvals=approvals,
     )
-    refresh = CatalogRefresh(catalog, fleet, library, stale)
+    refresh = CatalogRefresh(
+        catalog, fleet, library, stale, first_list_seconds=config.limits.first_list_seconds
+    )
 
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)

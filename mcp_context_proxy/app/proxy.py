@@ -82,12 +82,21 @@ class CatalogRefresh:
     """Keeps the catalog current with its servers and folders, and calls back when it has changed."""
 
     def __init__(
-        self, catalog: Catalog, fleet: Fleet, library: DocumentLibrary, stale: asyncio.Event
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        library: DocumentLibrary,
+        stale: asyncio.Event,
+        *,
+        first_list_seconds: float,
     ) -> None:
-        """Prepare; `stale` requests a refresh once it is set."""
+        """Prepare; `stale` requests a refresh once it is set, and first lists wait so long for documents."""
         self._catalog, self._fleet, self._library, self._stale = catalog, fleet, library, stale
         self._folders_changed = anyio.Event()
         self._documents_read = anyio.Event()
+        self._first_list_seconds = first_list_seconds
+        self._listed_documents: float | None = None
+        """Time until which lists wait for the documents; None before the first list."""
         self._next = anyio.Event()
         """Set when the refresh that begins next has ended."""
         self._running: anyio.Event | None = None
@@ -178,8 +187,15 @@ class CatalogRefresh:
 
         The wait ends when each has listed or failed, and then the catalog has them. As soon as `hides_tools`
         returns True, which may follow from servers that have listed meanwhile, only servers that may have
-        ``always`` tools are waited for: the tools of the others are found by search alone.
+        ``always`` tools are waited for: the tools of the others are found by search alone. Lists of other
+        things, without `hides_tools`, wait for the documents as well.
         """
+        if hides_tools is None and not self._documents_read.is_set():
+            if self._listed_documents is None:
+                self._listed_documents = anyio.current_time() + self._first_list_seconds
+            with anyio.move_on_at(self._listed_documents):
+                await self._documents_read.wait()
+                await self._refreshed()
 
         def needless(client: DownstreamClient) -> bool:
             return hides_tools is not None and hides_tools() and not _has_always(client.config)

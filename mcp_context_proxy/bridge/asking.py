@@ -1,14 +1,14 @@
 """The proxies that run for a configuration: how they are found, and asked over their sockets.
 
 A host waits for its prompt hook, so no module is imported here that takes longer than all the rest of a
-hook: paths are texts, and there is no ``typing`` while the program runs.
+hook: paths are texts, there is no ``typing`` while the program runs, and of ``socket`` only the part in C.
 """
 
 from __future__ import annotations
 
+import _socket
 import json
 import os
-import socket
 import stat
 
 TYPE_CHECKING = False
@@ -125,12 +125,12 @@ def sockets(config: str | os.PathLike[str], environ: Mapping[str, str]) -> list[
     return [path for _, path in ordered]
 
 
-def connected(path: str | os.PathLike[str], *, keep: bool = True) -> socket.socket | None:
+def connected(path: str | os.PathLike[str], *, keep: bool = True) -> _socket.socket | None:
     """Return a connection to the proxy at a path; None if nobody listens there."""
-    peer = None
+    peer: _socket.socket | None = None
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
-            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
             peer.settimeout(CONNECT_SECONDS)
             peer.connect(os.fspath(path))
         else:

@@ -16,7 +16,6 @@ of a proxy that has gone learns nothing, and is not taken for it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -40,6 +39,7 @@ from mcp_context_proxy.system.variables import INHERITED, matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any, Final
 
@@ -199,7 +199,20 @@ def _configuration(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _digest(said: Any) -> str:
     text = json.dumps(said, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
+    return _sha256(text.encode("utf-8", "surrogateescape"))[:DIGITS]
+
+
+def _sha256(data: bytes) -> str:
+    try:
+        # Without OpenSSL, which `hashlib` loads: that is a sixth of the memory of a bridge.
+        if sys.version_info >= (3, 12):
+            from _sha2 import sha256  # type: ignore[import-not-found] # noqa: PLC0415
+        else:
+            from _sha256 import sha256  # type: ignore[import-not-found] # noqa: PLC0415
+    except ImportError:
+        from hashlib import sha256  # noqa: PLC0415
+    digest: str = sha256(data).hexdigest()
+    return digest
 
 
 def _variables(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -292,7 +305,7 @@ def proof(key: bytes, side: bytes, nonce: bytes) -> bytes:
     """Return the proof that a side knows the key, for a nonce of the other."""
     import hmac  # noqa: PLC0415 - a Unix socket needs none
 
-    return hmac.new(key, side + nonce, hashlib.sha256).hexdigest().encode()
+    return hmac.new(key, side + nonce, "sha256").hexdigest().encode()
 
 
 def proves(said: bytes, key: bytes, side: bytes, nonce: bytes) -> bool:
@@ -345,7 +358,7 @@ def _listen_at(path: str) -> socket.socket:
     return listening
 
 
-def connect(place: Meeting) -> socket.socket:
+def connect(place: Meeting) -> _socket.socket:
     """Connect to the proxy of a meeting place; start it if none runs.
 
     Raises:
@@ -354,18 +367,20 @@ def connect(place: Meeting) -> socket.socket:
     for _ in range(2):
         if (found := connected(place.socket)) is not None:
             return found
-        with locked(place.lock):
+        with locked(place.lock) as lock:
             # Whoever had the lock before has started it.
             if connected(place.socket, keep=False) is None:
-                _start(place)
+                process = _start(place)
+                os.ftruncate(lock, 0)
+                os.write(lock, b"%d\n" % process)
     if (found := connected(place.socket)) is None:
         raise JoinError(f"nothing listens at {place.socket}")
     return found
 
 
 @contextmanager
-def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Hold the lock under which a proxy is started, and its socket removed.
+def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Iterator[int]:
+    """Hold the lock under which a proxy is started, and its socket removed; provide its descriptor.
 
     Raises:
         TimeoutError: somebody else has held it for too long, such as a session that is stopped.
@@ -381,9 +396,21 @@ def locked(path: str | os.PathLike[str], seconds: float = LOCK_SECONDS) -> Itera
                 if time.monotonic() > until:
                     raise TimeoutError(f"{path} is locked by another session") from None
                 time.sleep(LOCK_PAUSE_SECONDS)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def process_of(path: str) -> int | None:
+    """Return the id of the process that was started to listen at a path; None if that is not known."""
+    name = os.path.basename(path)
+    try:
+        if f"-{OWN}-" in name:
+            return int(os.path.splitext(name)[0].rpartition("-")[2])
+        with open(beside(path, ".lock"), encoding="ascii") as file:
+            return int(file.read(DIGITS))
+    except (OSError, ValueError):
+        return None
 
 
 def _lock(descriptor: int) -> None:
@@ -410,8 +437,8 @@ def _log_of(place: Meeting) -> Iterator[int]:
         os.close(log)
 
 
-def _start(place: Meeting) -> None:
-    """Start the proxy; hosts can connect from now on.
+def _start(place: Meeting) -> int:
+    """Start the proxy, and return its process id; hosts can connect from now on.
 
     A Unix socket is opened here, and handed over. A port is opened by the proxy, which is waited for.
     """
@@ -439,7 +466,7 @@ def _start(place: Meeting) -> None:
             if started.poll() is not None or time.monotonic() > until:
                 raise JoinError(f"the shared proxy does not start; its messages: {place.log}")
             time.sleep(START_PAUSE_SECONDS)
-        return
+        return started.pid
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         before = os.umask(0o177)
@@ -450,7 +477,7 @@ def _start(place: Meeting) -> None:
         listening.listen(128)
         descriptor = listening.fileno()
         with _log_of(place) as log:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 [*place.command, str(descriptor)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -460,6 +487,7 @@ def _start(place: Meeting) -> None:
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
+        return started.pid
     except OSError as error:
         raise JoinError(f"the shared proxy cannot be started: {error.strerror}") from None
     finally:

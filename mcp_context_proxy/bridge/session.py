@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -32,6 +33,7 @@ from mcp_context_proxy.bridge.meeting import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Final
 
@@ -52,6 +54,8 @@ HELD_BYTES: Final = 32 << 20
 """Part of a line that is held until it is whole; a longer one, which the proxy refuses, passes in parts."""
 LAST_LINES_SECONDS: Final = 30.0
 """Time for the last answers after the host has closed its end. A proxy that runs takes half a second."""
+SILENT_SECONDS: Final = 20.0
+"""Time after which the host's log is told of a proxy that has not answered the first request."""
 LOG_SHOWN: Final = 2_000
 """Bytes of the end of the log that are shown if the proxy does not start."""
 
@@ -87,7 +91,7 @@ def _folder() -> str | None:
 class Bridge:
     """One host's session with the shared proxy."""
 
-    def __init__(self, place: Meeting, peer: socket.socket, greeting: bytes) -> None:
+    def __init__(self, place: Meeting, peer: _socket.socket, greeting: bytes) -> None:
         self._place, self._peer, self._greeting = place, peer, greeting
         self._under_way: set[int | str] = set()
         """Ids of the host's requests that are not answered."""
@@ -160,6 +164,7 @@ class Bridge:
         """Pass the proxy's lines to the host; replace it when it goes away."""
         skip: int | str | None = None
         failures = 0
+        self._wait_for_first_answer()
         while True:
             for block in _blocks(self._peer):
                 failures = 0
@@ -176,6 +181,17 @@ class Bridge:
             if failures > TRIES:
                 self._give_up()
             skip = self._replace()
+
+    def _wait_for_first_answer(self) -> None:
+        told = False
+        while not select.select([self._peer], [], [], SILENT_SECONDS)[0]:
+            if self._under_way and not told:
+                told = True
+                sys.stderr.write(
+                    f"mcp-context-proxy: the shared proxy has not answered for {SILENT_SECONDS:g} s: "
+                    "'mcp-context-proxy status' shows whether it does, and 'stop' ends one that hangs\n"
+                )
+                sys.stderr.flush()
 
     def _note_answers(self, lines: bytes) -> None:
         """Note which requests are answered."""
@@ -221,7 +237,7 @@ class Bridge:
         os._exit(1)
 
 
-def _blocks(source: int | socket.socket, held: float = inf) -> Iterator[bytes]:
+def _blocks(source: int | _socket.socket, held: float = inf) -> Iterator[bytes]:
     """Yield whole lines of a descriptor or a socket, as many as there are at a time, until its end.
 
     With many requests in flight, one write passes on all that have come. A line of more than `held` bytes

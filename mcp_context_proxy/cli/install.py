@@ -139,23 +139,27 @@ def install_command(
     # Our configuration first: a host never points to servers that are not there yet.
     if configuration.change:
         write(configuration.change, private=bool(secrets_of(configuration.servers.values())))
-    journal = Journal()
+    journal, connected = Journal(), list[str]()
     for one in plans:
         try:
             copy = journal.install(one)
-        except (OSError, EditError) as error:
-            failed.append(
-                f"{one.host.title}: nothing was changed: {getattr(error, 'strerror', None) or error}"
-            )
+        except OSError as error:
+            why = f"{error.filename or journal.folder}: {error.strerror or error}"
+            failed.append(f"{one.host.title}: nothing was changed: {why}")
+            continue
+        except EditError as error:
+            failed.append(f"{one.host.title}: nothing was changed: {error}")
             continue
         if one.change:
+            connected.append(one.host.name)
             kept = f"; the file as it was: {copy}" if copy else ""
             console.say(Text(f"{one.host.title}: connected{kept}", style="green"))
     moved = [name for one in plans for name in one.names.values()]
     all_start = _try(console, file, dict.fromkeys(moved), no_check)
-    for name in dict.fromkeys(one.host.name for one in plans if one.change):
+    for name in dict.fromkeys(connected):
         console.say(f"{PLACES[name].title}: {PLACES[name].restart}.")
-    console.say(f"Back to how it was: {PROGRAM} uninstall {' '.join(names)}".rstrip())
+    if connected:
+        console.say(f"Back to how it was: {PROGRAM} uninstall {' '.join(names)}".rstrip())
     for line in failed:
         console.note(line, style="bold red")
     ctx.exit(bool(failed) or not all_start)

@@ -365,4 +365,5 @@ def _cluster_tables(config: Config) -> Iterator[tuple[ReplicaTable, ContextTable
     if config.store.url is None:
         raise click.ClickException("replicas share a database; there is no store.url in the configuration")
     with open_configured_store(config) as store:
-        yield tables_of(store.database)
+        replicas, contexts, _ = tables_of(store.database)
+        yield replicas, contexts

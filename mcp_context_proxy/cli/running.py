@@ -9,6 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -20,7 +23,8 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.bridge.asking import AskError, ask, configuration_file, running
+from mcp_context_proxy.bridge.asking import OWN, AskError, ask, configuration_file, running
+from mcp_context_proxy.bridge.meeting import process_of
 from mcp_context_proxy.cli.options import (
     WholeNumber,
     config_option,
@@ -41,11 +45,16 @@ ANSWER_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 3600.0
 """The same for a call of a tool, which its own timeout ends."""
 
+STATE_SECONDS: Final = 5.0
+"""The same for the state of a proxy, which takes milliseconds: one that needs longer hangs, or is stopped."""
+
 FOLLOW_SECONDS: Final = 0.5
 """Time between two looks at a log."""
 
 FOLLOWED: Final = 2_000
 """Most new lines of one look."""
+
+PROGRAM: Final = "mcp-context-proxy"
 
 NOT_FOUND: Final = 404
 NOT_VALID: Final = 422
@@ -70,6 +79,39 @@ class RunningProxy:
     def __init__(self, socket: str) -> None:
         self._socket = socket
 
+    def status(self) -> Any:
+        """Return its state; None if it hangs."""
+        try:
+            return ask(self._socket, "GET", "/status", seconds=STATE_SECONDS)
+        except AskError as error:
+            if error.status is not None:
+                raise click.ClickException(str(error).removesuffix(".")) from None
+            return None
+
+    @property
+    def process(self) -> int | None:
+        """Its process id, also if it hangs; None if that is not known, or the process is another one."""
+        process = process_of(self._socket)
+        if process is None or sys.platform == "win32":
+            return None
+        try:
+            if sys.platform == "linux":
+                words = Path(f"/proc/{process}/cmdline").read_bytes()
+            else:
+                words = subprocess.check_output(["ps", "-o", "command=", "-p", str(process)])
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return process if b"mcp_context_proxy" in words or PROGRAM.encode() in words else None
+
+    def kill(self) -> int:
+        """Kill a proxy that hangs, and return its process id; its servers end with it."""
+        process = self.process
+        if process is None or f"-{OWN}-" in self._socket:
+            which = "a proxy" if process is None else f"process {process}, which serves one host or HTTP,"
+            raise click.ClickException(f"{which} does not answer; end it by hand")
+        os.kill(process, signal.SIGKILL)
+        return process
+
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         """Return the answer to a GET; parameters that are None are left out."""
         given = {name: _text(value) for name, value in (query or {}).items() if value not in (None, (), [])}
@@ -93,6 +135,8 @@ class RunningProxy:
         except AskError as error:
             # Sentences of the API end with a full stop, those of commands do not.
             text = str(error).removesuffix(".")
+            if error.status is None:
+                text += f"; '{PROGRAM} status' shows whether it hangs"
             if error.status in (NOT_FOUND, NOT_VALID):
                 raise click.UsageError(text) from None
             raise click.ClickException(text) from None
@@ -181,13 +225,18 @@ def of_running(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 def status_command(source: AnswerSource, as_json: bool) -> None:
     """Show the proxies that run for the configuration: their hosts, memory, and the state of each server."""
-    found = [proxy.get("/status") for proxy in source.every()]
+    every = [(proxy, proxy.status()) for proxy in source.every()]
+    found = [status for _, status in every if status is not None]
+    hanging = [proxy.process for proxy, status in every if status is None]
     if as_json:
-        echo_json({"proxies": found})
+        echo_json({"proxies": found, "hanging": hanging})
         return
     console = results()
-    if not found:
+    if not every:
         console.say(f"No proxy runs for {source.file}.")
+    for process in hanging:
+        which = "A proxy" if process is None else f"Process {process}"
+        console.note(f"{which} does not answer; '{PROGRAM} stop' ends it.", style="bold red")
     for number, status in enumerate(found):
         if number:
             console.say()
@@ -381,14 +430,21 @@ def restart_command(source: AnswerSource, name: str, as_json: bool) -> None:
 @of_running
 @json_option
 def stop_command(source: AnswerSource, as_json: bool) -> None:
-    """Stop the proxies that hosts share, after the requests under way. A host that is open starts another."""
-    shared = [proxy for proxy in source.every() if proxy.get("/status")["shared"]]
-    stopped = [proxy.post("/stop") for proxy in shared]
+    """Stop the proxies that hosts share, after the requests under way. A host that is open starts another.
+
+    One that does not answer is killed.
+    """
+    every = [(proxy, proxy.status()) for proxy in source.every()]
+    stopped = [proxy.post("/stop") for proxy, status in every if status is not None and status["shared"]]
+    killed = [proxy.kill() for proxy, status in every if status is None]
     if as_json:
-        echo_json({"stopped": len(stopped)})
-    elif stopped:
+        echo_json({"stopped": len(stopped) + len(killed)})
+        return
+    for process in killed:
+        results().say(f"Process {process} did not answer, and was killed.")
+    if stopped:
         results().say(stopped[0]["done"])
-    else:
+    elif not killed:
         results().say(f"No shared proxy runs for {source.file}.")
 
 

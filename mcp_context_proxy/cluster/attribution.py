@@ -5,15 +5,15 @@ A call waits for none of this: it is attributed a moment later, when the other r
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Final
 
 import anyio
 
-from mcp_context_proxy.context.records import RequestContext, RequestRecords, decoded
+from mcp_context_proxy.context.records import RequestContext, RequestRecords
 from mcp_context_proxy.server.after_call import WINDOW_SECONDS, Unattributed
-from mcp_context_proxy.store import RequestRow
 
 WRITTEN_SECONDS: Final = 1.5
 """Time after which the records of another replica are in the store."""
@@ -28,6 +28,9 @@ REQUESTS_READ, REQUESTS_READ_FOR_CALL, REQUESTS_READ_MOST = 40, 10, 500
 """Requests of one session, or of one owner, that are read: so many, and more for each of the calls that are
 attributed together, since all replicas have answered others meanwhile."""
 
+KEPT_MOST: Final = 2_000
+"""Requests of other replicas in memory, some megabytes."""
+
 CLOCK_SECONDS: Final = 0.25
 """Difference of the clocks of two replicas, up to which a request may seem later than its call."""
 
@@ -39,6 +42,8 @@ class StoredRequests:
         self._records = records
         self._waiting: deque[tuple[float, Unattributed]] = deque(maxlen=WAITING_MOST)
         self._added = anyio.Event()
+        self._read: OrderedDict[str, RequestContext] = OrderedDict()
+        """Requests of other replicas that were read lately, by id: each is read and decoded once."""
 
     def ask(self, call: Unattributed) -> None:
         """Attribute a call soon. Does not block."""
@@ -64,37 +69,34 @@ class StoredRequests:
         for call in calls:
             together[call.session, call.principal].append(call)
         for key, some in together.items():
+            since = min(call.began for call in some) - WINDOW_SECONDS
             until = max(call.began for call in some) + CLOCK_SECONDS
             limit = min(REQUESTS_READ + REQUESTS_READ_FOR_CALL * len(some), REQUESTS_READ_MOST)
-            rows = await self._records.rows_before(until, limit, *key)
-            found = _Requests([*self._records.recent(WINDOW_SECONDS), *rows], *key)
+            mine = {one.id: one for one in self._records.recent(WINDOW_SECONDS)}
+            known = mine.keys() | self._read.keys()
+            for one in await self._records.stored(since, until, limit, *key, known):
+                self._read[one.id] = one
+                if len(self._read) > KEPT_MOST:
+                    self._read.popitem(last=False)
+            found = _Requests([*self._read.values(), *mine.values()], *key)
             for call in some:
                 call.attribute(found.likely(call.began))
 
 
 class _Requests:
-    """The requests of one session, or of one owner without a session; a row is decoded when it is needed."""
+    """The requests of one session, or of one owner without a session, the earliest first."""
 
-    def __init__(
-        self, found: list[RequestContext | RequestRow], session: str | None, owner: str | None
-    ) -> None:
+    def __init__(self, found: list[RequestContext], session: str | None, owner: str | None) -> None:
         belong = [one for one in found if (one.session, one.owner) == (session, owner)]
-        # Of a request that is in memory as well, the row comes second.
-        self._found = list({one.id: one for one in reversed(belong)}.values())
-        self._found.sort(key=lambda one: -one.time)
+        self._found = sorted(belong, key=lambda one: one.time)
+        self._times = [one.time for one in self._found]
 
     def likely(self, began: float) -> Iterator[RequestContext]:
         """Iterate over the requests for which a call may have been made, the most likely first.
 
         The latest one before the call comes first. One that seems later may be so by the clocks alone.
         """
-        before = [at for at, one in enumerate(self._found) if began - WINDOW_SECONDS <= one.time <= began]
-        after = [at for at, one in enumerate(self._found) if began < one.time <= began + CLOCK_SECONDS]
-        for at in (*before, *reversed(after)):
-            one = self._found[at]
-            if isinstance(one, RequestRow):
-                read = decoded(one)
-                if read is None:
-                    continue
-                self._found[at] = one = read
-            yield one
+        after = bisect_right(self._times, began)
+        for at in range(after - 1, bisect_left(self._times, began - WINDOW_SECONDS) - 1, -1):
+            yield self._found[at]
+        yield from self._found[after : bisect_right(self._times, began + CLOCK_SECONDS)]

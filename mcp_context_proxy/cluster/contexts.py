@@ -87,9 +87,10 @@ class _Kept(Struct):
     writing: anyio.Lock = field(default_factory=anyio.Lock)
 
 
-def context_id_of(params: Members) -> str | None:
+def context_id_of(params: Members, caller: Caller) -> str | None:
     """Return the context handle that a request names, in its ``_meta`` or its arguments."""
-    named = envelope.text(eras.meta_of(params).get(eras.CONTEXT_KEY)) if "_meta" in params else None
+    meta = eras.meta_of(params) if caller.meta is None else caller.meta
+    named = envelope.text(meta.get(eras.CONTEXT_KEY)) if eras.CONTEXT_KEY in meta else None
     if named is None and "arguments" in params and b"context_id" in bytes(params["arguments"]):
         try:
             found = _arguments(params["arguments"]).context_id
@@ -164,7 +165,7 @@ class SharedContexts:
         Raises:
             RequestError: it is not known here, and the store is away.
         """
-        if (context_id := context_id_of(params)) is not None:
+        if (context_id := context_id_of(params, caller)) is not None:
             await self._fetch(context_id, params, caller)
         return _without_home(params) if "requestState" in params else params
 
@@ -221,7 +222,7 @@ class SharedContexts:
         if unsaved:
             result = _with_note(result)
         context: SessionContext | None = None
-        if (context_id := context_id_of(params)) is not None:
+        if (context_id := context_id_of(params, caller)) is not None:
             context = self._handles.get(context_id, caller.principal)
         context = context or caller.session
         kept = None if context is None else self._kept.get(context)

@@ -139,8 +139,9 @@ class Homes:
         made = "" if session_id or relayed else _made_before(body)
         if made and await self._answered_elsewhere(made, Reason.CALL, scope, body, receive, send):
             return
-        opening = send if session_id or scope["method"] != "POST" else partial(self._opened, send)
-        await self._app(scope, replay(body, receive), opening)
+        if not alone and not session_id and scope["method"] == "POST":
+            send = partial(self._opened, send)
+        await self._app(scope, replay(body, receive), send)
 
     async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take a message for an event stream, here or at the replica that has the stream."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import socket
+import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import anyio
@@ -17,25 +19,96 @@ from mcp_context_proxy.cluster.contexts import SharedContexts
 from mcp_context_proxy.cluster.homes import Homes
 from mcp_context_proxy.cluster.relay import ClusterCounts, Relay, Signer
 from mcp_context_proxy.cluster.replicas import Announcements, Replicas
-from mcp_context_proxy.cluster.tables import tables_of
+from mcp_context_proxy.cluster.tables import LeftResultTable, hash_of, tables_of
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
 from mcp_context_proxy.front.sse import EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
-from mcp_context_proxy.results.kept import KeptResults
+from mcp_context_proxy.results.kept import KeptResults, KeptText
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.store import Store
+from mcp_context_proxy.store.credentials import Seal, SealedRow
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
 
 UPKEEP_SECONDS = 30.0
 """Time between two notes of the contexts that are in use, with which idle ones are forgotten."""
 
+LEFT_BYTES = 64 * 1024 * 1024
+"""Size of the large results that a replica leaves behind when it ends, compressed."""
+
+LEFT_SECONDS = 3.0
+"""Time for leaving them, after everything else has ended."""
+
+_RESULT = "result"
+
 _UNSUITED = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class LeftResults:
+    """Large results of replicas that were told to end: they leave them in the store, sealed, for a while.
+
+    A result is sealed for its id and its owner, so that nobody else can read it here either.
+    """
+
+    def __init__(self, table: LeftResultTable, seal: Seal, kept: KeptResults) -> None:
+        self._table, self._seal, self._kept = table, seal, kept
+        kept.left = self.read
+
+    async def read(self, owner: str, result_id: str) -> KeptText | None:
+        """Return a result that another replica has left."""
+        id_hash = hash_of(result_id)
+
+        def read() -> bytes | None:
+            found = self._table.get(id_hash)
+            if found is None:
+                return None
+            content = self._seal.opened(SealedRow(_RESULT, f"{owner}\0{result_id}", *found, 0))
+            return None if content is None else zlib.decompress(content)
+
+        try:
+            content = await in_thread(read)
+        except StoreError:
+            return None
+        if content is None:
+            return None
+        server, _, text = content.partition(b"\0")
+        return KeptText(text, server.decode())
+
+    async def leave(self) -> None:
+        """Leave the latest results behind, as far as there is time and room."""
+        left = 0
+        with anyio.move_on_after(LEFT_SECONDS):
+            for owner, result_id in self._kept.all():
+                kept = await self._kept.get(owner, result_id)
+                if kept is None:
+                    continue
+                size = await in_thread(self._write, owner, result_id, kept)
+                left += size
+                if not size or left > LEFT_BYTES:
+                    return
+
+    def _write(self, owner: str, result_id: str, kept: KeptText) -> int:
+        content = zlib.compress(kept.server.encode() + b"\0" + kept.text, 1)
+        sealed = self._seal.sealed(_RESULT, f"{owner}\0{result_id}", content)
+        try:
+            self._table.put(hash_of(result_id), sealed, self._seal.mark)
+        except StoreError as error:
+            logger.warning("large results cannot be left to other replicas: %s", error)
+            return 0
+        return len(sealed)
+
+    async def forget_old(self, seconds: float) -> None:
+        """Forget those that were left long ago."""
+        with suppress(StoreError):
+            await in_thread(self._table.forget_old, seconds)
 
 
 class Member:
@@ -76,7 +149,8 @@ class Member:
         self.counts = ClusterCounts(
             store_up=lambda: store.warning is None, does_upkeep=store.database.does_upkeep
         )
-        replicas_table, self._table = tables_of(store.database)
+        replicas_table, self._table, left = tables_of(store.database)
+        self._left = LeftResults(left, Seal(keys), results)
         self.replicas = Replicas(
             replicas_table,
             name=self.name,
@@ -136,6 +210,7 @@ class Member:
             self._ended.elsewhere = None
             with anyio.CancelScope(shield=True):
                 await self.contexts.flush()
+                await self._left.leave()
                 await self.replicas.leave()
 
     def _drain(self) -> None:
@@ -145,6 +220,7 @@ class Member:
         while True:
             await anyio.sleep(min(UPKEEP_SECONDS, self._idle_seconds / 4))
             await self.contexts.keep_up(self._idle_seconds)
+            await self._left.forget_old(self._idle_seconds)
 
 
 def _own_host(host: str) -> str:

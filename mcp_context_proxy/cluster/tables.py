@@ -201,6 +201,29 @@ class ContextTable(Tables):
         return {(home, kind): int(number) for home, kind, number in rows}
 
 
-def tables_of(database: Database) -> tuple[ReplicaTable, ContextTable]:
+class LeftResultTable(Tables):
+    """Large results that replicas have left behind when they ended, sealed."""
+
+    def put(self, id_hash: bytes, sealed: bytes, key_mark: str) -> None:
+        """Keep a result."""
+        self._database.change(
+            f"INSERT INTO left_results (id_hash, sealed, key_mark, left_at) VALUES (?, ?, ?, {NOW}) "
+            "ON CONFLICT (id_hash) DO NOTHING",
+            (id_hash, sealed, key_mark),
+        )
+
+    def get(self, id_hash: bytes) -> tuple[bytes, str] | None:
+        """Return a result, and the mark of its key; None if there is none."""
+        rows = self._database.rows("SELECT sealed, key_mark FROM left_results WHERE id_hash = ?", (id_hash,))
+        return (bytes(rows[0][0]), rows[0][1]) if rows else None
+
+    def forget_old(self, seconds: float) -> None:
+        """Delete those that were left so long ago, if this process does the upkeep."""
+        with self._upkeep() as transaction:
+            if transaction is not None:
+                transaction.execute(f"DELETE FROM left_results WHERE left_at < {NOW} - ?", (seconds,))
+
+
+def tables_of(database: Database) -> tuple[ReplicaTable, ContextTable, LeftResultTable]:
     """Return the tables of a database."""
-    return ReplicaTable(database), ContextTable(database)
+    return ReplicaTable(database), ContextTable(database), LeftResultTable(database)

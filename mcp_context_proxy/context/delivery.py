@@ -62,7 +62,8 @@ def deliver(
         count: Estimates the tokens of a text.
     """
     chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
-    writing = _Writing(context.options.document_tokens, delivered or {}, count)
+    known = _known_texts(delivered or {}, found.snapshot)
+    writing = _Writing(context.options.document_tokens, delivered or {}, count, texts=known)
     modes = () if delivered is None else (Mode.ALWAYS, Mode.MANUAL)
     standing = [item for item in _documents(context) if item.include_mode in modes]
     for item in sorted(standing, key=lambda item: item.type is not Kind.RULE):
@@ -79,6 +80,16 @@ def deliver(
         for item in context.items
     )
     return replace(context, items=items), tuple(writing.told)
+
+
+def _known_texts(delivered: Mapping[ItemKey, Delivered], snapshot: Snapshot) -> dict[str, str]:
+    """Return the texts that a session was given whole, each with the URI of its document."""
+    texts: dict[str, str] = {}
+    for key, (fingerprint, form) in delivered.items():
+        document = item_by(snapshot, key) if form in GIVEN else None
+        if isinstance(document, Document) and document.fingerprint == fingerprint:
+            texts[_text(document)] = document.uri
+    return texts
 
 
 def told_again(document: Document, item: ContextItem, is_found: bool) -> ToldDocument:
@@ -126,6 +137,8 @@ class _Writing(Struct):
     budget: int
     delivered: Mapping[ItemKey, Delivered]
     count: Callable[[str], int]
+    texts: dict[str, str] = field(default_factory=dict)
+    """Texts that the session has, each with the URI of its document: projects have copies of their rules."""
     told: list[ToldDocument] = field(default_factory=list)
     forms: dict[ItemKey, Delivery | None] = field(default_factory=dict)
     left: int = 0
@@ -150,7 +163,14 @@ class _Writing(Struct):
                     ToldDocument(document, form, f"{document.uri} ({document.kind}): given {where}", True)
                 )
             return
+        if (same := self.texts.get(_text(document))) is not None:
+            self.forms[key] = Delivery.EARLIER
+            if is_found:
+                text = f"{document.uri} ({document.kind}): the same text as {same}"
+                self.told.append(ToldDocument(document, Delivery.EARLIER, text, True))
+            return
         if tokens <= self.left and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
+            self.texts[_text(document)] = document.uri
             return
         waits = is_standing and not is_found and tokens < self.budget
         known = (fingerprint, before) == (document.fingerprint, Delivery.OUTLINE)
@@ -171,6 +191,11 @@ class _Writing(Struct):
         self.forms[key_of(document)] = form
         self.told.append(ToldDocument(document, form, text, is_found))
         return True
+
+
+def _text(document: Document) -> str:
+    """Return all that an answer gives of a document, with the folder of a skill."""
+    return f"{document.folder or ''}\n{document.text.strip()}"
 
 
 def _whole(document: Document) -> str:
@@ -220,6 +245,7 @@ def introduction(snapshot: Snapshot, most_bytes: int, removed: Set[ItemKey]) -> 
         if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS and key_of(one) not in removed
     ]
     rules.sort(key=lambda rule: rule.priority)
+    rules = list({_text(rule): rule for rule in reversed(rules)}.values())[::-1]
     texts: list[str] = []
     given: dict[ItemKey, Delivered] = {}
     left: list[Document] = []

@@ -13,7 +13,7 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
 from math import isinf
@@ -216,7 +216,7 @@ class Delivery(StrEnum):
     INSTRUCTIONS = "instructions"
     """Whole, in the instructions with which its session began."""
     EARLIER = "earlier"
-    """With an earlier answer in its session."""
+    """With an earlier answer in its session, or as another document that has the same text."""
 
 
 class ContextItem(Struct, frozen=True):
@@ -385,16 +385,33 @@ class RequestRecords:
         recent = (one for one in self.recent() if one.owner == owner)
         return await self._with_stored(recent, limit, lambda store: store.latest_of(owner, limit))
 
-    async def rows_before(
-        self, moment: float, limit: int, session: str | None, owner: str | None
-    ) -> list[RequestRow]:
-        """Return the latest rows before a moment of a session, or of an owner where there is none."""
-        if self._store is None:
+    async def stored(
+        self,
+        since: float,
+        moment: float,
+        limit: int,
+        session: str | None,
+        owner: str | None,
+        known: Container[str],
+    ) -> list[RequestContext]:
+        """Return the latest between two moments that only the store has, of a session, or of an owner.
+
+        Those that are `known` are not read, nor are those in memory.
+        """
+        store = self._store
+        if store is None:
             return []
+
+        def read() -> list[RequestContext | None]:
+            ids = store.ids_between(since, moment, limit, session, owner)
+            return [decoded(row) for row in store.of_ids([each for each in ids if each not in known])]
+
+        known_here = self._recent.keys()
         try:
-            return await in_thread(self._store.before, moment, limit, session, owner)
+            found = await in_thread(read)
         except StoreError:
             return []
+        return [one for one in found if one is not None and one.id not in known_here]
 
     async def _with_stored(
         self,

@@ -209,6 +209,7 @@ def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = 
         _store(handle, after)
         _give(Path(temporary), file.parent if before is None else file)
         Path(temporary).chmod(mode)
+        _unchanged(file, before)  # a disk takes its time, in which the host may write as well
         Path(temporary).replace(file)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

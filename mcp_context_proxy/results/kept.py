@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -101,10 +101,16 @@ class KeptResults:
         self.listed_for_all = False
         """True where all clients without a session are told of `read_result`: of several replicas, the one
         that lists it need not be the one that keeps something."""
+        self.left: Callable[[str, str], Awaitable[KeptText | None]] | None = None
+        """Returns what a replica that has ended has left of an owner under an id, where there are several."""
 
     def new_id(self) -> str:
         """Return an id that nobody can guess."""
         return self.prefix + new_id()
+
+    def is_elsewhere(self, result_id: str) -> bool:
+        """Return whether an id is one that another replica has made."""
+        return bool(self.prefix) and "." in result_id and not result_id.startswith(self.prefix)
 
     def owns(self, owner: str) -> bool:
         """Return whether results of an owner are kept."""
@@ -134,6 +140,8 @@ class KeptResults:
         """Return a kept text; None if there is none with this id, or not for this owner."""
         self._forget_idle()
         entry = self.by_id.get(result_id)
+        if entry is None and self.left is not None and "." in result_id:
+            return await self.left(owner, result_id)
         if entry is None or entry.owner != owner:
             return None
         entry.touched = self._clock()
@@ -145,6 +153,10 @@ class KeptResults:
         finally:
             entry.readers -= 1
             entry.close_if_unused()
+
+    def all(self) -> list[tuple[str, str]]:
+        """Return owner and id of each, the latest first."""
+        return [(entry.owner, result_id) for result_id, entry in reversed(self.by_id.items())]
 
     def forget(self, owner: str) -> None:
         """Forget the results of an owner."""

@@ -21,7 +21,7 @@ from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index, item_key
 from mcp_context_proxy.retrieval.links import Links, ToolLink, mentions
-from mcp_context_proxy.retrieval.next_steps import next_steps
+from mcp_context_proxy.retrieval.next_steps import KnownSteps, next_steps
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.retrieval.text import chunks, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex
@@ -98,6 +98,7 @@ class Expander:
         self._catalog, self._background = catalog or embedder, background
         self._graphs: tuple[NeighbourGraph, ...] = ()
         self._links: tuple[Links, ...] = ()
+        self._known_steps = KnownSteps(self._embed_parts)
         self._names: dict[str, frozenset[str]] = {}
         """Keys of the names in documents, by fingerprint."""
 
@@ -271,7 +272,7 @@ class Expander:
         self, called: Tool, text: str, snapshot: Snapshot, allowed: Callable[[Item], bool]
     ) -> list[Expanded]:
         """Return the tools that fit after a result of a call."""
-        found = next_steps(self._index_of(snapshot), self._vectors, called, text)
+        found = next_steps(self._index_of(snapshot), self._vectors, self._known_steps, called, text)
         return [Expanded(step.tool, step.likelihood, None) for step in found if allowed(step.tool)]
 
     def _links_of(self, snapshot: Snapshot) -> Links:

@@ -1,7 +1,8 @@
 """Next steps: the tools that fit after the result of a call.
 
-A next step takes the thing that the result is about: its name has the called tool's noun, the fields of the
-result fill its required parameters, or its description names the called tool. It does something else with it:
+Much the same follows everywhere: ``next_steps.txt`` says it for some 330 names of tools, and the names of a
+server's tools are compared with these. A next step takes the thing that the result is about: its name has the
+called tool's noun, or the fields of the result fill its required parameters. It does something else with it:
 a list is followed by reading one of its things, and hardly by another list, a new thing of the kind or a
 deletion. Only tools of the same server compete, because another server's tools want other identifiers; a
 server of one or two tools has no next step of its own, so all tools compete there. Blocks.
@@ -9,10 +10,12 @@ server of one or two tools has no next step of its own, so all tools compete the
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 STEPS: Final = 3
 """Tools that one result leads to."""
 
-FIRST, FURTHER = 0.08, 0.1
+FIRST, FURTHER = 0.04, 0.1
 """Share of the likelihood from which the likeliest tool comes, and another one: the rest belongs to the other
 tools and to there being no next step."""
 
@@ -49,32 +52,43 @@ TWIN: Final = 0.75
 """Cosine with the called tool from which one that does the same kind of thing is another way to ask it."""
 
 WEIGHTS: Final[Mapping[str, float]] = {
-    "likeness of the result": 2.84,
-    "likeness of the next thing to do": 3.4,
-    "likeness of the called tool": 1.39,
-    "same subject": 1.02,
-    "names or is named": 0.92,
-    "reads": 1.77,
-    "another subject as well": -1.32,
-    "takes something of the result": 1.44,
-    "tells why something failed": 1.62,
-    "reads after a change": -2.21,
-    "deletes": -1.13,
-    "creates another one": -1.04,
-    "asks the same in another way": -0.79,
+    "likeness of the result": 0.55,
+    "likeness of the next thing to do": 3.85,
+    "likeness of the called tool": 3.88,
+    "same subject": 1.09,
+    "another subject as well": -0.92,
+    "takes something of the result": 0.87,
+    "tells why something failed": 2.21,
+    "deletes": -0.78,
+    "creates another one": -1.95,
+    "asks the same in another way": -1.45,
+    "follows by name": 4.94,
+    "follows by name, below the best": 5.02,
+    "lists again": -4.05,
+    "lacks what it needs": -0.73,
 }
 """Weights of a likelihood in the columns of `steps`."""
 
-NO_STEP: Final = -4.97
+NO_STEP: Final = -5.04
 """Weight of a tool with none of these beside no next step. All were fitted as a choice among the tools of a
 server, and tried on each server without its own results (benchmarks/contexts.md)."""
+
+STEPS_BY_NAME: Final = Path(__file__).with_name("next_steps.txt")
+
+NAMES_KEPT: Final = 4096
+"""Names of tools whose vectors are kept, 1.5 kB each."""
+
+OF_ALL_NAMES: Final = 0.7
+"""Share of a server's names from which on a word in them says nothing of what a tool does."""
+
+FEWEST_NAMES: Final = 4
+"""Names of a server from which on words that most have are left out."""
 
 _LISTING = frozenset(
     terms("list get search find read show query fetch retrieve describe detect validate check resolve api")
 )
 """Words of names that say nothing of the thing that a tool is about."""
 
-_READING = frozenset(terms("get read describe show retrieve open fetch"))
 _JOINING = frozenset(terms("by id for from to of"))
 _NO_THING = frozenset((*terms(" ".join(VERBS)), *terms("all my current available set"))) | _LISTING | _JOINING
 """Words of names that are not part of the name of a thing."""
@@ -161,8 +175,6 @@ class CallResult(Struct, frozen=True):
     """Terms of the names of the fields in the result."""
     failed: bool
     """Whether something failed, by the words of the result."""
-    named: re.Pattern[str] | None
-    """Its name as others' descriptions have it; None for a plain word."""
 
     @classmethod
     def of(cls, tool: Tool, text: str) -> CallResult:
@@ -176,7 +188,6 @@ class CallResult(Struct, frozen=True):
             parameters=needs_of(tool.definition).keys,
             field_terms=frozenset(term for field in fields for term in terms(field)),
             failed=_FAILED.search(_NOTHING_FAILED.sub("", text)) is not None,
-            named=_mention(tool.name),
         )
 
     def next_thing(self) -> str:
@@ -196,18 +207,86 @@ class CallResult(Struct, frozen=True):
         of_these = bool(things) and things <= self.things | self.field_terms
         return of_these and bool(pointing & (self.field_terms | _NAME))
 
-    def names(self, other: Tool) -> bool:
-        """Return whether the description of one of the two tools names the other one."""
-        theirs = _mention(other.name)
-        return bool(
-            (self.named and self.named.search(other.description))
-            or (theirs and theirs.search(self.tool.description))
-        )
+    def lacks(self, parameter: str, things: frozenset[str]) -> bool:
+        """Return whether a parameter points at a thing that neither the call nor its result names."""
+        own = frozenset(terms(identifier_words(parameter)))
+        has = name_key(parameter) in self.parameters or own <= self.field_terms
+        return bool(own & _IDENTIFIERS) and not has and not self.gives(parameter, things)
 
 
-def next_steps(index: Index, embed: Embed, called: Tool, text: str) -> list[Step]:
+class KnownSteps:
+    """The steps of ``next_steps.txt``, compared by the vectors of their names. Threads may share it."""
+
+    def __init__(self, embed: Embed) -> None:
+        """Compare by vectors that may be stored, because names are part of the catalog."""
+        self._embed = embed
+        self._rows: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
+        self._names: dict[str, NDArray[np.float32]] = {}
+
+    def cosines(
+        self, called: str, names: Sequence[str]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Return how a called name is like the first of each known step, and some names like the second.
+
+        The shapes are [steps] and [names, steps]. None without a model.
+        """
+        rows, vectors = self._known(), self._vectors([called, *names])
+        if rows is None or vectors is None:
+            return None
+        before, after = rows
+        return before @ vectors[0], vectors[1:] @ after.T
+
+    def _known(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        if self._rows is None:
+            before, after = zip(*steps_by_name(), strict=True)
+            texts = sorted({*before, *after})
+            vectors = self._embed(texts)
+            if vectors is None:
+                return None
+            at = {text: place for place, text in enumerate(texts)}
+            self._rows = vectors[[at[one] for one in before]], vectors[[at[one] for one in after]]
+        return self._rows
+
+    def _vectors(self, names: Sequence[str]) -> NDArray[np.float32] | None:
+        known = self._names
+        new = [name for name in dict.fromkeys(names) if name not in known]
+        if new:
+            vectors = self._embed(new)
+            if vectors is None or len(vectors) != len(new):
+                return None
+            # A new mapping, because another thread may read the one before.
+            kept = (
+                known
+                if len(known) + len(new) <= NAMES_KEPT
+                else {name: known[name] for name in names if name in known}
+            )
+            self._names = known = {**kept, **dict(zip(new, vectors, strict=True))}
+        return np.stack([known[name] for name in names])
+
+
+@cache
+def steps_by_name() -> tuple[tuple[str, str], ...]:
+    """Return the pairs of names that follow each other."""
+    lines = STEPS_BY_NAME.read_text(encoding="utf-8").splitlines()
+    steps = (line.split(" > ") for line in lines if not line.startswith("#"))
+    return tuple((before, one) for before, after in steps for one in after.split(", ") if one != "none")
+
+
+def own_words(tools: Sequence[Tool]) -> list[str]:
+    """Return the names of tools in words, without those that most names of their server have."""
+    words = [identifier_words(tool.name).lower().split() for tool in tools]
+    servers = Counter(tool.server for tool in tools)
+    counts = Counter((tool.server, word) for tool, own in zip(tools, words, strict=True) for word in set(own))
+    found = []
+    for tool, own in zip(tools, words, strict=True):
+        most = OF_ALL_NAMES * servers[tool.server] if servers[tool.server] >= FEWEST_NAMES else math.inf
+        found.append(" ".join(word for word in own if counts[tool.server, word] < most) or " ".join(own))
+    return [name or tool.name for name, tool in zip(found, tools, strict=True)]
+
+
+def next_steps(index: Index, embed: Embed, known: KnownSteps, called: Tool, text: str) -> list[Step]:
     """Return the tools that fit after a result, the likeliest first."""
-    tools, features = steps(index, embed, called, text)
+    tools, features = steps(index, embed, known, called, text)
     if not tools:
         return []
     likely = np.exp(features @ np.array(list(WEIGHTS.values())) + NO_STEP)
@@ -220,7 +299,9 @@ def next_steps(index: Index, embed: Embed, called: Tool, text: str) -> list[Step
     ]
 
 
-def steps(index: Index, embed: Embed, called: Tool, text: str) -> tuple[list[Tool], NDArray[np.float64]]:
+def steps(
+    index: Index, embed: Embed, known: KnownSteps, called: Tool, text: str
+) -> tuple[list[Tool], NDArray[np.float64]]:
     """Return the tools that compete, and [tools, columns]: how each fits, in the columns of `WEIGHTS`."""
     dense = index.dense
     own = next((at for at in index.named([name_key(called.name)]) if index.items[at] == called), None)
@@ -251,23 +332,42 @@ def steps(index: Index, embed: Embed, called: Tool, text: str) -> tuple[list[Too
     likeness = np.stack(
         [fused[: len(texts)].max(axis=0), fused[len(texts) :].max(axis=0), alike], axis=1
     ).tolist()
-    rows = [[*near, *_fit(answer, tool, near[2], rarity)] for near, tool in zip(likeness, tools, strict=True)]
+    follows = _follows(known, called, tools)
+    rows = [
+        [*near, *_fit(answer, tool, near[2], rarity), *by_name, *_against(answer, tool)]
+        for near, tool, by_name in zip(likeness, tools, follows, strict=True)
+    ]
     return tools, np.array(rows, np.float64)
+
+
+def _follows(known: KnownSteps, called: Tool, tools: Sequence[Tool]) -> list[list[float]]:
+    """Return how well each tool follows the called one by its name, and how far it is below the best."""
+    own, *names = own_words([called, *tools])
+    cosines = known.cosines(own, names)
+    if cosines is None:
+        return [[0.0, 0.0]] * len(tools)
+    before, after = cosines
+    likeness = (before * after).max(axis=1)
+    below: list[list[float]] = np.stack([likeness, likeness - likeness.max()], axis=1).tolist()
+    return below
+
+
+def _against(answer: CallResult, tool: Tool) -> list[float]:
+    things = things_of(tool.name)
+    again = kind_of(tool.name) == "list" and answer.kind != "list" and things and things <= answer.things
+    lacks = any(answer.lacks(parameter, things) for parameter in needs_of(tool.definition).required)
+    return [float(bool(again)), float(lacks)]
 
 
 def _fit(answer: CallResult, tool: Tool, alike: float, rarity: dict[str, float]) -> list[float]:
     own, kind = frozenset(terms(identifier_words(tool.name))), kind_of(tool.name)
     things = things_of(tool.name)
     takes = any(answer.gives(parameter, things) for parameter in needs_of(tool.definition).required)
-    changed = answer.kind in {"create", "update", "send", "delete"}
     return [
         _share(own, answer.nouns, rarity),
-        float(answer.names(tool)),
-        float(bool(own & _READING)),
         float(bool(own - answer.nouns - _LISTING - _JOINING)),
         float(takes),
         float(answer.failed and bool(own & _TELLING_WHY)),
-        float(changed and kind in {"read", "list"}),
         float(kind == "delete" or tool.tool_class is ToolClass.DESTRUCTIVE),
         float(kind == "create" and things == answer.things),
         float(kind == answer.kind and alike > TWIN),
@@ -284,10 +384,3 @@ def _rarities(tools: Sequence[Tool]) -> dict[str, float]:
     """Return the rarity of words in the names of tools: ``jira`` says little where all have it."""
     counts = Counter(term for tool in tools for term in set(terms(identifier_words(tool.name))))
     return {term: float(np.log1p(len(tools) / count)) for term, count in counts.items()}
-
-
-@lru_cache(maxsize=4096)
-def _mention(name: str) -> re.Pattern[str] | None:
-    if len(name) <= 12 and not re.search(r"[_-]", name):
-        return None
-    return pattern(rf"(?<![\w-]){re.escape(name)}(?![\w-])", re.IGNORECASE)

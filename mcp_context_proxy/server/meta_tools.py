@@ -376,7 +376,13 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             return failure(f"nothing can be recalled now: {error}")
 
     async def _read_result(self, wanted: ReadResultArguments, caller: Caller) -> bytes:
-        kept = await self.calls.results.kept.get(caller.owner, wanted.id)
+        results = self.calls.results.kept
+        kept = await results.get(caller.owner, wanted.id)
+        if kept is None and results.is_elsewhere(wanted.id):
+            raise _UnusableArgumentsError(
+                "the replica of the proxy that kept this result has ended, and the result with it: it cannot "
+                "be read any more. Call the tool that gave it once more, with the same arguments"
+            )
         if kept is None:
             raise _UnusableArgumentsError(
                 "there is no result with this id: it was another session's, or is no longer kept; "

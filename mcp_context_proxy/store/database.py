@@ -126,13 +126,13 @@ class Transaction(ABC):
 
         A writer that did not hear whether a batch was written sends it again, under the same number.
         """
-        query = "SELECT batch FROM writers WHERE writer = ? AND area = ?"
-        known = self.execute(query, (writer, area)).fetchone()
-        if known is not None and known[0] >= batch:
-            return False
-        columns = ("writer", "area", "batch", "time")
-        self.put("writers", columns, ("writer", "area"), [(writer, area, batch, now)])
-        return True
+        noted = self.execute(
+            "INSERT INTO writers (writer, area, batch, time) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (writer, area) DO UPDATE SET batch = excluded.batch, time = excluded.time "
+            "WHERE writers.batch < excluded.batch",
+            (writer, area, batch, now),
+        )
+        return noted.rowcount > 0
 
     def holds(self, job: str, token: int) -> bool:
         """Return whether a lease is the latest of its job: nobody has taken the job over since."""

@@ -36,11 +36,6 @@ from mcp_context_proxy.store.postgres_schema import MIGRATIONS, OF_THE_CLUSTER, 
 BREAK_SECONDS: Final = 1.0
 """Time after a failure in which nothing is tried. Then one operation is, and the others wait for it."""
 
-TICK_SECONDS: Final = 0.05
-"""Time between two looks of the watchdog at the operations under way."""
-RESTING_SECONDS: Final = 5.0
-"""Time without operations after which the watchdog sleeps until there is one."""
-
 LOCK_SHARE: Final = 0.8
 """Share of an operation's time for which it waits for another transaction: a server that has others wait is
 not away."""
@@ -71,7 +66,11 @@ class PostgresTransaction(Transaction):
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each row of parameters, in their order."""
-        if written := [adapted(row) for row in rows]:
+        written = [adapted(row) for row in rows]
+        if len(written) == 1:
+            # Without the preparations for many, which cost more than one row does.
+            self._connection.execute(translated(statement, self._schema), written[0])
+        elif written:
             self._connection.cursor().executemany(translated(statement, self._schema), written)
 
     def holds(self, job: str, token: int) -> bool:
@@ -433,7 +432,8 @@ class Watchdog:
         self._changed = threading.Condition()
         self._watched: set[_Watched] = set()
         self._thread: threading.Thread | None = None
-        self._asleep = self._closed = False
+        self._looks_at, self._closed = 0.0, False
+        """Time at which the thread looks at the operations under way."""
 
     @contextlib.contextmanager
     def watching(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[_Watched]:
@@ -444,7 +444,8 @@ class Watchdog:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="store-watchdog", daemon=True)
                 self._thread.start()
-            elif self._asleep:
+            elif watched.deadline < self._looks_at:
+                self._looks_at = watched.deadline
                 self._changed.notify()
         try:
             yield watched
@@ -459,21 +460,20 @@ class Watchdog:
             self._changed.notify()
 
     def _run(self) -> None:
-        rested = 0.0
         with self._changed:
             while not self._closed:
-                now = self._clock()
+                now, looks_at = self._clock(), math.inf
                 for watched in self._watched:
-                    if watched.deadline <= now and not watched.is_over:
+                    if watched.is_over:
+                        continue
+                    if watched.deadline <= now:
                         watched.is_over = True
                         shut(watched.number)
-                rested = 0.0 if self._watched else rested + TICK_SECONDS
-                if rested >= RESTING_SECONDS:
-                    self._asleep = True
-                    self._changed.wait()
-                    self._asleep, rested = False, 0.0
-                else:
-                    self._changed.wait(TICK_SECONDS)
+                    else:
+                        looks_at = min(looks_at, watched.deadline)
+                # Operations that end before need not wake it: most take a thousandth of their time.
+                self._looks_at = looks_at
+                self._changed.wait(None if looks_at == math.inf else looks_at - now)
 
 
 @lru_cache(maxsize=1_000)

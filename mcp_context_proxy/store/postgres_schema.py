@@ -36,7 +36,7 @@ TABLES: Final = (
 )
 """All tables but that of the migrations, those first that others refer to."""
 
-OF_THE_CLUSTER: Final = ("replicas", "contexts")
+OF_THE_CLUSTER: Final = ("replicas", "contexts", "left_results")
 """Tables of what replicas do now: no other database has them, and no copy of a store."""
 
 _AREAS: Final = ", ".join(f"('{area}', 1)" for area in AREAS)
@@ -215,6 +215,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             kind TEXT COLLATE "C" NOT NULL, name TEXT COLLATE "C" NOT NULL, sealed BYTEA NOT NULL,
             key_mark TEXT NOT NULL, revision BIGINT NOT NULL,
             PRIMARY KEY (kind, name)
+        )
+        """,
+        """
+        CREATE TABLE left_results (
+            id_hash BYTEA PRIMARY KEY, sealed BYTEA NOT NULL, key_mark TEXT NOT NULL, left_at FLOAT8 NOT NULL
         )
         """,
     ),

@@ -161,13 +161,24 @@ class RequestStore(Tables):
             return self._latest("WHERE owner IS NULL", [limit])
         return self._latest("WHERE owner = ?", [owner, limit])
 
-    def before(self, moment: float, limit: int, session: str | None, owner: str | None) -> list[RequestRow]:
-        """Return the latest before a moment of one session, or of one client where there is none."""
+    def ids_between(
+        self, since: float, moment: float, limit: int, session: str | None, owner: str | None
+    ) -> list[str]:
+        """Return the ids of the latest between two moments of one session, or of one client without one."""
         if session is not None:
-            return self._latest("WHERE session = ? AND time <= ?", [session, moment, limit])
-        if owner is None:
-            return self._latest("WHERE owner IS NULL AND time <= ?", [moment, limit])
-        return self._latest("WHERE owner = ? AND time <= ?", [owner, moment, limit])
+            where, whose = "session = ?", [session]
+        else:
+            where, whose = ("owner IS NULL", []) if owner is None else ("owner = ?", [owner])
+        query = (
+            f"SELECT id FROM requests WHERE {where} AND time >= ? AND time <= ? ORDER BY time DESC LIMIT ?"
+        )
+        return [id_ for (id_,) in self._database.rows(query, [*whose, since, moment, limit])]
+
+    def of_ids(self, ids: Sequence[str]) -> list[RequestRow]:
+        """Return the request contexts with some ids that are there."""
+        columns = ", ".join(RequestRow.__struct_fields__)
+        query = f"SELECT {columns} FROM requests WHERE id IN"
+        return [RequestRow(*row) for row in self._database.rows_of_keys(query, ids)]
 
     def _latest(self, where: str, parameters: Sequence[object]) -> list[RequestRow]:
         rest = f"FROM requests {where} ORDER BY time DESC, id DESC LIMIT ?"

@@ -6,10 +6,13 @@ Standard library only: the bridge reads it, too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final
 
 _SYSTEM: Final = (
     (

@@ -117,6 +117,19 @@ def test_place_that_cannot_be_written_is_said_in_a_sentence_and_no_host_changes(
     assert cursor.read_bytes() == before
 
 
+def test_host_whose_copy_cannot_be_kept_is_not_changed_and_not_called_connected(
+    run: Run, home: Path, cursor: Path
+) -> None:
+    before, file = cursor.read_bytes(), home / "file"
+    file.write_text("", "utf-8")
+    done = run("install", "--yes", "--no-check", XDG_DATA_HOME=str(file / "data"))
+    assert done.returncode == 1
+    assert "Cursor: nothing was changed:" in done.stdout
+    assert str(file / "data") in done.stdout
+    assert "restart Cursor" not in done.stdout
+    assert cursor.read_bytes() == before
+
+
 def test_dry_run_shows_the_change_and_makes_none(run: Run, home: Path, cursor: Path) -> None:
     before = cursor.read_bytes()
     done = run("install", "cursor", "--dry-run")

@@ -191,6 +191,45 @@ async def test_a_large_result_is_read_at_any_replica_by_its_owner_alone(cluster:
             assert "there is no result with this id" in text_of(refused)
 
 
+@pytest.mark.parametrize("how", ["ended", "killed"])
+async def test_a_large_result_outlives_a_replica_that_is_told_to_end_and_not_one_that_is_killed(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer, how: str
+) -> None:
+    ada, eve = {"authorization": "Bearer ada"}, {"authorization": "Bearer eve"}
+    config = configured(tmp_path / "r", postgres, f"r{how}", cluster.port)
+    async with AsyncExitStack() as stack:
+        with http_proxy(config, real=True) as gone:
+            until_ready(gone.base)
+            async with wires.http(gone.base, "modern", headers=ada) as client:
+                large = await client.call("work__echo", {"text": "a line\n" * 20_000 + "the end"})
+            async with httpx2.AsyncClient(timeout=30) as http:
+                session = await session_at(gone.base, http)
+                called = call_of("work__echo", {"text": "a line\n" * 20_000 + "of a session"})
+                kept = await http.post(f"{gone.base}/mcp", json=called, headers=session)
+            gone.process.terminate() if how == "ended" else gone.process.kill()
+            gone.process.wait(60)
+        ids = [re.findall(rf"\br{how}\.[\w-]{{20,}}", text)[0] for text in (json.dumps(large), kept.text)]
+        one, other = [
+            await stack.enter_async_context(wires.http(cluster.bases[0], "modern", headers=who))
+            for who in (ada, eve)
+        ]
+        mine = text_of(await one.call("read_result", {"id": ids[0], "pattern": "the end"}))
+        theirs = [text_of(await other.call("read_result", {"id": each})) for each in ids]
+        async with httpx2.AsyncClient(timeout=30) as http:
+            asked = call_of("read_result", {"id": ids[1], "pattern": "of a session"})
+            adopted = await http.post(f"{cluster.bases[1]}/mcp", json=asked, headers=session)
+
+    told = "has ended, and the result with it: it cannot be read any more. Call the tool"
+    assert [told in text for text in theirs] == [True, True]
+    if how == "ended":
+        assert "the end" in mine
+        assert "of a session" in adopted.text
+        assert told not in adopted.text
+    else:
+        assert told in mine
+        assert told in adopted.text
+
+
 async def test_the_reply_to_a_question_of_a_server_may_arrive_at_another_replica(cluster: Cluster) -> None:
     async with (
         balancing(cluster.balancer()) as balancer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, reference, rule, tool
 from mcp_context_proxy.retrieval.links import mentions
-from mcp_context_proxy.retrieval.next_steps import CallResult
+from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
 
 pytestmark = pytest.mark.anyio
 
@@ -226,6 +227,28 @@ async def test_a_list_is_followed_by_reading_one_of_its_things() -> None:
 
     assert next(iter(steps)) == "desk__get_ticket"
     assert not {"desk__search_tickets", "desk__create_ticket", "desk__delete_ticket"} & steps.keys()
+
+
+STAGING = ("stage_changes", "make_commit", "list_tags", "prune_remote", "blame_line", "read_hooks")
+
+
+async def test_what_follows_elsewhere_follows_where_no_word_is_shared() -> None:
+    steps = [
+        tool(name, f"{name.replace('_', ' ').capitalize()} of a repository", server="vcs") for name in STAGING
+    ]
+    with ContextEngine(Catalog(steps)) as engine:
+        session = Session(overrides=Overrides(expand_results=True))
+        engine.called(session, "stage_changes", "2 files are staged: src/a.py, src/b.py")
+        context = await engine.build("go on", session)
+
+    assert next(iter(brought(context))) == "vcs__make_commit"
+
+
+def test_known_steps_are_pairs_of_names_in_words_each_once() -> None:
+    steps = steps_by_name()
+
+    assert len(steps) == len(set(steps)) > 800
+    assert all(re.fullmatch(r"[a-z ]+", name) for step in steps for name in step)
 
 
 async def test_an_error_brings_what_has_to_be_done_first() -> None:

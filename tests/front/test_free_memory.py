@@ -94,6 +94,24 @@ async def main():
 anyio.run(main)
 """
 
+# Makes lists that stay, as an index does; prints how often all objects were searched for garbage meanwhile.
+LISTS = """
+import gc, sys
+
+def seen(phase, about):
+    global whole
+    whole += phase == "start" and about["generation"] == 2
+
+whole = 0
+gc.callbacks.append(seen)
+if sys.argv[1] == "told":
+    from mcp_context_proxy.system.process import collect_garbage_seldom
+    collect_garbage_seldom()
+whole = 0
+kept = [[] for _ in range(500_000)]
+print(whole)
+"""
+
 
 def printed(program: str, *arguments: str) -> list[int]:
     command = [sys.executable, "-c", program, *arguments]
@@ -126,6 +144,12 @@ def test_fragmented_free_memory_is_returned_to_the_system() -> None:
     by_itself, told = printed(SMALL)
 
     assert by_itself < 40e6 < told
+
+
+def test_objects_that_stay_are_not_searched_for_garbage_again_and_again() -> None:
+    (by_itself,), (told,) = printed(LISTS, "untold"), printed(LISTS, "told")
+
+    assert told == 0 < by_itself
 
 
 @pytest.mark.slow

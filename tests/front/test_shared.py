@@ -264,6 +264,29 @@ async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
     assert sorted(told) == sorted(["hello", "last", *map(str, range(300))])
 
 
+@pytest.mark.slow
+async def test_proxy_that_hangs_is_named_by_status_and_ended_by_stop(
+    machine: Machine, server: Server
+) -> None:
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
+
+    def told(command: str) -> str:
+        words = real_command("--config", machine.config, command)
+        return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+
+    async with machine.host() as client:
+        await client.until_listed("work__hang")
+        (proxy,) = machine.proxies()
+        os.kill(proxy, signal.SIGSTOP)
+        _, waiting = await client.start("tools/call", {"name": "work__echo", "arguments": {"text": "x"}})
+        assert f"Process {proxy} does not answer" in await anyio.to_thread.run_sync(told, "status")
+        assert f"Process {proxy} did not answer" in await anyio.to_thread.run_sync(told, "stop")
+        with pytest.raises(RpcError, match="may or may not have run"):
+            await waiting
+        await client.until_listed("work__echo")
+        assert "isError" not in await client.call("work__echo", {"text": "again"})
+
+
 async def test_host_that_is_killed_ends_only_its_own_session(machine: Machine, server: Server) -> None:
     async with machine.host() as staying:
         await staying.until_listed("work__hang")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import pytest
 from support.commands import PATIENCE, real_command
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.bridge.asking import AskError, ask, running
+from mcp_context_proxy.bridge.asking import AskError, ask, configuration_part, running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
@@ -97,9 +98,9 @@ class Desk:
     def post(self, path: str, body: Any = None) -> Any:
         return ask(self.socket, "POST", path, body, seconds=PATIENCE)
 
-    def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mcp_context_proxy", *words]
-        environment = {**self.environment, "MCP_CONTEXT_PROXY_CONFIG": str(self.config)}
+        environment = {**self.environment, "MCP_CONTEXT_PROXY_CONFIG": str(self.config), **env}
         return subprocess.run(
             command,
             env=environment,
@@ -265,3 +266,34 @@ def test_a_prompt_hook_without_a_proxy_says_nothing_and_starts_none(desk: Desk, 
 def test_a_session_that_is_not_connected_here_is_asked_for_elsewhere(desk: Desk) -> None:
     wanted = {"prompt": "write down a new note", "session": "another", "connected": True}
     assert desk.post("/prompt", wanted)["request"] is None
+
+
+def test_a_prompt_hook_finds_the_proxy_beside_the_socket_of_one_that_was_killed(desk: Desk) -> None:
+    left = Path(desk.socket).with_name(f"{configuration_part(desk.config)}-0123456789ab.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
+        gone.bind(str(left))
+    try:
+        # Without a session that is known: with several proxies, that would belong to none.
+        done = hooked(desk, "zed", prompt="please write down a new note", cwd="/")
+        assert "desk__create_note(" in done.stdout
+    finally:
+        left.unlink()
+
+
+def test_a_prompt_hook_imports_nothing_that_takes_long(desk: Desk) -> None:
+    """A host waits for it at each prompt. Names are looked at, not times."""
+    given = json.dumps({"prompt": "please write down a new note"})
+    done = desk.run("hook", "run", "claude-code", stdin=given, PYTHONPROFILEIMPORTTIME="1")
+    names = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    # What Python imports at its start is not ours to choose.
+    ours = names[names.index("mcp_context_proxy") :]
+    assert "desk__create_note(" in done.stdout
+    assert "mcp_context_proxy.bridge.hook" in ours
+    slow = {"pathlib", "typing", "hashlib", "socket", "subprocess", "threading", "urllib.parse", "logging"}
+    assert slow.intersection(ours) == set()
+    assert [one for one in ours if one.startswith("mcp_context_proxy")] == [
+        "mcp_context_proxy",
+        "mcp_context_proxy.bridge",
+        "mcp_context_proxy.bridge.asking",
+        "mcp_context_proxy.bridge.hook",
+    ]

@@ -608,6 +608,38 @@ def test_file_that_a_killed_installation_has_left_is_removed_later(put: Place, m
     assert [path.exists() for path in (left, new, other)] == [False, True, True]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="acts in a copy of this process")
+def test_what_the_host_writes_while_its_file_is_replaced_stays(put: Place, machine: Machine) -> None:
+    file = put("cursor", SETTINGS["cursor"].encode())
+    machine.file.write_text("", "utf-8")
+
+    def write_as_the_host(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.chmod" and file.name in str(arguments[0]):
+            file.write_text("{}", "utf-8")
+
+    def install() -> None:
+        sys.addaudithook(write_as_the_host)
+        with pytest.raises(EditError, match="changed in the meantime"):
+            machine.install("cursor")
+
+    assert os.WEXITSTATUS(in_copy(install)) == 0
+    assert file.read_text("utf-8") == "{}"
+    assert machine.journal.installations() == []
+
+
+def in_copy(act: Callable[[], object]) -> int:
+    """Act in a copy of this process, and return how it ended."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            act()
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a copy of this process")
 def test_installation_that_is_killed_anywhere_loses_nothing(put: Place, machine: Machine, home: Path) -> None:
     """At each step that changes a file, of an installation and of its end."""
@@ -617,26 +649,21 @@ def test_installation_that_is_killed_anywhere_loses_nothing(put: Place, machine:
 
     def killed(step: int, act: Callable[[], object]) -> bool:
         """Act in a copy of this process that is killed before a step; return whether it came so far."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-            child = os.fork()
-        if child == 0:
-            left = step
+        left = step
 
-            def count(event: str, arguments: tuple[Any, ...]) -> None:
-                nonlocal left
-                writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
-                if event in changing or writes:
-                    left -= 1
-                    if left == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
+        def count(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal left
+            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
+            if event in changing or writes:
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
+        def watched() -> None:
             sys.addaudithook(count)
-            with suppress(BaseException):
-                act()
-                os._exit(0)
-            os._exit(1)
-        status = os.waitpid(child, 0)[1]
+            act()
+
+        status = in_copy(watched)
         assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
         return os.WIFSIGNALED(status)
 

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from support.proxies import command, http_proxy
 from support.raw_client import PATIENCE, RawClient, RpcError
@@ -90,23 +89,20 @@ async def test_a_new_file_is_listed_found_and_announced(config: Path, workshop: 
     assert json.dumps(found)
 
 
-async def test_very_many_documents_are_served_once_they_are_read(workshop: Workshop) -> None:
-    """The host is answered before; see `READING_SECONDS`."""
+async def test_the_first_list_has_very_many_documents(workshop: Workshop) -> None:
+    """The host is answered before they are read; see `READING_SECONDS`. Many hosts list once."""
     folder = workshop.folder / "many"
     folder.mkdir()
     for number in range(2_000):
         (folder / f"{number}.md").write_text(f"# {number}\n\nAll there is to know of it.\n", encoding="utf-8")
     workshop.server("work", tools=[tool("echo")])
-    config = workshop.config(documents=[{"kind": "reference", "path": "many"}])
-
-    async def listed(client: RawClient) -> int:
-        entries = (await client.request("resources/list"))["resources"]
-        return sum(entry["uri"].startswith("reference://") for entry in entries)
-
+    config = workshop.config(
+        documents=[{"kind": "reference", "path": "many"}], limits={"first_list_seconds": PATIENCE}
+    )
     async with stdio(command(config)) as client:
-        with anyio.fail_after(PATIENCE):
-            while (count := await listed(client)) != 2_000:
-                assert count == 0
+        entries = (await client.request("resources/list"))["resources"]
+
+    assert sum(entry["uri"].startswith("reference://") for entry in entries) == 2_000
 
 
 ALWAYS = "---\ninclude: always\npriority: 900\n---\nBe polite to everybody.\n"

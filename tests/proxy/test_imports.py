@@ -14,6 +14,8 @@ from support.proxies import real_command
 from support.servers import TOOLS, Workshop
 from support.wires import stdio
 
+from mcp_context_proxy.system.later import pattern
+
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(sys.platform == "win32", reason="its servers are started by the SDK"),
@@ -22,7 +24,10 @@ pytestmark = [
 REPORT = {"PYTHONPROFILEIMPORTTIME": "1"}
 IMPORTED = re.compile(r"^import time:[^|]*\|[^|]*\|\s*(\S+)$", re.MULTILINE)
 
-FOR_SEARCHES = ("numpy", "onnxruntime", "tokenizers")
+FOR_SEARCHES = (
+    *("numpy", "onnxruntime", "tokenizers"),
+    *(f"mcp_context_proxy.retrieval.{name}" for name in ("queries", "purposes", "values")),
+)
 FOR_DOCUMENTS = ("yaml",)
 FOR_HTTP = ("mcp", "starlette", "uvicorn", "httpx2")
 FOR_TERMINALS = ("rich", "prometheus_client")
@@ -70,6 +75,22 @@ async def test_a_list_and_a_call_import_nothing_that_they_do_not_use(
 
     assert "mcp_context_proxy.server.tools_call" in before
     assert [module for module in before if module == name or module.startswith(f"{name}.")] == []
+
+
+async def test_an_expression_is_compiled_at_its_first_use() -> None:
+    expression = pattern("(")
+
+    with pytest.raises(re.error):
+        expression.search("text")
+
+
+async def test_a_deferred_expression_finds_what_a_compiled_one_finds() -> None:
+    deferred, compiled = pattern("a(b)?", re.IGNORECASE), re.compile("a(b)?", re.IGNORECASE)
+
+    for text in ("", "xAb ab", "c"):
+        assert deferred.findall(text) == compiled.findall(text)
+        assert deferred.sub("-", text) == compiled.sub("-", text)
+        assert bool(deferred.fullmatch(text)) == bool(compiled.fullmatch(text))
 
 
 async def test_the_first_search_imports_the_rest(used: tuple[set[str], set[str]]) -> None:

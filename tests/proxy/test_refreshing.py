@@ -73,7 +73,7 @@ async def test_a_stop_does_not_wait_for_a_large_list(name: str) -> None:
         ExposeConfig(), Limits(), lambda: [client], library, configured=lambda: frozenset({"evil"})
     )
     before = catalog.snapshot
-    refresh = CatalogRefresh(catalog, cast(Any, None), library, asyncio.Event())
+    refresh = CatalogRefresh(catalog, cast(Any, None), library, asyncio.Event(), first_list_seconds=0.0)
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as group:
             group.start_soon(refresh.run)

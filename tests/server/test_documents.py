@@ -83,6 +83,37 @@ async def test_a_found_document_is_given_whole(workshop: Workshop, folder: Path,
     assert items["billing"].delivered is Delivery.WHOLE
 
 
+async def test_copies_of_a_document_are_given_once(workshop: Workshop, folder: Path, era: str) -> None:
+    """Many projects have one text as AGENTS.md and CLAUDE.md, and again in a package."""
+    text = "An invoice is numbered by year, with the number of the customer before it.\n"
+    write(folder, {"billing.md": text, "shop/invoices.md": text})
+    async with opened(workshop, folder) as proxy:
+        host = Host(proxy, era)
+        answer = await text_of(host, SEARCH, {"query": BILLING})
+        items = await recorded(proxy)
+        read = await text_of(host, READ, {"name": "shop/invoices"})
+
+    told = {item.delivered for item in items.values() if item.type is Kind.REFERENCE}
+    assert answer.count("numbered by year") == 1
+    assert "(reference): the same text as reference://" in answer
+    assert told == {Delivery.WHOLE, Delivery.EARLIER}
+    assert "numbered by year" in read
+
+
+async def test_copies_of_a_rule_are_in_the_instructions_and_in_all_answers_once(
+    workshop: Workshop, folder: Path
+) -> None:
+    text = "---\ninclude: always\n---\nBe polite to everybody.\n"
+    write(folder, {"tone.md": text, "more/manners.md": text})
+    async with opened(workshop, folder, kind="rule") as proxy:
+        introduction = proxy.instructions()
+        host = Host(proxy, "handshake")
+        answers = [await text_of(host, SEARCH, {"query": query}) for query in (BILLING, "tell the time")]
+
+    assert introduction.count("Be polite") == 1
+    assert "".join(answers).count("Be polite") == 1
+
+
 async def test_a_long_document_comes_as_an_outline_that_leads_to_its_sections(
     workshop: Workshop, folder: Path, era: str
 ) -> None:
