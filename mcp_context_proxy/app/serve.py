@@ -284,8 +284,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     """
     from mcp_context_proxy.app.readiness import Needed, ReadinessCheck  # noqa: PLC0415
     from mcp_context_proxy.front import auth, http, probes  # noqa: PLC0415 - a stdio front needs none of it
-    from mcp_context_proxy.front.issuer import IssuedTokens  # noqa: PLC0415
-    from mcp_context_proxy.front.resource_metadata import ResourceMetadata  # noqa: PLC0415
+    from mcp_context_proxy.front.issuer import IssuedTokens, ResourceMetadata  # noqa: PLC0415
 
     settings, limits = proxy.config.http, proxy.config.limits
     proxy.grace_seconds = settings.drain_grace_seconds

@@ -21,7 +21,7 @@ from mcp_context_proxy.cluster.relay import ClusterCounts, Relay, Signer
 from mcp_context_proxy.cluster.replicas import Announcements, Replicas
 from mcp_context_proxy.cluster.tables import LeftResultTable, hash_of, tables_of
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.cluster import keys_of
+from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.context.records import RequestRecords
 from mcp_context_proxy.context.session import Handles
 from mcp_context_proxy.downstream.fleet import Fleet

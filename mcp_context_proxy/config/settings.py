@@ -18,14 +18,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from mcp_context_proxy.config.clients import Clients
-from mcp_context_proxy.config.cluster import ClusterConfig
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
-from mcp_context_proxy.config.identity import AuthConfig
 from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
 from mcp_context_proxy.config.tables import (
     Amount,
+    AuthConfig,
     ClassesConfig,
+    Clients,
+    ClusterConfig,
     Flag,
     Score,
     Synonyms,

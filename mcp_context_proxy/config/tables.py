@@ -1,18 +1,29 @@
-"""Tables of the configuration: the types of their values, and the settings of the tools of one server.
+"""Tables of the configuration: the types of their values, and the settings of tools, profiles and identity.
 
 A table under ``tools`` is about one tool, or about all that its glob matches. The setting under the tool's
 own name comes before those of globs, and those before the ones of its class. Where several globs match, the
 strictest ``allow`` counts, and of most other keys the first in the file. Of ``danger``, all count.
+
+A table ``[clients.NAME]`` is a profile: the part of everything that one kind of client gets, such as a coding
+host or a chat host. A client has it by a token that is bound to it, by its address ``/mcp/p/NAME`` or ``serve
+--profile NAME``, by the name of its agent, or by the name under which it introduces itself, in this order.
+
+``[auth]`` says how clients over HTTP prove who they are, and the role and reach of each. ``[cluster]`` is
+about several replicas of the proxy behind one balancer, over one database.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.items import IncludeMode, ToolClass
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -241,3 +252,177 @@ def matches(glob: str, name: str) -> bool:
             return False
         at = found + len(piece)
     return at <= end
+
+
+ExposeMode: TypeAlias = Literal["auto", "all", "search"]
+
+PROFILE_CHARACTERS: Final = 32
+_PROFILE_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{PROFILE_CHARACTERS - 1}}}", re.ASCII)
+
+
+def _is_profile_name(text: str) -> str:
+    if not _PROFILE_NAME.fullmatch(text):
+        message = "must be 1 to {most} letters, digits, '_' or '-', and begin with a letter or digit"
+        raise PydanticCustomError(KEY_ERROR, message, {"most": PROFILE_CHARACTERS})
+    return text
+
+
+ProfileName = Annotated[str, AfterValidator(_is_profile_name)]
+"""Name of a profile: it stands in addresses and commands."""
+
+
+class ClientConfig(Table):
+    """Settings of one profile. Lists are globs; None leaves everything in."""
+
+    client: tuple[Text, ...] = ()
+    """Names under which clients introduce themselves (``clientInfo``), in upper or lower case."""
+    agent: tuple[Text, ...] = ()
+    """Names of agents, as they stand in the header ``X-Agent-Name``."""
+    tokens: tuple[Text, ...] = ()
+    """Names of tokens that are bound to the profile: whoever has one gets it at every address."""
+    servers: tuple[Text, ...] | None = None
+    """Servers that the clients get."""
+    tools: tuple[Text, ...] | None = None
+    """Tools of these servers that they get, as ``SERVER__TOOL``."""
+    documents: tuple[Text, ...] | None = None
+    """The user's own rules and references that they get, by name."""
+    presets: tuple[Text, ...] = ()
+    """Presets that each of their sessions begins with: saved ones, or one that says how much is selected."""
+    expose: ExposeMode | None = None
+    """By default ``expose.mode``."""
+    classes: ClassesConfig = by_default()
+    """Calls that are asked about or refused, beside those that are so for all clients."""
+    learn: Flag = False
+    """Whether their calls teach the ranking, which all clients share."""
+
+
+Clients = dict[ProfileName, ClientConfig]
+"""Profiles by name, in the order of the file: of several that match a client, the first counts."""
+
+
+Algorithm: TypeAlias = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+"""Signatures that only the holder of a private key can make. ``none`` and those with a shared secret (HS256
+and its kin) are not among them: with a public key as the secret, anyone could make those."""
+
+RoleName: TypeAlias = Literal["use", "view", "operate", "admin"]
+
+LONGEST_LEEWAY = 300.0
+"""Clocks that differ by more than five minutes are wrong, and every second of leeway prolongs each token."""
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class GroupConfig(Table):
+    """Servers and classes of tools that the members of a group may reach."""
+
+    servers: tuple[Text, ...] | None = None
+    """None for all."""
+    classes: tuple[ToolClass, ...] | None = None
+    """None for all."""
+
+
+class AuthConfig(Table):
+    """Settings of the identity of clients over HTTP."""
+
+    mode: Literal["token", "jwt"] = "token"
+    """``token``: the proxy's own token and named ones; ``jwt``: tokens that an issuer has signed, too."""
+    issuer: Text | None = None
+    """URL of the issuer, exactly as it is in the claim ``iss``."""
+    audience: Text | None = None
+    """Value that the claim ``aud`` has; by default ``http.resource_url``."""
+    jwks_url: Text | None = None
+    """URL of the issuer's public keys; by default found by OIDC discovery."""
+    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("RS256", "ES256", "EdDSA")
+    """Signatures that are accepted."""
+    leeway_seconds: Annotated[float, Field(strict=True, ge=0, le=LONGEST_LEEWAY)] = 30.0
+    """Difference of the clocks of the issuer and this machine."""
+    roles_claim: Text = "roles"
+    """Claim with the roles: a list, or words; dots lead into objects (``realm_access.roles``)."""
+    roles: dict[str, RoleName] = Field(default={})
+    """Role by value of that claim; the highest one counts."""
+    default_role: Literal["none", "use", "view"] = "use"
+    """Role of everybody else; ``none`` refuses them."""
+    groups_claim: Text = "groups"
+    """Claim with the groups."""
+    groups: dict[str, GroupConfig] = Field(default={})
+    """Reach by value of that claim, ``*`` for everybody; where any is configured, nobody reaches more."""
+    scopes: tuple[Text, ...] = ()
+    """Scopes that clients are told to ask the issuer for."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if self.mode == "jwt" and self.issuer is None:
+            raise ValueError("mode = 'jwt' needs an issuer, the URL in the claim iss of its tokens")
+        for name in ("issuer", "jwks_url"):
+            url = getattr(self, name)
+            if url is not None and not is_encrypted(url):
+                raise ValueError(f"{name} must begin with https://; http:// is for this machine only")
+        return self
+
+
+def is_encrypted(url: str) -> bool:
+    """Return whether a URL is one of https, or of this machine."""
+    try:
+        parts = urlsplit(url)
+        return (parts.scheme == "https" and bool(parts.hostname)) or (
+            parts.scheme == "http" and parts.hostname in LOOPBACK_NAMES
+        )
+    except ValueError:
+        return False
+
+
+KEY_CHARACTERS: Final = 32
+"""Shortest key: 128 random bits in hexadecimal digits. Whoever has it can speak as a replica."""
+
+
+class ClusterConfig(Table):
+    """Settings of this replica."""
+
+    enabled: Flag = False
+    replica: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
+    """Name of this replica, which no other one has; by default a random one."""
+    advertise: Annotated[str, Field(pattern="^https?://[^/?#@]+$")] | None = None
+    """Address at which the other replicas reach this one; by default that of the HTTP front."""
+    key: Annotated[str, Field(min_length=KEY_CHARACTERS)] | None = Field(default=None, repr=False)
+    """Secret that all replicas share: they sign relays and seal credentials with it."""
+    key_file: Path | None = None
+    """File with that secret, instead."""
+    other_keys: tuple[Annotated[str, Field(min_length=KEY_CHARACTERS)], ...] = Field(default=(), repr=False)
+    """Further secrets that are accepted, while the key is being changed from one of them or to it."""
+    heartbeat_seconds: Annotated[float, Field(strict=True, ge=0.2, le=60)] = 2.0
+    """Time between two signs of life; without one for three times as long, a replica counts as gone."""
+
+    @model_validator(mode="after")
+    def _check_key(self) -> Self:
+        if self.enabled and (self.key is None) == (self.key_file is None):
+            raise ValueError("a cluster needs a key or a key_file, one of them, the same on all replicas")
+        return self
+
+
+def keys_of(config: ClusterConfig) -> tuple[bytes, ...]:
+    """Return the key of a cluster, and then those that it accepts as well; none if no key is configured.
+
+    Raises:
+        ConfigError: the file of the key cannot be read, or holds no key.
+    """
+    if config.key is not None:
+        key = config.key.encode()
+    elif config.key_file is not None:
+        key = _key_in(config.key_file)
+    else:
+        return ()
+    return (key, *(other.encode() for other in config.other_keys))
+
+
+def _key_in(file: Path) -> bytes:
+    try:
+        key = file.read_bytes().strip()
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)]) from error
+    if len(key) < KEY_CHARACTERS:
+        reason = f"has {len(key)} bytes; a key has {KEY_CHARACTERS} or more (openssl rand -hex 32)"
+        raise ConfigError([ConfigProblem(None, None, "cluster.key_file", reason)])
+    return key

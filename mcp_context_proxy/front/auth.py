@@ -36,10 +36,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_context_proxy.config import Config, HttpConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
 from mcp_context_proxy.front.guesses import Guesses, address_of
-from mcp_context_proxy.front.issuer import Issued, IssuedTokens, RoleMissingError, TokenRefusedError
+from mcp_context_proxy.front.issuer import (
+    NEEDED,
+    WELL_KNOWN,
+    Issued,
+    IssuedTokens,
+    ResourceMetadata,
+    RoleMissingError,
+    TokenRefusedError,
+    undecided,
+)
 from mcp_context_proxy.front.issuer_keys import KeysUnavailableError
 from mcp_context_proxy.front.probes import PROBE_PATHS
-from mcp_context_proxy.front.resource_metadata import NEEDED, WELL_KNOWN, ResourceMetadata, undecided
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.flights import assigned

@@ -22,7 +22,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.auth import (
     HEALTH_PATH,
     PROVEN_KEY,
@@ -38,7 +37,7 @@ from mcp_context_proxy.front.http_connections import (
     WriteBacklog,
     connection_class,
 )
-from mcp_context_proxy.front.http_requests import PARAMETER, InProfile, WholeBodies
+from mcp_context_proxy.front.http_requests import PARAMETER, AdmissionRules, InProfile, WholeBodies
 from mcp_context_proxy.front.http_sessions import UnknownSessions
 from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp

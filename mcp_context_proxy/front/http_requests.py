@@ -4,6 +4,11 @@
 not a session as well, and a client that goes away in the middle is no error. Large bodies wait for room in
 the pipes of those who send them; once a request is forwarded, the limits of its server count it instead.
 `InProfile` finds the profile by the token of a request, by its address ``/mcp/p/NAME``, or by its agent.
+
+`AdmissionRules` lets no new work begin while the proxy stops, and no calls beyond a person's rate. A refusal
+has an HTTP status of its own, so that a balancer or a client can send the request again: nothing of it has
+run. Replies to questions of servers, cancellations and other notifications are admitted always, since the
+calls that are under way need them to finish.
 """
 
 from __future__ import annotations
@@ -20,9 +25,10 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.front.auth import PRINCIPAL_KEY, RIGHTS_KEY, principal_of, rights_of
+from mcp_context_proxy.front.auth import PRINCIPAL_KEY, RETRY_SECONDS, RIGHTS_KEY, principal_of, rights_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, RequestId
+from mcp_context_proxy.server.gateway import SHUTTING_DOWN, Gateway
 from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
 from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread
@@ -259,3 +265,34 @@ class InProfile:
             return
         with assigned(ACTING, rights):
             await self._app({**scope, RIGHTS_KEY: rights, PRINCIPAL_KEY: rights.name}, receive, send)
+
+
+STOPPING: Final = "shutting down: the proxy was told to stop; it did not run"
+
+TOO_MANY_CALLS: Final = -32029
+"""Error code of a call over the rate: of the range that servers choose from, with 29 as in status 429."""
+
+
+class AdmissionRules:
+    """Decides for each message whether it may begin."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._drain, self._quota = gateway.drain, gateway.quota
+
+    def refusal(self, scope: Scope, message: Envelope | None, *, spread: bool = False) -> Response | None:
+        """Return the response to a message that may not begin; None if it may.
+
+        It is `spread` if it belongs to no session, so that any replica may have the next one.
+        """
+        if message is None or message.method is UNSET or not isinstance(message.id, int | str):
+            return None
+        if self._drain.stopping:
+            refused = error_response(HTTPStatus.SERVICE_UNAVAILABLE, message.id, STOPPING, SHUTTING_DOWN)
+            refused.headers["Retry-After"] = RETRY_SECONDS
+            return refused
+        if message.method == "tools/call" and not self._quota.take(rights_of(scope), spread=spread):
+            status = HTTPStatus.TOO_MANY_REQUESTS
+            refused = error_response(status, message.id, str(self._quota), TOO_MANY_CALLS)
+            refused.headers["Retry-After"] = str(self._quota.seconds)
+            return refused
+        return None

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from mcp_context_proxy.config.identity import AuthConfig, is_encrypted
+from mcp_context_proxy.config.tables import AuthConfig, is_encrypted
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system.threads import load_oauth
 

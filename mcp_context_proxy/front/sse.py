@@ -17,11 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front import http_requests
-from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.auth import principal_of, rights_of
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.front.http_exchange import PING, PING_SECONDS, STREAM_HEADERS
+from mcp_context_proxy.front.http_requests import AdmissionRules
 from mcp_context_proxy.front.http_sessions import UnknownSessions
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR
 from mcp_context_proxy.protocol.framing import on_one_line

@@ -23,13 +23,13 @@ from starlette.types import Receive, Scope, Send
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask
-from mcp_context_proxy.front.admission import AdmissionRules
 from mcp_context_proxy.front.auth import principal_of, rights_of
 from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
 from mcp_context_proxy.front.http_exchange import Exchange
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
     RELEASE_KEY,
+    AdmissionRules,
     BadMessageError,
     error_response,
     read,

@@ -18,8 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.clients import ClientConfig
-from mcp_context_proxy.config.tables import matches
+from mcp_context_proxy.config.tables import ClientConfig, matches
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities

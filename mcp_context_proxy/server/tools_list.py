@@ -19,7 +19,7 @@ from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.config import ExposeConfig
-from mcp_context_proxy.config.clients import ExposeMode
+from mcp_context_proxy.config.tables import ExposeMode
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.cluster import keys_of
+from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.store.coordination import LeaseStore
 from mcp_context_proxy.store.database import CREDENTIALS, Tables

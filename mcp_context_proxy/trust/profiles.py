@@ -7,8 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from mcp_context_proxy.config.clients import ClientConfig, ExposeMode
-from mcp_context_proxy.config.tables import STRICTNESS, Allow, matches
+from mcp_context_proxy.config.tables import STRICTNESS, Allow, ClientConfig, ExposeMode, matches
 from mcp_context_proxy.items import Document, Tool, ToolClass
 
 MARK: Final = "profile:"

@@ -22,10 +22,9 @@ from mcp_context_proxy.config import (
     ServerConfig,
     ToolConfig,
 )
-from mcp_context_proxy.config.clients import ClientConfig
 from mcp_context_proxy.config.programs import INHERITED
 from mcp_context_proxy.config.settings import PRESETS, DomainConfig, ServerResultsConfig
-from mcp_context_proxy.config.tables import Table
+from mcp_context_proxy.config.tables import ClientConfig, Table
 
 MODELS: dict[str, type[BaseModel]] = {
     "[servers.NAME]": ServerConfig,

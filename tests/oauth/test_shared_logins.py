@@ -21,7 +21,7 @@ from support.commands import forked_command
 from support.postgres import PostgresServer, missing, postgres_server
 
 from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
-from mcp_context_proxy.config.cluster import ClusterConfig
+from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, StoreError
 from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.oauth.credentials import CredentialFile, Login, Logins, OAuthCredentials
@@ -161,7 +161,7 @@ async def test_a_row_that_was_changed_in_the_store_is_no_login(
 REPLICA = """
 import sys, anyio, httpx2, json
 from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
-from mcp_context_proxy.config.cluster import ClusterConfig
+from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.store import open_store

@@ -18,7 +18,7 @@ from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.cli import host_check
 from mcp_context_proxy.config import load
-from mcp_context_proxy.config.clients import ClientConfig
+from mcp_context_proxy.config.tables import ClientConfig
 from mcp_context_proxy.context.presets import ChosenItem, SavedPreset
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front.http import LocalApi

@@ -12,7 +12,7 @@ import pytest
 from support.postgres import PostgresServer, missing, postgres, postgres_server  # noqa: F401 - a fixture
 
 from mcp_context_proxy.config import Config, StoreConfig
-from mcp_context_proxy.config.cluster import ClusterConfig
+from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store import Store, open_store
 from mcp_context_proxy.store.credentials import (
