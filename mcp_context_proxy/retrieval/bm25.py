@@ -94,7 +94,8 @@ class LexicalScores(Struct, frozen=True, eq=False):
 
     def _summed(self, rarity: NDArray[np.float64]) -> NDArray[np.float64]:
         which, having, share = self.occurrences
-        return np.bincount(having, rarity.take(which) * share, self.scores.size)
+        summed: NDArray[Any] = np.bincount(having, rarity.take(which) * share, self.scores.size)
+        return summed
 
 
 class LexicalIndex(Struct, frozen=True, eq=False, dict=True):

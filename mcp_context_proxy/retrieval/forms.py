@@ -390,8 +390,7 @@ _PLACES: Final = (
 )
 
 _ON_SCREENS: Final = (
-    r"(?:\w+ ){0,2}?(?:know|use|work|page|site|website|settings|menu|tab|screen|dashboard|folder|directory"
-    r"|file|list|repo|repository|branch|top|bottom|end|start|url|profile|root|shell|console|logs?|next|code)\b"
+    r"(?:\w+ ){0,2}?(?:know|use|work|page|(?:web)?site|settings|menu|tab|screen|folder|file|code)"
 )
 
 _LOOKED_FOR: Final = (
@@ -407,7 +406,7 @@ _LOOKED_FOR: Final = (
             r"\b(?:by (?:train|car|bus|bike|boat|ferry|plane|public transport)|on foot|from here)\b"
             r"|\bhow (?:far|long)\b.{0,30}? from [A-Z].{1,40}? to [A-Z]"
             r"|\b[Hh]ow (?:do|can|could|would|should) (?:I|i|we) (?:get|come|drive|walk|cycle|travel) "
-            rf"(?:from .{{1,60}}? )?to (?:the )?(?!{_ON_SCREENS})\w",
+            rf"(?:from .{{1,60}}? )?to (?:the )?(?!{_ON_SCREENS}\b)\w",
         ),
     ),
     (
@@ -556,7 +555,7 @@ _AT_THE_END: Final = re.compile(
     r"|remember (?:it|that|this)|keep (?:it|that|this) in mind|for (?:future|later) reference)[\s.!]*$",
     re.IGNORECASE,
 )
-"""Ways to end what is to be remembered: "my sister lives in Oslo, don't forget"."""
+"""Ways to end what is to be remembered ("I was born in Oslo, don't forget"), if it opens with no order."""
 
 
 class Idiom(Struct, frozen=True):
@@ -574,7 +573,6 @@ def idiom_of(request: str) -> Idiom | None:
         if (match := pattern.search(beginning)) is not None:
             return Idiom(*match.span("idiom"), meant)
     match, opened = _AT_THE_END.search(request, len(request) - len(beginning)), opening_match(beginning)
-    # "Buy milk, don't forget" is for a list of tasks.
     if match is not None and opened is not None and opened.group().lower() not in ORDERS | QUESTIONS:
         return Idiom(*match.span("idiom"), "add to memory")
     return None

@@ -354,7 +354,7 @@ def rivals_of(vector: NDArray[np.float32], background: Background) -> Rivals:
     elsewhere = background.elsewhere @ vector
     some = elsewhere.argpartition(-RIVALS)[-RIVALS:]
     some.sort()
-    cosines: NDArray[np.float64] = np.round(elsewhere[some].astype(np.float64), DECIMALS)
+    cosines = np.round(elsewhere[some].astype(np.float64), DECIMALS).astype(np.float64, copy=False)
     order = cosines.argsort(kind="stable")
     return Rivals(cosines[order], background.elsewhere[some[order]])
 
