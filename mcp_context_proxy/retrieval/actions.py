@@ -67,6 +67,12 @@ QUESTIONS: Final = frozenset(
 )
 """Words with which a question begins."""
 
+ASKED_FOR_ALL: Final = re.compile(
+    r"^(\W*(?:what|how|where|which|when|why) )(?:do|can|could|should|shall|would|must) (?:i|we)\b",
+    re.IGNORECASE,
+)
+"""Beginnings of questions in which the caller stands for anybody: "what shall I cook"."""
+
 _MORE_ORDERS = """
 book schedule cancel tell email message ask remind open close go navigate click take give turn play draw
 plot compare merge commit push pull clone checkout review assign label translate summarize summarise explain
@@ -74,9 +80,11 @@ answer order buy pay charge refund invite pin unpin mark star track log record n
 print scan deploy build test restart scale install uninstall upgrade enable disable connect
 disconnect subscribe unsubscribe follow unfollow mute block report look tag attach sign approve reject
 watch crop resize zip unzip extract sort filter group split join sum file reserve
+apply archive arrange bring click correct crawl dump duplicate empty enter erase fill finish fix grab
+hand hide highlight hit hold hover jot keep lock unlock make measure migrate pack unpack pause pick
+prepare press pull push raise react register reopen rerun reset resolve resume retry revert rewrite roll
+rotate say scrape scroll select shut stash submit swap switch throw toggle unstage wait warn wipe
 """
-ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split()})
-"""Verbs with which an order begins."""
 
 _BEFORE_ORDERS = """
 want need like help let lets try just hey hi hello quickly now first wanna gotta pls plz kindly thanks ok okay
@@ -100,13 +108,23 @@ monitor = keep an eye on
 monitor and notify when = tell me when; notify me when; alert me when
 monitor and notify if = notify me if; alert me if
 """
-PHRASES: Final[Mapping[str, str]] = {
+_WHOLE: Final = {
     phrase.strip(): meant.strip()
     for meant, _, phrases in (line.partition("=") for line in _PHRASES.strip().splitlines())
     for phrase in phrases.split(";")
 }
-"""Phrases with which an order opens, each with the words that tools have for it. Those that tools have as
-well, such as "turn on" or "set up", are not among them."""
+_AROUND = re.compile(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
+PHRASES: Final[Mapping[str, str]] = _WHOLE | {
+    f"{divided['verb']} {object_} {divided['rest']}": f"{meant.removesuffix(' for')} {object_}"
+    for phrase, meant in _WHOLE.items()
+    if (divided := _AROUND.fullmatch(phrase)) is not None
+    for object_ in ("it", "them", "this", "that")
+}
+"""Phrases with which an order opens, each with the words that tools have for it, as "call off" and "call it
+off". Those that tools have as well, such as "turn on" or "set up", are not among them."""
+
+ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split(), *(phrase.split()[0] for phrase in PHRASES)})
+"""Verbs with which an order begins."""
 
 _SITES = "wikipedia google youtube gmail facebook twitter reddit amazon ebay instagram linkedin netflix"
 

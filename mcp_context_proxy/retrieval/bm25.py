@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
@@ -67,6 +67,35 @@ class LexicalScores(Struct, frozen=True, eq=False):
     """BM25F of every item."""
     idf: Mapping[str, float]
     """Inverse document frequency of each term times its weight; highest for one that does not occur."""
+    weights: Mapping[str, float]
+    """Weight of each term."""
+    frequencies: NDArray[np.intp]
+    """Number of items that have each term, of those that count."""
+    items: int
+    """Number of items that count in the frequencies."""
+    occurrences: Occurrences
+    """Pairs of a term, by its place among the weights, and an item that has it, with what the item has of it:
+    the share of the term's idf that it adds to the score."""
+
+    def of(self, terms: Collection[str]) -> NDArray[np.float32]:
+        """Return the scores of all items for some of the terms alone."""
+        rarity = np.array([self.idf[term] if term in terms else 0.0 for term in self.weights])
+        return self._summed(rarity).astype(np.float32)
+
+    def among(self, more: int, shares: Mapping[str, float]) -> tuple[NDArray[np.float64], dict[str, float]]:
+        """Return scores and idf as they were in a catalog with more items, each term in a share of these.
+
+        In a small catalog every word is rare. There "get" and "name" would say as much as "invoice".
+        """
+        further = more * np.array([shares.get(term, 0.0) for term in self.weights])
+        rarity = _rarity(self.items + more, self.frequencies + further)
+        rarity *= np.fromiter(self.weights.values(), np.float64, len(self.weights))
+        return self._summed(rarity), dict(zip(self.weights, rarity.tolist(), strict=True))
+
+    def _summed(self, rarity: NDArray[np.float64]) -> NDArray[np.float64]:
+        which, having, share = self.occurrences
+        summed: NDArray[Any] = np.bincount(having, rarity.take(which) * share, self.scores.size)
+        return summed
 
 
 class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
@@ -113,18 +142,26 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
         terms = list(weights)
         items, scores = int(self.firsts[-1]), np.zeros(int(self.firsts[-1]), np.float32)
         which, having, x = occurrences
+        shares = _saturated(x)
         counted = which
         if self.unsuspected is not None:
             items, counted = int(self.unsuspected.sum()), which[self.unsuspected[having]]
         frequencies = np.bincount(counted, minlength=len(terms))
-        rarity = np.log1p((items - frequencies + 0.5) / (frequencies + 0.5))
+        rarity = _rarity(items, frequencies)
         rarity *= np.fromiter(weights.values(), np.float64, len(terms))
         added = rarity.astype(np.float32).take(which)
-        added *= _saturated(x)
+        added *= shares
         np.add.at(scores, having, added)
         # A term that does not occur is in no score, and its idf keeps all its digits.
         exact = np.where(frequencies > 0, rarity.astype(np.float32), rarity)
-        return LexicalScores(scores, dict(zip(terms, exact.tolist(), strict=True)))
+        return LexicalScores(
+            scores=scores,
+            idf=dict(zip(terms, exact.tolist(), strict=True)),
+            weights=weights,
+            frequencies=frequencies,
+            items=items,
+            occurrences=(which, having, shares),
+        )
 
     def shares(self, idf: Mapping[str, float]) -> NDArray[np.float64]:
         """Return the share by item of the idf of some terms that it has, 0 to 1."""
@@ -237,6 +274,11 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
     def _placed_groups(self) -> Iterator[tuple[Group[TermCounts, Postings], int]]:
         """Yield each group with the position of its first item."""
         return zip(self.groups, accumulate((group.size for group in self.groups), initial=0), strict=False)
+
+
+def _rarity(items: int, frequencies: NDArray[Any]) -> NDArray[np.float64]:
+    rarity: NDArray[np.float64] = np.log1p((items - frequencies + 0.5) / (frequencies + 0.5))
+    return rarity
 
 
 def _saturated(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.retrieval.actions import QUESTIONS, opening_match
+from mcp_context_proxy.retrieval.actions import ASKED_FOR_ALL, ORDERS, QUESTIONS, opening_match
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, terms
 
 FIRST_OF_QUERY: Final = 1_000
@@ -108,7 +108,8 @@ _SEVERAL: Final = tuple(
         ),
         (
             "coordinates",
-            r"(?<![\w.-])-?\d{1,3}\.\d{2,12}°?(?: ?[NS])?, ?-?\d{1,3}\.\d{2,12}°?(?: ?[EW])?(?![\w.])",
+            r"(?<![\w.-])-?\d{1,3}\.\d{2,12}°?(?: ?[NS])?, ?-?\d{1,3}\.\d{2,12}°?(?: ?[EW])?(?![\w.])"
+            r"|(?<![\w.-])-?\d{1,3}\.\d{1,12}, ?-\d{1,3}\.\d{1,12}(?![\w.])",
         ),
         (
             "phone number",
@@ -388,6 +389,10 @@ _PLACES: Final = (
     "|doctor|hairdresser|garage|hotel|church|school|town hall|gallery|castle"
 )
 
+_ON_SCREENS: Final = (
+    r"(?:\w+ ){0,2}?(?:know|use|work|page|(?:web)?site|settings|menu|tab|screen|folder|file|code)"
+)
+
 _LOOKED_FOR: Final = (
     (
         _purpose(
@@ -399,7 +404,9 @@ _LOOKED_FOR: Final = (
         re.compile(
             r"\b(?:come|get|go|drive|walk|cycle|travel|far|long|way|route)\b.{0,100}?\bto (?:the )?\w.{0,60}?"
             r"\b(?:by (?:train|car|bus|bike|boat|ferry|plane|public transport)|on foot|from here)\b"
-            r"|\bhow (?:far|long)\b.{0,30}? from [A-Z].{1,40}? to [A-Z]",
+            r"|\bhow (?:far|long)\b.{0,30}? from [A-Z].{1,40}? to [A-Z]"
+            r"|\b[Hh]ow (?:do|can|could|would|should) (?:I|i|we) (?:get|come|drive|walk|cycle|travel) "
+            rf"(?:from .{{1,60}}? )?to (?:the )?(?!{_ON_SCREENS}\b)\w",
         ),
     ),
     (
@@ -543,6 +550,13 @@ IDIOMS: Final = (
 """Ways to ask for something to be remembered, recalled or forgotten, by which no tool is named, with the
 words that tools have. They count where a request opens with them."""
 
+_AT_THE_END: Final = re.compile(
+    r"[\s,](?:(?:and|so|but|please|pls) )?(?P<idiom>(?:do not|don't|dont|never) forget(?: (?:it|that|this))?"
+    r"|remember (?:it|that|this)|keep (?:it|that|this) in mind|for (?:future|later) reference)[\s.!]*$",
+    re.IGNORECASE,
+)
+"""Ways to end what is to be remembered ("I was born in Oslo, don't forget"), if it opens with no order."""
+
 
 class Idiom(Struct, frozen=True):
     """An idiom of memory with which a request opens."""
@@ -553,11 +567,14 @@ class Idiom(Struct, frozen=True):
 
 
 def idiom_of(request: str) -> Idiom | None:
-    """Return the idiom of memory with which a request opens."""
+    """Return the idiom of memory with which a request opens or ends."""
     beginning = request[:FIRST_OF_REQUEST]
     for pattern, meant in IDIOMS:
         if (match := pattern.search(beginning)) is not None:
             return Idiom(*match.span("idiom"), meant)
+    match, opened = _AT_THE_END.search(request, len(request) - len(beginning)), opening_match(beginning)
+    if match is not None and opened is not None and opened.group().lower() not in ORDERS | QUESTIONS:
+        return Idiom(*match.span("idiom"), "add to memory")
     return None
 
 
@@ -577,6 +594,7 @@ def purpose_of(request: str) -> Purpose | None:
     word = "" if opening is None else opening.group().lower()
     if opening is not None and beginning[opening.start() :].lower().startswith("look up "):
         word = "search"
-    if word in _WORLDLY and _OWN.isdisjoint(re.findall(r"[^\W\d_]+", request.lower())):
+    asked = ASKED_FOR_ALL.sub(r"\1", request)
+    if word in _WORLDLY and _OWN.isdisjoint(re.findall(r"[^\W\d_]+", asked.lower())):
         return WEB_SEARCH
     return None

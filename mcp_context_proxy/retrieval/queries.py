@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -83,7 +83,9 @@ FEWEST_FOREIGN = 2
 must be a common word of another language, or have letters that English does not."""
 
 LEAST_TELLING = 2
-"""Telling words (no stop words) on each side of a division, and of an order before what it carries."""
+"""Telling words (no stop words) on each side of a division, and of an order before what it carries. One is
+enough for a verb with its object ("submit it, wait until"), after a word such as "then", and for questions on
+both sides."""
 
 _SHORT_FORMS = """
 pr=pull request; prs=pull requests; mr=merge request; mrs=merge requests; repo=repository; repos=repositories
@@ -100,6 +102,9 @@ SHORT_FORMS: Final[Mapping[str, str]] = dict(
     form.strip().split("=", 1) for form in _SHORT_FORMS.replace("\n", ";").split(";") if form.strip()
 )
 """Short forms with the words that they stand for, written down before anything was measured with them."""
+
+_ASKING: Final = ORDERS | QUESTIONS
+"""Words with which a text opens that asks for something."""
 
 _TITLES: Final = frozenset({"Mr", "Mrs", "mrs"})
 """Titles of people, which are written like short forms."""
@@ -166,6 +171,11 @@ _DIVIDER = re.compile(
 """Places where an order may begin: after a word such as "then" always, otherwise where a verb follows, and
 after "and" also where a question word does."""
 
+_WITH_OBJECT = re.compile(
+    r"\W*[a-z]+\s++(?:it|them|this|that|these|those|the|my|our|your|all|everything|an?)\b", re.IGNORECASE
+)
+"""Beginnings of orders that have an object: "submit it"."""
+
 _CARRYING_VERBS = """
 file create report log post send write jot scribble tell remind note email message mail dm reply comment
 announce draft inform ask open raise submit
@@ -215,6 +225,8 @@ class ReadQuery(Struct, frozen=True):
     foreign: frozenset[str]
     """Index terms of a query in another language that neither the catalog nor English has; empty for other
     queries. They say nothing of whether something fits: the model cannot read them, and no tool has them."""
+    orders: tuple[bool, ...]
+    """For each text but the first, true if it opens with an order or a question: it asks for something."""
     actions: NDArray[np.float32]
     """[texts, actions]: what is added to the score of a tool for its action. The first row, that of the
     whole, has the highest of its orders."""
@@ -353,6 +365,7 @@ def read_query(
         weights=weights,
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
+        orders=tuple(_opens_with(need, _ASKING) for need in texts[1:]),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS)),
         addressed=frozenset(_addressed(whole)),
         is_gibberish=0 < plain == unknown and not kinds,
@@ -382,14 +395,32 @@ def _needs(query: str) -> list[_Span]:
             if telling is None:
                 telling, quoted = telling_places(sentence), _quotations(sentence)
             before, after = bisect_left(telling, match.start()), bisect_left(telling, match.end())
-            enough_before = before - bisect_left(telling, start) >= LEAST_TELLING
-            enough_after = len(telling) - after >= LEAST_TELLING
+            asks = following in QUESTIONS and _opens_with(sentence[start : match.start()], QUESTIONS)
+            enough_before = before - bisect_left(telling, start) >= (
+                1 if asks or _WITH_OBJECT.match(sentence, start) else LEAST_TELLING
+            )
+            enough_after = len(telling) - after >= (
+                1 if asks or _is_short_order(sentence, match) else LEAST_TELLING
+            )
             if enough_before and enough_after and not _within(match.start(), quoted):
                 needs.append((at + start, at + len(sentence[: match.start()].rstrip())))
                 start = match.end()
         needs.append((at + start, at + len(sentence)))
         at += len(sentence)
     return needs
+
+
+def _opens_with(text: str, words: Set[str]) -> bool:
+    match = opening_match(text)
+    return match is not None and match.group().lower() in words
+
+
+def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
+    """Return whether one verb is an order: with its object, or after a word such as "then"."""
+    if divider["next"]:
+        return _WITH_OBJECT.match(sentence, divider.end()) is not None
+    verb = _WORD.match(sentence, divider.end())
+    return verb is not None and verb.group().lower() in ORDERS
 
 
 def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tuple[list[_Span], list[_Span]]:

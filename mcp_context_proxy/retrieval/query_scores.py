@@ -20,6 +20,7 @@ from mcp_context_proxy.retrieval.scoring import (
     EVIDENCE_OF_ADDRESS,
     INSTRUCTIONS,
     LEXICAL_FACTOR,
+    ORDINARY_TOOLS,
     STRONG_COVERAGE,
     Background,
     Calibration,
@@ -34,6 +35,7 @@ from mcp_context_proxy.retrieval.scoring import (
     fuse,
     learned_addition,
     needed_evidence,
+    ordinary_terms,
 )
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, name_key
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
@@ -129,6 +131,7 @@ class PreparedQuery:
         self.index, self.vectors, self.rivals, self.method = index, vectors, rivals, method
         self.supports, self.novel = supports, novel
         self.texts, self.needs, self.actions = query.texts, query.needs, query.actions
+        self.orders = query.orders
         self.terms: Mapping[str, str] = {**query.asked, **query.added}
         """Index terms of the query and those added to it, each with its word."""
         self.asked = frozenset(query.asked)
@@ -227,9 +230,9 @@ class QueryScores:
         if query.method == "hybrid" and not self.exact and cosines is not None and self.items.size:
             self.sentences = cosines[1:] if len(cosines) > SEVERAL_SENTENCES else None
         if self.sentences is not None and self.acting is not None:
-            words = np.stack([index.lexical.score(need).scores[self.items] for need in query.needs])
+            words = np.stack([query.lexical.of(need)[self.items] for need in query.needs])
             self.fused, self.boosted_by = boost_uncovered_sentences(
-                self.plain, self.sentences + LEXICAL_FACTOR * words + self.acting[1:]
+                self.plain, self.sentences + LEXICAL_FACTOR * words + self.acting[1:], query.orders
             )
 
     def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
@@ -263,13 +266,14 @@ class QueryScores:
             return None
         if query.is_gibberish:
             return 0.0
-        highest = (K1 + 1) * self._query_idf()
+        scores, idf = query.lexical.among(ORDINARY_TOOLS, ordinary_terms())
+        highest = (K1 + 1) * math.fsum(idf[term] for term in query.asked - query.foreign)
         told = evidence(
             cosines=self.near_whole,
             general=calibration.requests @ query.vectors[0],
             rivals=query.rivals.cosines,
             counterparts=self.counterparts,
-            coverage=float(self.lexical.max()) / highest if highest else 0.0,
+            coverage=np.minimum(scores[self.items] / (highest or 1.0), 1.0),
         )
         return told + (EVIDENCE_OF_ADDRESS if query.addressed else 0.0)
 
@@ -420,7 +424,7 @@ class QueryScores:
         """Return the item at a place with its scores and reasons."""
         query, index, item = self.query, self.query.index, int(self.items[place])
         cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
-        parts = index.lexical.parts(item, query.lexical.idf)
+        parts = index.lexical.parts(item, query.lexical.idf) if self.lexical[place] else []
         chunks = index.chunks[item]
         text, chunk = None, chunks[0]
         if self.dense is not None and self.by_chunk is not None:

@@ -186,6 +186,7 @@ def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(
     [
         ("get rid of the old branch", "delete the old branch"),
         ("please throw away my draft", "please delete my draft"),
+        ("read the draft and throw it away", "read the draft and delete it"),
         ("look up how to descale a kettle", "search for how to descale a kettle"),
         ("kick off a build of main", "start a build of main"),
         ("call off the review with Tom", "cancel the review with Tom"),

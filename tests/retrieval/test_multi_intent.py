@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.retrieval import Engine, SearchOptions
-from mcp_context_proxy.retrieval.scoring import NEED_COSINE, boost_uncovered_sentences
+from mcp_context_proxy.retrieval.scoring import (
+    NEED_COSINE,
+    NEED_COSINE_OF_ORDER,
+    boost_uncovered_sentences,
+)
+
+NO_ORDERS = (False, False)
 
 
 def floats(*values):
@@ -21,7 +27,7 @@ def test_an_item_for_an_uncovered_sentence_ranks_before_a_duplicate_of_the_first
     scores = floats(0.9, 0.85, 0.7)
     sentences = floats([0.9, 0.85, 0.1], [0.1, 0.1, 0.7])
 
-    raised, serving = boost_uncovered_sentences(scores, sentences)
+    raised, serving = boost_uncovered_sentences(scores, sentences, NO_ORDERS)
 
     assert order(raised) == [0, 2, 1]
     assert raised[1] == scores[1]
@@ -32,7 +38,7 @@ def test_an_item_for_an_uncovered_sentence_ranks_before_a_duplicate_of_the_first
 def test_the_best_result_keeps_its_rank_and_score():
     scores = floats(0.8, 0.79)
 
-    raised, serving = boost_uncovered_sentences(scores, floats([0.8, 0.1], [0.1, 0.79]))
+    raised, serving = boost_uncovered_sentences(scores, floats([0.8, 0.1], [0.1, 0.79]), NO_ORDERS)
 
     assert raised[0] == scores[0]
     assert raised[1] < raised[0]
@@ -42,10 +48,24 @@ def test_the_best_result_keeps_its_rank_and_score():
 def test_a_sentence_without_a_near_item_raises_nothing():
     scores = floats(0.9, 0.6, 0.5)
 
-    raised, serving = boost_uncovered_sentences(scores, floats([0.9, 0.6, 0.3], [0.1, 0.2, NEED_COSINE]))
+    sentences = floats([0.9, 0.6, 0.3], [0.1, 0.2, NEED_COSINE])
+
+    raised, serving = boost_uncovered_sentences(scores, sentences, NO_ORDERS)
 
     assert raised.tolist() == scores.tolist()
     assert serving == {}
+
+
+def test_an_order_is_met_by_an_item_that_is_less_near_than_other_sentences_need():
+    scores = floats(0.9, 0.36, 0.35)
+    sentences = floats([0.9, 0.36, 0.1], [0.1, 0.1, 0.35])
+    assert NEED_COSINE_OF_ORDER < 0.35 < NEED_COSINE
+
+    raised, serving = boost_uncovered_sentences(scores, sentences, (True, True))
+
+    assert order(raised) == [0, 2, 1]
+    assert serving == {2: 1}
+    assert boost_uncovered_sentences(scores, sentences, (True, False))[1] == {}
 
 
 def test_no_score_is_lowered_and_excluded_items_stay_out():
@@ -54,7 +74,7 @@ def test_no_score_is_lowered_and_excluded_items_stay_out():
     scores[::7] = -np.inf
     sentences = random.random((5, 200)).astype(np.float32)
 
-    raised, serving = boost_uncovered_sentences(scores, sentences)
+    raised, serving = boost_uncovered_sentences(scores, sentences, [False] * len(sentences))
 
     assert (raised >= scores - 1e-6).all()
     assert np.isneginf(raised[::7]).all()

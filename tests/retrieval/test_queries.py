@@ -207,6 +207,10 @@ def test_what_is_to_be_remembered_counts_little() -> None:
             ["show my calendar", "create an event for lunch", "email Bob the details"],
         ),
         ("check the weather and what trains run today", ["check the weather", "what trains run today"]),
+        ("fill in the form, submit it, wait a day", ["fill in the form", "submit it", "wait a day"]),
+        ("read the file, fix the port, then commit", ["read the file", "fix the port", "commit"]),
+        ("which train is it and what gate", ["which train is it", "what gate"]),
+        ("lock the door and hand the keys to Sven", ["lock the door", "hand the keys to Sven"]),
         ("find the note. Mail the summary after that, close the task", None),
     ],
 )  # fmt: skip
@@ -217,6 +221,13 @@ def test_several_orders_are_divided(query: str, needs: list[str] | None) -> None
     assert read(query).texts == (query, *needs)
 
 
+def test_needs_that_open_with_a_verb_or_a_question_ask_for_something() -> None:
+    query = read("The car is at the garage. Ask when it is ready. Where is the invoice?")
+
+    assert query.texts[1:] == ("The car is at the garage.", "Ask when it is ready.", "Where is the invoice?")
+    assert query.orders == (False, True, True)
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -224,6 +235,7 @@ def test_several_orders_are_divided(query: str, needs: list[str] | None) -> None
         "terms and conditions",
         "find papers, books and articles",
         "search, filter and sort",
+        "find what is lost, then found",
         "translate 'read the mail and write a note' to French",
         'post "find the note, then mail the summary" to the channel',
         "what happened then",

@@ -62,13 +62,16 @@ GENERAL = np.array([0.6, 0.8] * COMPANY, np.float32)
 
 
 def told(cosines, rivals=1.0, coverage=0.0, likeness=0.0):
-    """Evidence of some cosines of items; what is nearest elsewhere is so near, and so like the catalog."""
+    """Evidence of some cosines of items; what is nearest elsewhere is so near, and so like the catalog.
+
+    The coverage is that of each item, or of all of them.
+    """
     return evidence(
         cosines=np.array(cosines, np.float32),
         general=GENERAL,
         rivals=np.full(RIVALS, rivals),
         counterparts=np.full(RIVALS, likeness, np.float32),
-        coverage=coverage,
+        coverage=np.broadcast_to(np.array(coverage, np.float64), len(cosines)),
     )
 
 
@@ -87,6 +90,11 @@ def test_evidence_is_the_nearness_of_the_meaning_or_the_coverage_of_the_words():
     assert meaning(0.5) < 0
     assert told([0.5], coverage=0.9) == pytest.approx(1 - (1 - meaning(0.5)) * 0.1 + rank(0.5), abs=1e-3)
     assert told([-0.5], coverage=0.25) == 0
+
+
+def test_the_word_of_one_item_and_the_meaning_of_another_do_not_add_up():
+    assert told([0.8, 0.1], coverage=[0.5, 0.0]) > told([0.8, 0.1])
+    assert told([0.8, 0.1], coverage=[0.0, 0.5]) == told([0.8, 0.1])
 
 
 def test_a_request_that_is_much_nearer_to_tools_of_other_catalogs_has_less_evidence():
@@ -191,6 +199,22 @@ def test_what_no_tool_anywhere_is_near_to_does_not_fit_the_least_bad_one(engine,
     assert not engine.search(query, small).fits
 
 
+def test_a_word_that_nearly_every_tool_has_says_little_even_in_a_small_catalog(engine, tool, snapshot):
+    tools = [
+        tool("crop", "Crop a picture to a rectangle, and return its name.", server="pictures"),
+        tool("rotate", "Turn a picture by 90 degrees.", server="pictures"),
+        tool("blur", "Make a picture less sharp.", server="pictures"),
+        tool("play", "Play a song.", server="music"),
+        tool("pause", "Stop the song for a while.", server="music"),
+    ]
+    common, rare = (
+        engine.search(f"{word} convention for hedgehogs", snapshot(*tools)) for word in ("name", "crop")
+    )
+
+    assert common.evidence < rare.evidence
+    assert not common.fits
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -210,6 +234,8 @@ def test_colloquial_requests_of_a_small_catalog_still_fit(engine, small, query):
         ("who won the world cup in 1998", True),
         ("find the best espresso machine", True),
         ("news about the elections in Norway", True),
+        ("what shall I cook with leeks", True),
+        ("what shall I do with my day", False),
         ("where did I put my keys", False),
         ("turn off the lights", False),
     ],
@@ -244,6 +270,8 @@ def containers(tool, snapshot):
         ("remember that I like tea", "add_facts"),
         ("keep in mind that my sister lives in Oslo", "add_facts"),
         ("what do you know about my boss", "find_entities"),
+        ("my sister lives in Oslo, don't forget", "add_facts"),
+        ("call the plumber, don't forget", None),
         ("total of all invoices of 2025", "read_query"),
         ("remember to feed the cat", None),
         ("how many hours do cats sleep", None),
@@ -279,6 +307,8 @@ def travels(tool, snapshot):
         ("find scientific articles about malaria", "search_preprints"),
         ("where did I put the contract", "search_files"),
         ("how big is the video", "file_info"),
+        ("how do we get to the castle without a car", "directions"),
+        ("how do I get to the settings page", None),
         ("where did I put my keys", None),
     ],
 )

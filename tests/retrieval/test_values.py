@@ -185,6 +185,7 @@ def test_numbers_with_signs_between_them_are_not_always_arithmetic(query: str) -
     [
         ("run it at 0 9 * * 1-5 please", "0 9 * * 1-5", "cron schedule"),
         ("weather at 40.7128, -74.0060", "40.7128, -74.0060", "coordinates"),
+        ("what is at 38.5, -120.2", "38.5, -120.2", "coordinates"),
         ("call (555) 123-4567 now", "(555) 123-4567", "phone number"),
         ("text +49 151 2345678", "+49 151 2345678", "phone number"),
         ("make it rgb(12, 13, 14)", "rgb(12, 13, 14)", "color"),
