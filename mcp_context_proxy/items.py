@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -159,6 +159,10 @@ class SkillFolder(Struct, frozen=True):
     def path(self) -> Path:
         """Return the path of the folder."""
         return self.root.joinpath(*self.parts)
+
+
+SEARCHED_CHARACTERS: Final = 262_144
+"""Characters of a document that search looks at; some 500 chunks, a few seconds of embedding."""
 
 
 class Document(Struct, frozen=True):

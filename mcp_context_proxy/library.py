@@ -28,6 +28,7 @@ from mcp_context_proxy.context.records import (
     Overrides,
     RequestContext,
     RequestRecords,
+    check_bounds,
     configured,
 )
 from mcp_context_proxy.context.search import Searcher
@@ -48,6 +49,7 @@ from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot,
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.scoring import Background, calibration_for
+from mcp_context_proxy.retrieval.text import encodable
 from mcp_context_proxy.store import IN_MEMORY, Interaction, open_store
 
 __all__ = [
@@ -101,7 +103,11 @@ def tool(
 
     It keeps its name. With a ``server`` of its own, it is named ``server__name``, so that two servers may
     have tools of the same name.
+
+    Raises:
+        ValueError: the name is empty.
     """
+    _check_name(name)
     schema = parameters or {"type": "object"}
     shown = name if server == LOCAL else exposed_name(server, name, NAME_CHARACTERS)
     definition = msgspec.json.encode({"name": name, "description": description, "inputSchema": schema})
@@ -120,23 +126,39 @@ def tool(
 def rule(
     name: str, text: str, *, description: str = "", include: Include = "agent", priority: int = 500
 ) -> Document:
-    """Create a rule: markdown that says how to work."""
+    """Create a rule: markdown that says how to work.
+
+    Raises:
+        ValueError: the name is empty, or the priority is not between 0 and 999.
+    """
     return _document(Kind.RULE, name, text, description, include, priority)
 
 
 def reference(
     name: str, text: str, *, description: str = "", include: Include = "agent", priority: int = 500
 ) -> Document:
-    """Create a reference: markdown to look something up in."""
+    """Create a reference: markdown to look something up in.
+
+    Raises:
+        ValueError: the name is empty, or the priority is not between 0 and 999.
+    """
     return _document(Kind.REFERENCE, name, text, description, include, priority)
 
 
 def _document(
     kind: Kind, name: str, text: str, description: str, include: Include, priority: int
 ) -> Document:
+    _check_name(name)
+    check_bounds("priority", priority, 0, 999)
+    text, description = encodable(text), encodable(description)
     facts = msgspec.json.encode([kind, name, text, description, include, priority])
     digest = hashlib.sha256(facts).hexdigest()
     return Document(kind, name, description, text, digest, IncludeMode(include), priority)
+
+
+def _check_name(name: str) -> None:
+    if not name.strip():
+        raise ValueError("the name of an item must not be empty")
 
 
 class Catalog:
@@ -243,7 +265,13 @@ class ContextEngine(engine.ContextEngine):
             top_k: Number of chunks considered.
             top_n: Number of tools selected, and of rules and references.
             include_score: Cosine from which items are selected even beyond ``top_n``; None for no such items.
+
+        Raises:
+            ValueError: a number is outside its bounds.
         """
+        check_bounds("top_k", top_k, 1)
+        check_bounds("top_n", top_n, 1)
+        check_bounds("include_score", include_score, 0, 1)
         given, catalog = self._given
         if given != tuple(items):
             catalog = Catalog(items)
@@ -263,7 +291,7 @@ class ContextEngine(engine.ContextEngine):
         """
         tool = resolve_in(session, self._catalog.snapshot, Kind.TOOL, name, server)
         assert isinstance(tool, Tool)
-        answer = msgspec.json.encode({"content": [{"type": "text", "text": result}]})
+        answer = msgspec.json.encode({"content": [{"type": "text", "text": encodable(result)}]})
         session.called(tool, answer, self.result_reading)
 
     def __enter__(self) -> Self:

@@ -59,8 +59,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-READING_SECONDS: Final = 0.25
-"""Time for reading the documents before hosts are served: enough for some hundreds. More follow later."""
+READING_SECONDS: Final = 2.0
+"""Time for reading the documents before hosts are served: enough for thousands, or for hundreds on a busy
+machine. Without them the instructions, which a client gets once, lack the ``always`` rules."""
 
 RESTORING_SECONDS: Final = 1.0
 """Time for the listings of the last time, after that: enough for ten thousand tools. More follow later."""

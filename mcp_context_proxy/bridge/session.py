@@ -211,11 +211,15 @@ class Bridge:
             lost, self._under_way = self._under_way - {self._opened}, set()
             for key in sorted(lost, key=str):
                 _write(_error(key, _INTERRUPTED))
+            if self._ended and self._answered:
+                return None  # the host has gone meanwhile, and needs no other proxy
             try:
                 self._peer.close()
                 self._peer = connect(self._place)
                 for line in (self._greeting, *self._opening):
                     self._peer.sendall(line)
+                if self._ended:
+                    self._peer.shutdown(socket.SHUT_WR)
             except (OSError, JoinError):
                 return self._opened
             if waiting and self._opened is not None:

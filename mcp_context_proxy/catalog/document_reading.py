@@ -211,7 +211,7 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     """
     name = name.strip()
     for end in (len(name), *_slashes(name)):
-        found = [one for uri in _uris(name[:end]) if (one := snapshot.document(uri)) is not None]
+        found = [one for uri in uris_meant(name[:end]) if (one := snapshot.document(uri)) is not None]
         found = [one for one in found if end == len(name) or one.folder is not None]
         if len(found) > 1:
             known = " or ".join(one.uri for one in found)
@@ -236,8 +236,8 @@ def _slashes(name: str) -> Iterator[int]:
         yield end
 
 
-def _uris(name: str) -> list[str]:
-    """Return the URIs that a name may mean: it may be one, with or without escapes."""
+def uris_meant(name: str) -> list[str]:
+    """Return the URIs of documents that a name may mean: it may be one, with or without escapes."""
     kinds = [kind for kind in (Kind.RULE, Kind.REFERENCE) if name.startswith(f"{kind}://")]
     plain = _without_scheme(name)
     return list(

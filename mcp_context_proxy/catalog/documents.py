@@ -35,7 +35,7 @@ from mcp_context_proxy.catalog.front_matter import (
 )
 from mcp_context_proxy.catalog.own_skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.items import Document, IncludeMode, Kind, SkillFolder
+from mcp_context_proxy.items import SEARCHED_CHARACTERS, Document, IncludeMode, Kind, SkillFolder
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
 from mcp_context_proxy.system.later import pattern
 
@@ -242,6 +242,8 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     if undivided:
         message = f"it has over {SECTIONS_LIMIT} sections; {undivided} more are left in the last one"
         problems.append((None, message))
+    if any(len(part) > SEARCHED_CHARACTERS for _, _, part in parts):
+        problems.append((None, f"search looks at its first {SEARCHED_CHARACTERS:,} characters; divide it"))
     if (hidden := len(raw) - len(text)) > HIDDEN_TOLERATED:
         message = f"{hidden} control or unseen characters were removed; check where they come from"
         problems.append((None, message))

@@ -63,7 +63,7 @@ def deliver(
     """
     chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
     known = _known_texts(delivered or {}, found.snapshot)
-    writing = _Writing(context.options.document_tokens, delivered or {}, count, texts=known)
+    writing = _Writing(context.options.document_tokens, delivered or {}, count, known)
     modes = () if delivered is None else (Mode.ALWAYS, Mode.MANUAL)
     standing = [item for item in _documents(context) if item.include_mode in modes]
     for item in sorted(standing, key=lambda item: item.type is not Kind.RULE):
@@ -82,26 +82,36 @@ def deliver(
     return replace(context, items=items), tuple(writing.told)
 
 
-def _known_texts(delivered: Mapping[ItemKey, Delivered], snapshot: Snapshot) -> dict[str, str]:
-    """Return the texts that a session was given whole, each with the URI of its document."""
-    texts: dict[str, str] = {}
+def _known_texts(delivered: Mapping[ItemKey, Delivered], snapshot: Snapshot) -> dict[str, Delivery]:
+    """Return the texts that a session was given whole, with the form in which it was."""
+    texts: dict[str, Delivery] = {}
     for key, (fingerprint, form) in delivered.items():
         document = item_by(snapshot, key) if form in GIVEN else None
         if isinstance(document, Document) and document.fingerprint == fingerprint:
-            texts[_text(document)] = document.uri
+            texts[text_given(document)] = form
     return texts
 
 
-def told_again(document: Document, item: ContextItem, is_found: bool) -> ToldDocument:
+def told_again(
+    document: Document, item: ContextItem, is_found: bool, given: Mapping[str, str]
+) -> ToldDocument:
     """Return a document in the form in which the answer of a record told it.
 
     An outline comes without the place that was found, which no record has.
+
+    Args:
+        document: The document.
+        item: Its entry in the record.
+        is_found: False if it is there for the session and not for the query.
+        given: The texts that the answer gave whole, each with the URI of its document.
     """
     form, text = item.delivered, f"{document.uri} ({document.kind}, {item.tokens:,} tokens)"
     if form is Delivery.WHOLE:
         text = _whole(document)
     elif form is Delivery.OUTLINE:
         text = _outlined(document, item.tokens, "", is_known=False)
+    elif form is Delivery.EARLIER and (same := given.get(text_given(document))) is not None:
+        text = _same(document, same)
     elif form is not None:
         where = "in the instructions" if form is Delivery.INSTRUCTIONS else "earlier in this session"
         text = f"{document.uri} ({document.kind}): given {where}"
@@ -137,8 +147,10 @@ class _Writing(Struct):
     budget: int
     delivered: Mapping[ItemKey, Delivered]
     count: Callable[[str], int]
-    texts: dict[str, str] = field(default_factory=dict)
-    """Texts that the session has, each with the URI of its document: projects have copies of their rules."""
+    known: Mapping[str, Delivery]
+    """Texts that the session was given before: projects have copies of their rules."""
+    given: dict[str, str] = field(default_factory=dict)
+    """Texts that this answer gives whole, each with the URI of its document."""
     told: list[ToldDocument] = field(default_factory=list)
     forms: dict[ItemKey, Delivery | None] = field(default_factory=dict)
     left: int = 0
@@ -152,8 +164,10 @@ class _Writing(Struct):
 
         One of the session that would fit into a budget of its own waits for the next answer.
         """
-        key = key_of(document)
+        key, text = key_of(document), text_given(document)
         fingerprint, before = self.delivered.get(key, ("", Delivery.EARLIER))
+        if (form := self.known.get(text)) is not None:
+            fingerprint, before = document.fingerprint, form
         if fingerprint == document.fingerprint and (before in GIVEN or not is_found):
             form = before if before is Delivery.INSTRUCTIONS else Delivery.EARLIER
             self.forms[key] = form
@@ -163,14 +177,13 @@ class _Writing(Struct):
                     ToldDocument(document, form, f"{document.uri} ({document.kind}): given {where}", True)
                 )
             return
-        if (same := self.texts.get(_text(document))) is not None:
+        if (same := self.given.get(text)) is not None:
             self.forms[key] = Delivery.EARLIER
             if is_found:
-                text = f"{document.uri} ({document.kind}): the same text as {same}"
-                self.told.append(ToldDocument(document, Delivery.EARLIER, text, True))
+                self.told.append(ToldDocument(document, Delivery.EARLIER, _same(document, same), True))
             return
         if tokens <= self.left and self._tell(document, Delivery.WHOLE, _whole(document), is_found):
-            self.texts[_text(document)] = document.uri
+            self.given[text] = document.uri
             return
         waits = is_standing and not is_found and tokens < self.budget
         known = (fingerprint, before) == (document.fingerprint, Delivery.OUTLINE)
@@ -193,7 +206,11 @@ class _Writing(Struct):
         return True
 
 
-def _text(document: Document) -> str:
+def _same(document: Document, other: str) -> str:
+    return f"{document.uri} ({document.kind}): the same text as {other}"
+
+
+def text_given(document: Document) -> str:
     """Return all that an answer gives of a document, with the folder of a skill."""
     return f"{document.folder or ''}\n{document.text.strip()}"
 
@@ -245,7 +262,7 @@ def introduction(snapshot: Snapshot, most_bytes: int, removed: Set[ItemKey]) -> 
         if one.kind is Kind.RULE and one.include is IncludeMode.ALWAYS and key_of(one) not in removed
     ]
     rules.sort(key=lambda rule: rule.priority)
-    rules = list({_text(rule): rule for rule in reversed(rules)}.values())[::-1]
+    rules = list({text_given(rule): rule for rule in reversed(rules)}.values())[::-1]
     texts: list[str] = []
     given: dict[ItemKey, Delivered] = {}
     left: list[Document] = []

@@ -43,9 +43,20 @@ person that wants the context itself."""
 
 
 Count = Annotated[int, Meta(ge=1)]
-Amount = Annotated[int, Meta(ge=0, le=100)]
-Depth = Annotated[int, Meta(ge=0, le=5)]
+MOST_DEPTH: Final = 5
+MOST_BEFORE: Final = 100
+"""Earlier requests of a session that a context takes into account."""
+
+Amount = Annotated[int, Meta(ge=0, le=MOST_BEFORE)]
+Depth = Annotated[int, Meta(ge=0, le=MOST_DEPTH)]
 Score = Annotated[float, Meta(ge=0, le=1)]
+
+
+def check_bounds(name: str, value: float | None, least: int, most: int | None = None) -> None:
+    """Raise `ValueError` if a number that a program gave is outside its bounds; None is always inside."""
+    if value is not None and not (least <= value and (most is None or value <= most)):
+        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name} is {value}; it must be {bounds}")
 
 
 class DomainOptions(Struct, frozen=True):
@@ -110,6 +121,11 @@ class DomainOverrides(Struct, frozen=True):
     top_n: Count | None = None
     include_score: Score | None = None
 
+    def __post_init__(self) -> None:
+        check_bounds("top_k", self.top_k, 1)
+        check_bounds("top_n", self.top_n, 1)
+        check_bounds("include_score", self.include_score, 0, 1)
+
 
 class Overrides(Struct, frozen=True):
     """Changes by a session or a request; None keeps the value of the level above."""
@@ -123,6 +139,14 @@ class Overrides(Struct, frozen=True):
     history: Amount | None = None
     retain_requests: Amount | None = None
     expand_results: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_bounds("max_tokens", self.max_tokens, 1)
+        check_bounds("expansion_depth", self.expansion_depth, 0, MOST_DEPTH)
+        check_bounds("expansion_threshold", self.expansion_threshold, 0, 1)
+        check_bounds("expansion_top_n", self.expansion_top_n, 1)
+        check_bounds("history", self.history, 0, MOST_BEFORE)
+        check_bounds("retain_requests", self.retain_requests, 0, MOST_BEFORE)
 
 
 NO_OVERRIDES: Final[Overrides] = Overrides()

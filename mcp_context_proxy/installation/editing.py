@@ -400,7 +400,9 @@ def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping
     named: Any = None
     for key in place:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        named, node = next(((name, value) for name, value in pairs if name.value == key), (None, None))
+        # The last one counts where a key is given twice, as for the host.
+        same = [(name, value) for name, value in pairs if name.value == key]
+        named, node = same[-1] if same else (None, None)
     if node is None:
         if len(place) != 1:
             raise EditError(f"{'.'.join(place)} is missing; write that key first")
@@ -411,7 +413,7 @@ def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping
         start, end = node.start_mark.index, node.end_mark.index
         lines = _yaml_lines(insert, "  ", in_list=in_list)
         return f"{text[:start].rstrip(' ')}\n{lines}{text[end:].lstrip(chr(10))}" if insert else text
-    if node.flow_style:
+    if isinstance(node, yaml.ScalarNode) or node.flow_style:
         raise EditError(f"its servers are written on one line{_REMEDIES['yaml']}")
     starts = list(_yaml_starts(text, node, in_list))
     first = min(begin for _, begin, _ in starts)

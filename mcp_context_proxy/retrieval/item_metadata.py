@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from mcp_context_proxy.items import JSON, Item, Tool, ToolClass
+from mcp_context_proxy.items import JSON, SEARCHED_CHARACTERS, Item, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.actions import VERBS
 from mcp_context_proxy.retrieval.text import (
@@ -37,9 +37,6 @@ HEAD_LIMIT = 100
 
 DESCRIPTION_LIMIT = 8_192
 """Characters of a description that are indexed."""
-
-DOCUMENT_LIMIT = 262_144
-"""Characters of a document that are indexed; some 500 chunks, a few seconds of embedding."""
 
 MAX_PARAMETERS = 64
 """Names read from one schema; real tools have fewer than 40, and a flood would only drown the description."""
@@ -89,7 +86,7 @@ def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...
     """
     description, name = encodable(item.description[:DESCRIPTION_LIMIT]), encodable(item.name[:NAME_LIMIT])
     if not isinstance(item, Tool):
-        body = encodable(item.text[:DOCUMENT_LIMIT])
+        body = encodable(item.text[:SEARCHED_CHARACTERS])
         fields = Fields(name, description, "", "", "", body)
         return fields, _headed_chunks(name, body, partial(topics, lead=description))
     parameters, words = read_parameters(item.definition), identifier_words(name)

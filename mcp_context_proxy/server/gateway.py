@@ -242,11 +242,13 @@ class Gateway:
 
     async def _call(self, params: Members, caller: Caller) -> bytes:
         name = envelope.text(params.get("name"))
-        if name is not None and name in meta_definitions.RESERVED:
-            await in_task()
-            result = await self._meta_tools.call(name, params, caller)
-            return eras.fit_result_to_client("tools/call", result, caller.era)
-        return await self._tool_calls.call(params, caller)
+        if name is None or name not in meta_definitions.RESERVED:
+            return await self._tool_calls.call(params, caller)
+        if name in meta_definitions.CALLS:
+            return await self._meta_tools.call_through(name, params, caller)
+        await in_task()
+        result = await self._meta_tools.call(name, params, caller)
+        return eras.fit_result_to_client("tools/call", result, caller.era)
 
     async def _set_log_level(self, params: Members, caller: Caller) -> bytes:
         level = envelope.text(params.get("level"))

@@ -58,7 +58,6 @@ from mcp_context_proxy.server.meta_definitions import (
     NO_SERVERS,
     READ_DOCUMENT,
     READ_ONLY,
-    READ_RESULT,
     RECALL,
     RESERVED,
     SEARCH,
@@ -95,6 +94,7 @@ from mcp_context_proxy.server.search_answers import (
     some_of,
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import Role
 
@@ -103,6 +103,9 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
 
+
+_OTHERS: Final = RESERVED - CALLS
+"""Meta tools that can be called through a call tool, as tools of servers can."""
 
 NAMED_OF_ONE: Final = 40
 """Further tools that are named where a query asks for those of one server."""
@@ -143,7 +146,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     """Counts the documents that are read; None to count none."""
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
-        """Return the result of a meta tool, not yet fitted to an era."""
+        """Return the result of a meta tool that calls no other one, not yet fitted to an era."""
         raw = params.get("arguments", Raw(b"{}"))
         try:
             _wants_data(params)  # before anything is done
@@ -159,14 +162,34 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 return await self._read(_arguments(raw, ReadArguments), params, caller)
             if name == RECALL:
                 return await self._recall(_arguments(raw, RecallArguments), params, caller)
-            if name == READ_RESULT:
-                return await self._read_result(_arguments(raw, ReadResultArguments), caller)
-            # Those of the tool may be large.
-            large = len(raw) > envelope.TAKEN_APART_BYTES
-            call = await in_thread(_decoded, raw, CallArguments) if large else _decoded(raw, CallArguments)
-            return await self._call(name, call, params, caller)
+            return await self._read_result(_arguments(raw, ReadResultArguments), caller)
         except _UnusableArgumentsError as error:
             return failure(f"{name}: {error}")
+
+    async def call_through(self, through: str, params: Members, caller: Caller) -> bytes:
+        """Return the result of a tool that is called through a call tool, fitted to the caller's era.
+
+        As a plain call, it has no task while it only waits for its server, and its result is fitted once.
+        """
+        raw = params.get("arguments", Raw(b"{}"))
+        try:
+            _wants_data(params)  # before anything is done
+            if len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be large
+                await in_task()
+                wanted = await in_thread(_decoded, raw, CallArguments)
+            else:
+                wanted = _decoded(raw, CallArguments)
+            sent = {**params, "arguments": Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments}
+            if wanted.name not in _OTHERS:
+                return await self._call(through, wanted, sent, caller)
+            if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
+                result = _not_read_only(wanted.name, "is none of them")
+            else:
+                await in_task()
+                result = await self.call(wanted.name, sent, caller)
+        except _UnusableArgumentsError as error:
+            result = failure(f"{through}: {error}")
+        return eras.fit_result_to_client("tools/call", result, caller.era)
 
     async def _with_sampling(self, params: Members, caller: Caller, search: Search) -> bytes:
         """Run a search that may ask the client's model for the order of the best tools.
@@ -399,30 +422,25 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             result = mark_untrusted(kept.server, result)
         return with_note(result, reading.note)
 
-    async def _call(self, through: str, wanted: CallArguments, params: Members, caller: Caller) -> bytes:
-        """Call a tool through one of the call tools, named by ``through``."""
-        arguments = Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments
-        sent = {**params, "arguments": arguments}
-        if wanted.name in RESERVED - CALLS:
-            if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
-                return _not_read_only(wanted.name, "is none of them")
-            return await self.call(wanted.name, sent, caller)
+    async def _call(self, through: str, wanted: CallArguments, sent: Members, caller: Caller) -> bytes:
+        """Call a tool of a server through one of the call tools, named by ``through``."""
         try:
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
                 self._handle(wanted.context_id, sent, caller)
-                meta = {**eras.meta_of(params), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
+                meta = {**eras.meta_of(sent), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
                 sent["_meta"] = envelope.raw(meta)
             tool = await self.calls.resolve(wanted.name, sent, caller)
-            if through == CALL_READ_ONLY and tool.tool_class is not ToolClass.READ:
-                self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
-                counts = f"counts as {tool.tool_class}: {tool.class_reason}"
-                return _not_read_only(caller.name_of(tool), counts)
-            return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
+            if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
+                return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
+            self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
+            counts = f"counts as {tool.tool_class}: {tool.class_reason}"
+            result = _not_read_only(caller.name_of(tool), counts)
         except UnknownItemError as error:
-            return unknown(error)
+            result = unknown(error)
         except (DownstreamError, RequestError) as error:
-            return failure(str(error))
+            result = failure(str(error))
+        return eras.fit_result_to_client("tools/call", result, caller.era)
 
     def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
         """Return the context that a call names; a model can read the error about an unknown `context_id`."""

@@ -17,10 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
-from mcp_context_proxy.context.delivery import ToldDocument, told_again
+from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import SearchFilters
-from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Mode, RequestContext
+from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SAME_TOOL, SearchAnswer
 from mcp_context_proxy.context.session import ItemKey, item_by
@@ -227,11 +227,16 @@ def _notes(context: RequestContext, snapshot: Snapshot) -> Iterator[Note]:
 
 
 def _told(context: RequestContext, then: Mapping[ItemKey, Item]) -> Iterator[ToldDocument]:
-    for one in context.of(*DOCUMENT_KINDS):
-        document = then.get((one.type, one.name))
+    documents = [(one, then.get((one.type, one.name))) for one in context.of(*DOCUMENT_KINDS)]
+    given = {
+        text_given(document): document.uri
+        for one, document in documents
+        if isinstance(document, Document) and one.delivered is Delivery.WHOLE
+    }
+    for one, document in documents:
         found = one.include_mode not in SESSION_MODES
         if isinstance(document, Document) and (found or one.delivered is not None):
-            yield told_again(document, one, found)
+            yield told_again(document, one, found, given)
 
 
 def _compared(then: RequestContext, now: RequestContext, snapshot: Snapshot) -> Iterator[ComparedItem]:

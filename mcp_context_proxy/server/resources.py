@@ -18,6 +18,7 @@ from msgspec import Raw, Struct
 
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
 from mcp_context_proxy.context import records
 from mcp_context_proxy.context.engine import ContextEngine
@@ -37,6 +38,7 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 
 SCHEME = "context://"
+DOCUMENT_SCHEMES = tuple(f"{kind}://" for kind in DOCUMENT_KINDS)
 CURRENT = SCHEME + "current"
 REQUESTS = SCHEME + "requests"
 
@@ -110,7 +112,11 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
     async def read(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``resources/read``, fitted to the caller's era."""
         uri = envelope.text(params["uri"]) or ""
-        document = self.catalog.snapshot.document(uri)
+        snapshot = self.catalog.snapshot
+        document = snapshot.document(uri)
+        if document is None and uri.startswith(DOCUMENT_SCHEMES):
+            # Models and hosts also write a name as people read it, without escapes.
+            document = next(filter(None, map(snapshot.document, uris_meant(uri))), None)
         if document is not None and self.was_read is not None:
             self.was_read(document)
         if (skill_file := await self.skills.read(uri, params, caller)) is not None:

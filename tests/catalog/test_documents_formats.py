@@ -53,6 +53,16 @@ def test_a_cursor_rule_says_when_it_applies(write: Write) -> None:
     assert not loaded.findings
 
 
+def test_a_document_that_search_does_not_look_at_as_a_whole_is_reported(write: Write) -> None:
+    root = write(
+        {"exact.md": "x" * 262_144, "over.md": "x" * 262_145, "AGENTS.md": f"# a\n{200_000 * 'x'}\n" * 2}
+    )
+
+    loaded = load(root, document_bytes=1_000_000)
+
+    assert told(loaded, root) == ["over.md: search looks at its first 262,144 characters; divide it"]
+
+
 def test_the_proxys_own_include_key_beats_those_of_cursor(write: Write) -> None:
     front = "include: manual\nalwaysApply: true"
 

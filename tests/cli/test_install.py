@@ -122,7 +122,7 @@ def test_host_whose_copy_cannot_be_kept_is_not_changed_and_not_called_connected(
 ) -> None:
     before, file = cursor.read_bytes(), home / "file"
     file.write_text("", "utf-8")
-    done = run("install", "--yes", "--no-check", XDG_DATA_HOME=str(file / "data"))
+    done = run("install", "--yes", "--no-check", XDG_DATA_HOME=str(file / "data"), COLUMNS="400")
     assert done.returncode == 1
     assert "Cursor: nothing was changed:" in done.stdout
     # The end of a line may be within a path, wherever the tests have their folders.

@@ -1,5 +1,8 @@
 """The context engine without a server."""
 
+import re
+from collections.abc import Callable
+
 import pytest
 
 from mcp_context_proxy import (
@@ -99,3 +102,39 @@ async def test_of_two_items_with_one_name_the_last_counts() -> None:
         )
 
     assert item.name == "tides"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Overrides(max_tokens=0), "max_tokens is 0; it must be at least 1"),
+        (lambda: Overrides(expansion_depth=6), "expansion_depth is 6; it must be between 0 and 5"),
+        (lambda: Overrides(history=-1), "history is -1; it must be between 0 and 100"),
+        (lambda: DomainOverrides(top_n=-1), "top_n is -1; it must be at least 1"),
+        (lambda: DomainOverrides(include_score=1.5), "include_score is 1.5; it must be between 0 and 1"),
+        (lambda: rule("tone", "Be polite.", priority=1000), "priority is 1000; it must be between 0 and 999"),
+        (lambda: reference(" ", "What a bicycle costs."), "the name of an item must not be empty"),
+        (lambda: tool("", "Send an email"), "the name of an item must not be empty"),
+    ],
+)
+def test_a_number_or_name_that_rest_refuses_is_refused_here_too(
+    make: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make()
+
+
+async def test_numbers_of_a_search_over_given_items_are_checked() -> None:
+    with ContextEngine() as engine:
+        for wrong in ({"top_k": 0}, {"top_n": -1}, {"include_score": 7.0}):
+            with pytest.raises(ValueError, match=next(iter(wrong))):
+                await engine.search_context_items("send an email", TOOLS, **wrong)
+
+
+async def test_half_a_character_in_a_result_or_a_text_ends_nothing() -> None:
+    with ContextEngine(Catalog([*TOOLS, rule("mail", "Every email message ends with \ud83d.")])) as engine:
+        session = Session(overrides=Overrides(expand_results=True))
+        engine.called(session, "read_file", "cut in the middle: \ud83d")
+        context = await engine.build("send an email message to a recipient", session)
+
+    assert {"send_mail", "read_file"} <= {item.name for item in context.items}

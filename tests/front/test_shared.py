@@ -37,7 +37,7 @@ from mcp_context_proxy.bridge.meeting import (
     locked,
     meeting,
 )
-from mcp_context_proxy.bridge.session import HELD_BYTES
+from mcp_context_proxy.bridge.session import HELD_BYTES, LAST_LINES_SECONDS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
@@ -262,6 +262,33 @@ async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
 
     told = await anyio.to_thread.run_sync(rounds)
     assert sorted(told) == sorted(["hello", "last", *map(str, range(300))])
+
+
+async def test_host_that_goes_with_its_proxy_leaves_no_bridge(machine: Machine, server: Server) -> None:
+    """The bridge waited half a minute for the proxy that it had started for nobody."""
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+    command = real_command("--config", machine.config, "serve", shared=True)
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
+
+    def end_both() -> None:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as host:
+            assert host.stdin is not None
+            assert host.stdout is not None
+            host.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n')
+            host.stdin.flush()
+            assert host.stdout.readline()
+            (proxy,) = machine.proxies()
+            os.kill(proxy, signal.SIGKILL)
+            with suppress(OSError):
+                # Once it has ended, the bridge sees it, and is about to start another.
+                while b") Z " not in Path(f"/proc/{proxy}/stat").read_bytes():
+                    pass
+            host.stdin.close()
+            host.wait(LAST_LINES_SECONDS * 0.8)
+
+    for _ in range(4):
+        await anyio.to_thread.run_sync(end_both)
 
 
 @pytest.mark.slow

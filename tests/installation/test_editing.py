@@ -173,6 +173,12 @@ def test_yaml_without_servers_gets_one(text: str) -> None:
     assert entries("yaml", edited("yaml", text, ("extensions",), (), OURS), ("extensions",)) == OURS
 
 
+def test_last_of_two_keys_of_yaml_counts_as_for_the_host() -> None:
+    text = "extensions: x\nextensions:\n  docs:\n    cmd: npx\n  other:\n    cmd: y\n"
+    after = edited("yaml", text, ("extensions",), {"docs"}, {})
+    assert after == "extensions: x\nextensions:\n  other:\n    cmd: y\n"
+
+
 def test_yaml_on_one_line_is_refused() -> None:
     with pytest.raises(EditError, match="one line"):
         edited("yaml", "extensions: {docs: {cmd: x}}\n", ("extensions",), {"docs"}, OURS)

@@ -53,6 +53,29 @@ async def test_documents_are_listed_and_read_beside_the_resources_of_servers(con
     assert refused.value.code == (-32602 if era == "modern" else -32002)
 
 
+async def test_a_document_is_read_by_a_uri_without_escapes_too(
+    config: Path, workshop: Workshop, era: str
+) -> None:
+    for name in ("on call", "規程"):
+        (workshop.folder / "rules" / f"{name}.md").write_text(f"# {name}\n\nBe there.\n", encoding="utf-8")
+    read = {}
+    async with stdio(command(config), era) as client:
+        await client.until_listed("work__echo")
+        for uri in ("rule://on call", "rule://on%20call", "rule://規程", "rule://%E8%A6%8F%E7%A8%8B"):
+            (content,) = (await client.request("resources/read", {"uri": uri}))["contents"]
+            read[content["uri"]] = content["text"].partition("\n")[0]
+        for uri in ("rule://nobody", "rule://"):
+            with pytest.raises(RpcError):
+                await client.request("resources/read", {"uri": uri})
+
+    assert read == {
+        "rule://on call": "# on call",
+        "rule://on%20call": "# on call",
+        "rule://規程": "# 規程",
+        "rule://%E8%A6%8F%E7%A8%8B": "# 規程",
+    }
+
+
 async def test_a_changed_document_is_served_anew_and_announced_to_subscribers(
     config: Path, workshop: Workshop
 ) -> None:
@@ -90,7 +113,7 @@ async def test_a_new_file_is_listed_found_and_announced(config: Path, workshop: 
 
 
 async def test_the_first_list_has_very_many_documents(workshop: Workshop) -> None:
-    """The host is answered before they are read; see `READING_SECONDS`. Many hosts list once."""
+    """Many hosts list once, and reading may take longer than a host waits for the introduction."""
     folder = workshop.folder / "many"
     folder.mkdir()
     for number in range(2_000):

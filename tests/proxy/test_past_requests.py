@@ -80,6 +80,19 @@ async def test_an_answer_is_rendered_again_as_the_model_read_it(proxy: Proxy, qu
     assert rendered.missing == ()
 
 
+async def test_copies_of_a_rule_are_rendered_as_the_model_read_them(workshop: Workshop) -> None:
+    config = settings(workshop, TEXTS)
+    (workshop.folder / "rules" / "copy.md").write_text(RULE, encoding="utf-8")
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+        for copies in (1, 0):
+            told = (await host.call(SEARCH, {"query": "how are messages worded"}))["content"][0]["text"]
+            rendered = await proxy.past_requests.rendered(await latest(proxy))
+
+            assert told.count("the same text as rule://") == copies
+            assert rendered.text == told
+
+
 async def test_an_answer_is_rendered_with_what_it_left_out_for_the_budget(
     workshop: Workshop,
 ) -> None:
