@@ -1,4 +1,4 @@
-"""Commands on what is kept: ``learning``, ``store``, and ``cluster`` on the replicas that share a store.
+"""Commands on kept data: ``learning``, ``store``, and ``cluster`` on the replicas that share a store.
 
 ``learning`` shows, exports, imports and forgets pairs of queries and tools. ``store`` checks the store,
 copies it into another one, prunes it, and brings the schema of a database up to date. ``cluster`` shows the

@@ -177,7 +177,7 @@ _encode, _decode = msgspec.json.encode, msgspec.json.Decoder(_Hint).decode
 
 
 class Announcements:
-    """Tells and hears what servers announce."""
+    """Tells and hears the announcements of servers."""
 
     def __init__(self, hints: ChangeHints, changes: ChangeNotifier, fleet: Fleet) -> None:
         """Connect `changes` with the hints; call within the event loop."""
@@ -192,7 +192,7 @@ class Announcements:
         self._changes.elsewhere = self._hints.heard = None
 
     def _tell(self, server: str, method: str, uri: str | None) -> None:
-        """Tell the others what a server has announced here."""
+        """Tell the others of an announcement of a server here."""
         if uri is None:
             if method.endswith("/list_changed"):
                 self._hints.tell(_encode(_Hint(server)).decode())

@@ -167,7 +167,7 @@ def _ask_keyring(function: str, *arguments: str) -> Any:
 
 
 def output_of(text: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """Return what a command prints, without the line break at its end. No shell takes part."""
+    """Return the output of a command, without the line break at its end. No shell takes part."""
     try:
         command = shlex.split(text)
     except ValueError as error:

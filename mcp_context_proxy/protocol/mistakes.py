@@ -87,7 +87,7 @@ def _values(form: type, path: str) -> Iterable[object]:
 
 
 def _form_at(form: type, path: str) -> object:
-    """Return what a type demands at a path such as ``filters.tags[0]``."""
+    """Return the demand of a type at a path such as ``filters.tags[0]``."""
     found: object = _bare(inspect.type_info(form))
     for part in re.findall(r"[^.\[\]]+", path):
         if isinstance(found, inspect.StructType):

@@ -493,7 +493,7 @@ def _without(query: str, spans: Sequence[_Span]) -> str:
 
 
 def _uncarried(query: str, start: int, end: int, carried: Sequence[_Span]) -> str:
-    """Return a part of a query without what it carries."""
+    """Return a part of a query without the text that it carries."""
     inside = [(max(a, start) - start, b - start) for a, b in carried if a < end and b > start]
     return _without(query[start:end], inside)
 
@@ -532,7 +532,7 @@ def _openings(query: str, needs: Sequence[_Span]) -> Iterator[_Span]:
 
 
 def _as_verb(word: str, query: str) -> str | None:
-    """Return what a word asks for as a verb, where the words after it say that it is one."""
+    """Return the meaning of a word as a verb, where the words after it say that it is one."""
     following = [one.strip(_EDGES + ".").lower() for one in query.split(maxsplit=5)[1:5]]
     as_verb = _AS_VERBS.get(word) if following and following[0] in _AFTER_VERBS else None
     if as_verb == "book" and not _MEETINGS.isdisjoint(following):
@@ -558,7 +558,7 @@ def _is_foreign(query: str) -> bool:
 
 
 def _command(word: str, query: str) -> str | None:
-    """Return what a command of a shell does with which a query begins."""
+    """Return the effect of a command of a shell with which a query begins."""
     if word in _PLAIN_TOO:
         following = (query.split(maxsplit=2)[1:2] or ["-"])[0]
         if not (following.startswith("-") or following.isdigit() or value_kind(following.strip(_EDGES))):

@@ -122,7 +122,7 @@ class PreparedQuery:
         supports: Mapping[int, Support],
         novel: Mapping[int, float],
     ) -> None:
-        """Put together what is known of a query.
+        """Put together the facts about a query.
 
         The lexical scores are those of the query's words. The vectors are those of its texts, None in a
         search by words only, and the rivals what is nearest to it elsewhere, None where that is not known.

@@ -74,5 +74,5 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def owner(self) -> str:
-        """The key of what is kept for the caller alone: of its session, or of its principal without one."""
+        """The key of things kept for the caller alone: of its session, or of its principal without one."""
         return f"principal {self.principal}" if self.session is None else self.session.id

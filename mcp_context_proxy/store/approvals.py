@@ -125,7 +125,7 @@ class ApprovalStore(Tables):
         return dict(self._database.rows("SELECT server, MIN(time) FROM approved_versions GROUP BY server"))
 
     def record(self, server: str) -> ApprovalRecord:
-        """Return what is kept about a server."""
+        """Return the record of a server."""
         found = self._database.rows(f"{_SELECT} WHERE server = ?", (server,))
         versions = self._database.read(VersionRow, "FROM approved_versions WHERE server = ?", (server,))
         return _record(found, versions)

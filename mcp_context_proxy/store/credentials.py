@@ -179,7 +179,7 @@ class SharedCredentials:
         return f"the store has {what}, {ANOTHER_KEY}. Nothing of it is changed"
 
     def look(self, *, now: bool = False) -> None:
-        """Take over what others have changed, if it is time.
+        """Take over the changes of others, if it is time.
 
         Raises:
             StoreError: the store cannot be read, and `now` was asked for; what was known stays known.

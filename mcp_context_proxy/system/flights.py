@@ -82,7 +82,7 @@ class Flight:
             self._step(self._coroutine.send, None)
 
     def cancel(self) -> None:
-        """Cancel what is under way, wherever it waits."""
+        """Cancel the flight, wherever it waits."""
         if self._scope is not None:
             self._scope.cancel()
         elif self._coroutine is not None and self._reply is not None:

@@ -155,7 +155,7 @@ class AuditFile:
         return key
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield what the files hold, oldest first; a line that is torn or no entry is skipped."""
+        """Yield the entries of the files, oldest first; a line that is torn or no entry is skipped."""
         opened: list[IO[bytes]] = []
         file: IO[bytes]
         with contextlib.ExitStack() as stack:

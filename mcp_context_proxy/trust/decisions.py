@@ -119,7 +119,7 @@ def _below(place: str, key: str) -> str:
 
 
 def _differences(place: str, old: Any, new: Any, left: list[int]) -> Iterator[str]:
-    """Yield what was added, removed or changed in a structure, each with its place.
+    """Yield the additions, removals and changes in a structure, each with its place.
 
     `left` has the number of comparisons that are left.
     """

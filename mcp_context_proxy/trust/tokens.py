@@ -474,7 +474,7 @@ def _token(content: bytes, name: str) -> NamedToken | None:
 
 
 def _unread(name: str) -> NamedToken:
-    """Return what is known of a token that is sealed with another key."""
+    """Return the known facts of a token that is sealed with another key."""
     return NamedToken(name=name, sha256="", created=0.0, servers=())
 
 

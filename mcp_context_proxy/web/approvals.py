@@ -62,7 +62,7 @@ class ApprovalsAnswer(Struct, frozen=True):
 
 
 class ToApprove(Struct, forbid_unknown_fields=True, frozen=True):
-    """Definitions to approve, with the hash of what was shown."""
+    """Definitions to approve, with the hash of the text that was shown."""
 
     names: Annotated[list[Name], Meta(min_length=1, max_length=NAMES)]
     hash: Hash

@@ -65,7 +65,7 @@ Kinds = Annotated[
 
 
 class LookWanted(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters of a look at what a model would find."""
+    """Parameters of a look at the results that a model would get."""
 
     query: Words
     kinds: Kinds = ""

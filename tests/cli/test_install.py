@@ -125,7 +125,8 @@ def test_host_whose_copy_cannot_be_kept_is_not_changed_and_not_called_connected(
     done = run("install", "--yes", "--no-check", XDG_DATA_HOME=str(file / "data"), COLUMNS="400")
     assert done.returncode == 1
     assert "Cursor: nothing was changed:" in done.stdout
-    assert str(file / "data") in done.stdout
+    # The end of a line may be within a path, wherever the tests have their folders.
+    assert str(file / "data") in done.stdout.replace("\n", "")
     assert "restart Cursor" not in done.stdout
     assert cursor.read_bytes() == before
 
