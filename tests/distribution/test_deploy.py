@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 import yaml
 from support.postgres import PostgresServer, postgres  # noqa: F401 - a fixture
 from support.raw_client import PATIENCE
-from support.replicas import free_port, until_ready
+from support.replicas import until_ready
 from support.stores import quick_folder
 
 from mcp_context_proxy.cluster.member import LEFT_SECONDS
@@ -136,7 +137,9 @@ def test_a_replica_needs_no_rights_and_no_file_system_that_can_be_written_and_en
     postgres: PostgresServer,  # noqa: F811
 ) -> None:
     postgres.folder.chmod(0o755)
-    port = free_port()
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
     file = folder / "config.toml"
     text = (DEPLOY / "config" / "config.toml").read_text()
     file.write_text(re.sub(r"drain_grace_seconds = \S+", "drain_grace_seconds = 1.0", text))
