@@ -171,6 +171,9 @@ def open_session(path: Path, optimised: bool = False) -> Any:
     """
     # Read when the library is loaded: later, it has already left a device id in the user's cache folder.
     os.environ[NO_TELEMETRY] = "1"
+    # The runtime imports a part of numpy. Where another thread is still importing numpy, that fails, and
+    # then none of them has it any more: so this thread waits here until the whole is there.
+    import numpy  # noqa: F401, PLC0415
     import onnxruntime  # noqa: PLC0415 - see the module docstring
 
     onnxruntime.set_default_logger_severity(ERRORS_ONLY)

@@ -136,3 +136,32 @@ def test_loading_and_embedding_print_nothing() -> None:
     )
 
     assert (result.stdout, result.stderr) == ("", "")
+
+
+IMPORTS = """
+import builtins, sys
+from pathlib import Path
+from mcp_context_proxy.embedding.embeddings import open_session
+
+plain, ready = builtins.__import__, []
+
+def noted(name, *rest):
+    if name == "onnxruntime" and "onnxruntime" not in sys.modules:
+        numpy = sys.modules.get("numpy")
+        ready.append(numpy is not None and not getattr(numpy.__spec__, "_initializing", False))
+    return plain(name, *rest)
+
+assert "numpy" not in sys.modules
+builtins.__import__ = noted
+try:
+    open_session(Path("no-such-graph.onnx"))
+except Exception:
+    print(ready)
+"""
+
+
+def test_the_runtime_is_imported_once_the_whole_of_numpy_is_there():
+    """Beside a thread that imports numpy, the runtime would fail and leave the process without numpy."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[True]"
