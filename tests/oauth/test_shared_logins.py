@@ -308,6 +308,16 @@ async def test_the_key_is_changed_without_a_new_login(protected: Protected, join
         join(KEY).login(config).read_now()
 
 
+async def until_the_store_is_back(replica: Replica) -> None:
+    with anyio.fail_after(30):
+        while True:
+            try:
+                await replica.look()
+                return
+            except StoreError:
+                await anyio.sleep(0.05)
+
+
 @pytest.mark.cluster
 async def test_a_token_is_not_renewed_while_the_database_is_away_and_is_used_as_long_as_it_is_valid(
     protected: Protected, disturbed: PostgresServer
@@ -329,13 +339,7 @@ async def test_a_token_is_not_renewed_while_the_database_is_away_and_is_used_as_
     assert protected.issuer.granted == ["authorization_code"]
     await anyio.to_thread.run_sync(disturbed.start)
 
-    with anyio.fail_after(30):
-        while True:
-            try:
-                await one.look()
-                break
-            except StoreError:
-                await anyio.sleep(0.05)
+    await until_the_store_is_back(one)
     assert await fetched(config, one.auth(config, ends - 29)) != 401
     assert await fetched(config, other.auth(config, ends - 29)) != 401
     assert protected.issuer.granted == ["authorization_code", "refresh_token"]
@@ -369,13 +373,7 @@ async def test_new_tokens_wait_in_memory_if_the_database_goes_away_during_the_re
     assert 401 not in statuses
     await anyio.to_thread.run_sync(disturbed.start)
 
-    with anyio.fail_after(30):
-        while True:
-            try:
-                await one.look()
-                break
-            except StoreError:
-                await anyio.sleep(0.05)
+    await until_the_store_is_back(one)
     assert await fetched(config, other.auth(config)) != 401
     assert protected.issuer.granted == ["authorization_code", "refresh_token"]
     assert protected.issuer.failed == []
