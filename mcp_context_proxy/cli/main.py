@@ -85,9 +85,6 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a program whose reader has gone, such as ``| head``."""
 
-COMPLAINTS_PER_SECOND, COMPLAINTS = 1.0, 20
-"""Rate and burst of logged bad HTTP requests: anybody who can connect can send any number of them."""
-
 
 def main() -> None:
     """Run the command line."""
@@ -189,22 +186,7 @@ def configure_logging(level: str) -> None:
     # In detail these log whole messages, with arguments and results.
     for name in ("mcp", "sse_starlette"):
         logging.getLogger(name).setLevel(logging.INFO)
-    if level != SILENT:
-        logging.getLogger("uvicorn.error").addFilter(_LimitedComplaints())
     if level.lower() != "debug":
         # The libraries' own messages explain nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
             logging.getLogger(name).setLevel(logging.ERROR)
-
-
-class _LimitedComplaints(logging.Filter):
-    """Limits the rate of the HTTP server's warnings about bad requests."""
-
-    def __init__(self) -> None:
-        from mcp_context_proxy.protocol.framing import Bucket
-
-        super().__init__()
-        self._bucket = Bucket(COMPLAINTS_PER_SECOND, COMPLAINTS)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno != logging.WARNING or self._bucket.take()

@@ -39,11 +39,12 @@ from mcp_context_proxy.cluster.tables import NOBODY, ContextRow, hash_of
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.http_requests import error_response, replay
+from mcp_context_proxy.front.http_exchange import event_of
+from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, replay
 from mcp_context_proxy.front.http_sessions import SESSION_HEADER
 from mcp_context_proxy.front.sse import EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
-from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.results.shortening import READ_RESULT
@@ -284,14 +285,17 @@ class Homes:
         address = self._replicas.address_of(home)
         if address is None:
             return False
-        outcome = await self._relay.send(home, address, scope, body, receive, send)
+        asked = _request_id(body)
+        last_event = b"" if asked is None else event_of(_lost(reason, asked))
+        outcome = await self._relay.send(home, address, scope, body, receive, send, last_event=last_event)
         self._counts.relays[reason, outcome] += 1
         if outcome is RelayEnd.UNREACHABLE:
             self._replicas.suspect(home)
         elif outcome is RelayEnd.REFUSED:
             self._replicas.refused = home
         elif outcome is RelayEnd.BROKEN:
-            await _lost(reason, body)(scope, receive, send)
+            # A client does not repeat a request after an error with status 200.
+            await Response(_lost(reason, asked), media_type=JSON_TYPE)(scope, receive, send)
         return outcome in (RelayEnd.ANSWERED, RelayEnd.CUT, RelayEnd.BROKEN)
 
     async def _adopt(self, session_id: str, row: ContextRow, scope: Scope) -> bool:
@@ -374,7 +378,7 @@ def _undecided() -> Response:
     return response
 
 
-def _lost(reason: Reason, body: bytes) -> Response:
-    """Return the answer to a request whose relay has broken off: an error that a client does not repeat."""
+def _lost(reason: Reason, asked: RequestId | None) -> bytes:
+    """Return the error for a request whose relay has broken off."""
     text = MAY_HAVE_RUN.format("call" if reason is Reason.CALL else "session")
-    return error_response(HTTPStatus.OK, _request_id(body), text, INTERNAL_ERROR)
+    return error_reply(asked, INTERNAL_ERROR, text)

@@ -23,6 +23,8 @@ import httpx2
 from msgspec import Struct, field
 from starlette.types import Receive, Scope, Send
 
+from mcp_context_proxy.front.streamable_http import STREAM_TYPE
+
 logger = logging.getLogger(__name__)
 
 RELAY_HEADER: Final = b"x-mcp-relay"
@@ -194,9 +196,20 @@ class Relay:
                     await transport.aclose()
 
     async def send(
-        self, receiver: str, address: str, scope: Scope, body: bytes, receive: Receive, send: Send
+        self,
+        receiver: str,
+        address: str,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+        send: Send,
+        *,
+        last_event: bytes = b"",
     ) -> RelayEnd:
-        """Pass a request on, and its answer back, unless there is none."""
+        """Pass a request on, and its answer back, unless there is none.
+
+        A stream that breaks off ends with `last_event`, which answers the request.
+        """
         outcome = RelayEnd.BROKEN
         async with anyio.create_task_group() as group:
 
@@ -206,11 +219,13 @@ class Relay:
                 group.cancel_scope.cancel()
 
             group.start_soon(leave_with_client)
-            outcome = await self._exchange(receiver, address, scope, body, send)
+            outcome = await self._exchange(receiver, address, scope, body, send, last_event)
             group.cancel_scope.cancel()
         return outcome
 
-    async def _exchange(self, receiver: str, address: str, scope: Scope, body: bytes, send: Send) -> RelayEnd:
+    async def _exchange(
+        self, receiver: str, address: str, scope: Scope, body: bytes, send: Send, last_event: bytes
+    ) -> RelayEnd:
         if self._transport is None:
             limits = httpx2.Limits(
                 max_connections=RELAYS_OPEN,
@@ -231,7 +246,7 @@ class Relay:
         request = httpx2.Request(
             scope["method"], url, headers=headers, content=body or None, extensions=_TIMEOUTS
         )
-        started = False
+        started = is_stream = False
         try:
             response = await self._transport.handle_async_request(request)
             try:
@@ -244,6 +259,7 @@ class Relay:
                 start = {"type": "http.response.start", "status": response.status_code, "headers": answered}
                 await send(start)
                 started = True
+                is_stream = response.headers.get("content-type", "").startswith(STREAM_TYPE)
                 stream = response.stream
                 assert isinstance(stream, httpx2.AsyncByteStream)
                 async for piece in stream:
@@ -257,6 +273,10 @@ class Relay:
             return RelayEnd.UNREACHABLE
         except httpx2.HTTPError as error:
             logger.debug("a relay to replica %s has broken off: %s", receiver, error)
+            if is_stream:
+                # The blank line ends an event of which only a part has come.
+                ending = b"\r\n\r\n" + last_event
+                await send({"type": "http.response.body", "body": ending, "more_body": False})
             return RelayEnd.CUT if started else RelayEnd.BROKEN
 
 

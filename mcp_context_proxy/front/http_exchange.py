@@ -266,6 +266,11 @@ class Exchange:
         await self._write(parts[-1], more=False)
 
 
+def event_of(frame: bytes) -> bytes:
+    """Return a frame as an event of a stream."""
+    return b"".join(_event(frame))
+
+
 def _event(frame: bytes) -> tuple[bytes, ...]:
     line = on_one_line(frame)
     event = b"event: message\r\ndata: ", line, b"\r\n\r\n"

@@ -468,6 +468,32 @@ async def test_a_call_under_way_at_a_replica_that_is_killed_may_have_run_and_is_
             ]
 
 
+async def test_a_stream_that_has_begun_ends_with_the_reason_when_the_replica_that_runs_its_call_is_killed(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    config = configured(tmp_path / "j", postgres, "j", cluster.port)
+    with http_proxy(config, real=True) as lost:
+        until_ready(lost.base)
+        async with httpx2.AsyncClient(timeout=60) as http, AsyncExitStack() as stack:
+            session = await session_at(lost.base, http, person=True)
+            call, url = call_of("work__ask", {}), f"{cluster.bases[0]}/mcp"
+            asking = await stack.enter_async_context(http.stream("POST", url, json=call, headers=session))
+            listening = await stack.enter_async_context(
+                http.stream("GET", url, headers=session | {"accept": "text/event-stream"})
+            )
+            told = wires.events(asking)
+            question = json.loads((await anext(told))[1])
+            assert question["method"] == "elicitation/create"
+            lost.process.kill()
+            lost.process.wait()
+            last = json.loads((await anext(told))[1])
+            assert last["id"] == call["id"]
+            assert "may or may not have run" in last["error"]["message"]
+            # Both streams end as a complete response does, so no client takes the connection for broken.
+            assert [event async for event in told] == []
+            assert [event async for event in wires.events(listening)] == []
+
+
 async def test_a_drained_replica_ends_its_calls_and_its_sessions_move_without_an_error(
     tmp_path: Path, cluster: Cluster, postgres: PostgresServer
 ) -> None:
