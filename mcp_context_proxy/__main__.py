@@ -28,7 +28,7 @@ def main() -> None:
 
         if session.run(arguments, os.environ):
             return
-    # No plugin of another package has a part in our configuration, and to look for them takes time.
+    # No plugin of another package has a part in the SDK's models, and to look for them takes time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from mcp_context_proxy.system.later import importing  # noqa: PLC0415 - the two above do without
 

@@ -225,9 +225,7 @@ async def speed(lists, documents, requests) -> None:
     items = [*(one for own in lists.values() for one in own), *map(made, documents[:DOCUMENTS_PRESENT])]
     took: dict[int, list[float]] = {0: [], 1: []}
     engines = {
-        depth: ContextEngine(
-            Catalog(items), Config.model_validate({"context": {"expansion_depth": depth}}), STORE
-        )
+        depth: ContextEngine(Catalog(items), Config.of({"context": {"expansion_depth": depth}}), STORE)
         for depth in took
     }
     asked = [*(one.request for one in documents[:DOCUMENTS_PRESENT]), *requests]
@@ -253,7 +251,7 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
     documents = [one for one in sets.documents() if one.held_out in wanted]
     results = {file: [one for one in sets.results(file) if one.held_out in wanted] for file in sets.RESULTS}
     requests = {asked: names for asked, names in sets.requests().items() if sets.held_out(asked) in wanted}
-    config = Config.model_validate({"context": {"expand_results": True}})
+    config = Config.of({"context": {"expand_results": True}})
     chance = np.random.default_rng(11)
     for number in range(1 + catalogs):
         drawn = (

@@ -59,7 +59,7 @@ def quality() -> None:
 def speed(count: int) -> None:
     chance, now = random.Random(1), time.time()
     words = [word for one in SET["interactions"] for word in one["content"].split()]
-    config = Config.model_validate({"interactions": {"keep": count}})
+    config = Config.of({"interactions": {"keep": count}})
     with Interactions(config=config) as memory:
         kept = memory.add(
             [

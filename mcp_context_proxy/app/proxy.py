@@ -22,7 +22,6 @@ from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
-from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.context.background_indexing import Indexed, OnWait
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
@@ -410,7 +409,9 @@ class Proxy(Struct, kw_only=True, eq=False):
         Settings that need a restart keep their old values: see `config.settings.Reload`.
         """
         before, self.config = self.config, config
-        changed = {table for table in Config.model_fields if getattr(config, table) != getattr(before, table)}
+        changed = {
+            table for table in config.__struct_fields__ if getattr(config, table) != getattr(before, table)
+        }
         redact_logs(all_secrets_of(config))
         self.redact.know(all_secrets_of(config))
         self.fleet.known.configure(config)
@@ -519,7 +520,7 @@ class Proxy(Struct, kw_only=True, eq=False):
 
     def health(self) -> dict[str, Any]:
         """Return the body of ``/healthz``: the status, and problems that a person should know."""
-        standing = Standing(tuple(complaints(self.config)))
+        standing = Standing(tuple(self.config.complaints()))
         if self.reloader is not None:
             standing = self.reloader.standing
         problems = [*standing.problems]

@@ -21,7 +21,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
-from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.protocol.strangers import shown_json
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.server.subscriptions import Subscriptions
@@ -88,7 +87,7 @@ RECENT_SECONDS = 7 * 86_400.0
 
 async def serve(config: Config, front: Front, load_again: Load) -> None:
     """Serve a front until it ends or a signal stops the process; follow the configuration file meanwhile."""
-    for complaint in complaints(config):
+    for complaint in config.complaints():
         logger.warning("%s", complaint)
     raise_file_limit()
     limit_malloc_arenas()

@@ -256,8 +256,8 @@ async def _check_proxy(
 
     # Every server is started, even one that would otherwise start at its first call.
     awake = {"start": "eager", "idle_timeout": None}
-    servers = {name: server.model_copy(update=awake) for name, server in config.servers.items()}
-    async with app.open_proxy(config.model_copy(update={"servers": servers})) as proxy:
+    servers = {name: replace(server, **awake) for name, server in config.servers.items()}
+    async with app.open_proxy(replace(config, servers=servers)) as proxy:
         seconds = await terminal.settle(proxy)
         verdicts = list(_documents(proxy))
         for name, server in config.servers.items():
@@ -413,7 +413,7 @@ def start_once(
     """Start some servers once; return the verdicts about them, and the versions of those without a pin."""
     chosen = {name: config.servers[name] for name in names if name in config.servers}
     versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
-    only = config.model_copy(update={"servers": chosen, "documents": (), "off": {}})
+    only = replace(config, servers=chosen, documents=(), off={})
     verdicts = [one for one in run(_check_proxy, only, None, versions) if one.subject in chosen]
     for name in names:
         if name in config.off:

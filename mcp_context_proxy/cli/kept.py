@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec.structs import replace
 
 from mcp_context_proxy.cli.options import (
     config_option,
@@ -215,7 +216,7 @@ def migrate(config: Config) -> None:
     Replicas of the version before go on working with it. A file needs no command: it is migrated when it is
     opened.
     """
-    with _store_at(config.store.model_copy(update={"migrate": "check"})) as store:
+    with _store_at(replace(config.store, migrate="check")) as store:
         before, after = store.database.migrate()
     said = f"from {before} to {after}" if before != after else f"at {after} already"
     results().say(f"The schema of {store.place} is {said}.")

@@ -129,11 +129,10 @@ def load_config(
     """
     from mcp_context_proxy.config import load
     from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-    from mcp_context_proxy.config.validation_messages import complaints
 
     config = load(named_path(ctx, config_path), overrides=overrides or {})
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
-    for complaint in complaints(config) if complain else ():
+    for complaint in config.complaints() if complain else ():
         click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
     return config
 

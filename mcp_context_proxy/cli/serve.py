@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import anyio
 import click
+from msgspec.structs import replace
 
 from mcp_context_proxy.cli.options import WholeNumber, config_option, innermost, load_config, named_path
 from mcp_context_proxy.config import load
@@ -125,7 +126,7 @@ def ui_command(ctx: click.Context, config_path: Path | None, port: int | None) -
     config = load_config(ctx, config_path, complain=False)
     settings = config.http
     if port is not None:
-        settings = settings.model_copy(update={"port": port, "api_port": None})
+        settings = replace(settings, port=port, api_port=None)
     name = EVERY_ADDRESS.get(settings.host, settings.host)
     host = f"[{name}]" if ":" in name else name
     # On the port beside stdio, or on the HTTP front.

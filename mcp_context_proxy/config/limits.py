@@ -5,10 +5,9 @@ A marker on a field says whether a running proxy applies a change (`Reload`), as
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from mcp_context_proxy.config.forms import Count, Reload, Seconds, SecondsOrNone, Table, within
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -16,29 +15,11 @@ MIB: Final = 1024 * KIB
 MOST_LEVELS = 500
 """Highest limit of nesting: parsers stop at 200 to 1,000 levels, ours among them."""
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Levels = Annotated[int, Field(strict=True, ge=1, le=MOST_LEVELS)]
-Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-SecondsOrNone = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Levels = Annotated[int, within(1, MOST_LEVELS)]
 
 
-class Reload(Enum):
-    """Effect of a changed setting while the proxy runs, as a marker on the field of a model.
-
-    A table without a marker needs a restart of the proxy, a key of a live table is applied, and a key of a
-    server without a marker starts the server again.
-    """
-
-    LIVE = auto()
-    """The change is applied to the running proxy or server."""
-    RESTART = auto()
-    """The change needs a restart of the proxy."""
-
-
-class Limits(BaseModel):
+class Limits(Table, frozen=True):
     """Bounds that keep one bad peer, file or result from harming everything else."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     message_bytes: Count = 16 * MIB
     """Largest message in either direction; enough for screenshots and file dumps."""
@@ -149,7 +130,7 @@ class Limits(BaseModel):
     """Idle time of a kept-alive connection."""
     http_connections: Annotated[Count, Reload.RESTART] = 512
     """Open connections at the HTTP front."""
-    calls_per_second: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), Reload.RESTART] = 0.0
+    calls_per_second: Annotated[SecondsOrNone, Reload.RESTART] = 0.0
     """Tool calls that each principal may make over HTTP in a second, and as many at once; 0 sets no limit."""
     sessions: Annotated[Count, Reload.RESTART] = 1000
     """HTTP sessions of the handshake era; a new one replaces the longest idle one."""

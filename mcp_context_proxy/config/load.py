@@ -25,8 +25,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct, field
-from pydantic import ValidationError
+from msgspec.structs import replace
 
+from mcp_context_proxy.config.forms import read as read_form
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
 from mcp_context_proxy.config.secret_sources import SecretSource, sources
@@ -48,8 +49,7 @@ from mcp_context_proxy.config.source import (
     expand,
     read,
 )
-from mcp_context_proxy.config.tables import CONFIRM
-from mcp_context_proxy.config.validation_messages import mistakes, unknown_key
+from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system.places import default_path
 
@@ -195,7 +195,7 @@ class _Draft(Struct, dict=True):
             dropped = self._drop(found)
         if fatal or config is None:
             raise ConfigError(_in_file_order([*refused, *(problem for _, problem in problems)]))
-        return config.model_copy(update={"off": self._servers_off(problems), "mistakes": _others(problems)})
+        return replace(config, off=self._servers_off(problems), mistakes=_others(problems))
 
     def _servers_off(self, problems: Iterable[tuple[KeyPath, ConfigProblem]]) -> dict[str, ServerOff]:
         of_server: dict[str, list[ConfigProblem]] = {}
@@ -280,7 +280,7 @@ class _Draft(Struct, dict=True):
         for name, server in _tables(self.tables.get("servers")):
             if server.get("cwd") == "":
                 server["cwd"] = "."
-            if server.get("cwd") != LAUNCH:
+            if server.get("cwd") != str(LAUNCH):
                 self._resolve(("servers", name, "cwd"), server, "cwd")
             command = server.get("command")
             # A command without a folder is looked for on the PATH.
@@ -293,7 +293,7 @@ class _Draft(Struct, dict=True):
             path = ("documents", index, "path")
             if not isinstance(document, dict):
                 continue
-            roots, launched = document.get("roots"), document.get("cwd") == LAUNCH
+            roots, launched = document.get("roots"), document.get("cwd") == str(LAUNCH)
             if isinstance(roots, list) and all(isinstance(root, str) for root in roots):
                 folder = self.source.file.parent
                 document["roots"] = [str(folder / expand_home(root, self.environ)) for root in roots]
@@ -319,47 +319,40 @@ class _Draft(Struct, dict=True):
     def _validated(self) -> tuple[Config | None, list[Mistake]]:
         """Return the configuration, if the tables give one, and the mistakes in them."""
         found = [Mistake(*mistake) for mistake in contradictions(self.tables)]
-        servers = self.tables.get("servers")
-        complete = {key: value for key, value in self.tables.items() if key not in Config.derived}
+        tables, wrong, servers = self.tables, list[Mistake](), self.tables.get("servers")
         if isinstance(servers, dict):
-            complete["servers"] = {name: self._complete(name, server) for name, server in servers.items()}
-        try:
-            config = Config.model_validate(complete)
-        except ValidationError as error:
-            return None, [*found, *(Mistake(*mistake) for mistake in mistakes(error))]
-        servers = {name: self._with_general(server, config) for name, server in config.servers.items()}
-        return config.model_copy(update={"path": self.source.file, "servers": servers}), found
+            understood = {name: self._understood(server) for name, server in servers.items()}
+            tables = tables | {"servers": understood}
+        config: Config = read_form(Config, tables, (), wrong)
+        if wrong:
+            return None, found + wrong
+        servers = {name: self._with_general(name, config) for name in config.servers}
+        return replace(config, path=self.source.file, servers=servers), found
 
-    def _complete(self, name: str, server: Any) -> Any:
+    def _understood(self, server: Any) -> Any:
         if not isinstance(server, dict):
             return server
-        secrets = self.secrets.get(("servers", name), {})
-        given = server | {
-            "name": name,
-            "secrets": tuple(secrets.items()),
-            "places": {dotted(key): self._place(("servers", name, *key)) for key in _refusing(server)},
-            "remarks": self.source.remarks.get(name, ()),
-        }
         # Never where the host was started: a repository that somebody opens would decide what a server runs.
-        return {"cwd": str(self.source.file.parent)} | given if "command" in server else given
+        folder = {"cwd": str(self.source.file.parent)} if "command" in server else {}
+        return folder | with_classes(server)
 
-    def _with_general(self, server: ServerConfig, config: Config) -> ServerConfig:
-        """Give a server the general timeouts and variables where it has none of its own."""
-        limits = config.limits
+    def _with_general(self, name: str, config: Config) -> ServerConfig:
+        """Return a server with what is derived, and what is set for all where it has nothing of its own."""
+        limits, server, given = config.limits, config.servers[name], self.tables["servers"][name]
         defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
-        update: dict[str, Any] = {
-            key: value for key, value in defaults.items() if key not in server.model_fields_set
-        }
+        update: dict[str, Any] = {key: value for key, value in defaults.items() if key not in given}
         if "connect_timeout" in update and downloads(server):
             update["first_connect_timeout"] = max(limits.first_start_seconds, limits.connect_seconds)
+        secrets = [*self.secrets.get(("servers", name), {}).items()]
         if server.command is not None:
             update["env"] = {**config.env, **server.env}
             update["inherit"] = tuple(dict.fromkeys((*config.inherit, *server.inherit)))
-            server = server.model_copy(update=update)
-            general = self.secrets.get(("env",), {}).items()
-            secrets = (*server.secrets, *general, *inherited_secrets(server, self.environ))
-            update = {"secrets": tuple(dict.fromkeys(secrets))}
-        return server.model_copy(update=update)
+            server = replace(server, **update)
+            secrets += [*self.secrets.get(("env",), {}).items(), *inherited_secrets(server, self.environ)]
+        places = {dotted(key): self._place(("servers", name, *key)) for key in _refusing(given)}
+        remarks = self.source.remarks.get(name, ())
+        update |= {"secrets": tuple(dict.fromkeys(secrets)), "places": places, "remarks": remarks}
+        return replace(server, name=name, **update)
 
     def _place(self, path: KeyPath) -> str:
         return dotted(path) if self._is_overridden(path) else self.source.place(path)
@@ -455,8 +448,6 @@ _OTHER_MODEL_KEYS: Final = ("pooling", "max_tokens", "query_prefix", "passage_pr
 
 def contradictions(tables: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yield path and message of each mistake that spans keys."""
-    for key in Config.derived & tables.keys():
-        yield (key,), unknown_key(key, Config.keys())
     if isinstance(embedding := tables.get("embedding"), Mapping):
         for path, message in _check_embedding(embedding):
             yield ("embedding", *path), message
@@ -524,8 +515,6 @@ def _check_endpoint(table: Mapping[str, Any], name: str) -> Iterator[tuple[KeyPa
 
 
 def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    for key in ServerConfig.derived & server.keys():
-        yield (key,), unknown_key(key, ServerConfig.keys())
     command, url = "command" in server, "url" in server
     if command and url:
         yield (), "has both command and url; keep one of them"
@@ -536,6 +525,7 @@ def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
             server, _URL_KEYS if command else _COMMAND_KEYS, "command" if command else "url"
         )
         yield from _check_transport(server.get("transport"), command)
+    yield from _check_confirm(server)
     yield from _check_headers(server.get("headers"))
     yield from _check_oauth(server)
     if isinstance(server.get("url"), str):
@@ -548,6 +538,15 @@ def _check_kind(
     for key in others:
         if server.get(key):
             yield (key,), f"has no effect on a server with a {kind}"
+
+
+def _check_confirm(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    tools = ((("tools", name), tool, "allow") for name, tool in _tables(server.get("tools")))
+    for path, table, key in (((), server, "classes"), *tools):
+        if CONFIRM in table and key in table:
+            yield (*path, CONFIRM), f"has no effect beside {key}; keep {key}"
+        elif str(table.get(CONFIRM, "never")) not in ASKED:
+            yield (*path, CONFIRM), 'must be "destructive", "write" or "never"; allow and classes say more'
 
 
 def _check_headers(headers: Any) -> Iterator[tuple[KeyPath, str]]:

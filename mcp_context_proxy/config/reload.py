@@ -23,13 +23,11 @@ import anyio
 import msgspec
 import watchfiles
 from msgspec import Struct
-from msgspec.structs import replace
-from pydantic import BaseModel
+from msgspec.structs import asdict, replace
 
-from mcp_context_proxy.config.limits import Reload
+from mcp_context_proxy.config.forms import Reload, Table, marked
 from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
-from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.errors import NOTICE, ConfigError
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
@@ -133,11 +131,13 @@ def _folders(file: Path) -> frozenset[str]:
     return frozenset(str(folder) for folder in found if os.path.isdir(folder))  # noqa: PTH112 - no error
 
 
+_LIVE: Final = marked(ServerConfig, Reload.LIVE)
+
+
 def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
     """Return a digest of all settings that a server's connection depends on, or that of version 0.1.0."""
     # The values of secrets show in the keys that they were expanded into.
-    live = {name for name, field in ServerConfig.model_fields.items() if Reload.LIVE in field.metadata}
-    facts = server.model_dump(mode="json", exclude=live)
+    facts = {name: value for name, value in asdict(server).items() if name not in _LIVE}
     # In 0.1.0 there was no `inherit`; what was stored then still counts.
     if not facts["inherit"]:
         del facts["inherit"]
@@ -147,7 +147,7 @@ def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
         # What a server lists in one repository is nothing to go by in another. 0.1.0 did not tell them apart.
         with suppress(OSError):
             facts["cwd"] = None if of_0_1_0 else [LAUNCH, str(server.folder)]
-    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted", enc_hook=str)).hexdigest()
 
 
 def connection_identity(server: ServerConfig) -> str:
@@ -180,8 +180,7 @@ def with_live_settings(running: ServerConfig, now: ServerConfig) -> ServerConfig
 
     Secrets stay, because they are those of the connection.
     """
-    live = (name for name, field in ServerConfig.model_fields.items() if Reload.LIVE in field.metadata)
-    return running.model_copy(update={name: getattr(now, name) for name in live if name != "secrets"})
+    return replace(running, **{name: getattr(now, name) for name in _LIVE if name != "secrets"})
 
 
 def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
@@ -190,12 +189,12 @@ def needs_restart(started: Config, now: Config) -> tuple[str, ...]:
 
 
 def _differing(started: Config, now: Config) -> Iterator[str]:
-    for table, field in Config.model_fields.items():
+    live = marked(Config, Reload.LIVE)
+    for table in Config.__struct_fields__:
         old, new = getattr(started, table), getattr(now, table)
-        for key, setting in type(new).model_fields.items() if isinstance(new, BaseModel) else ():
-            applied = Reload.LIVE in field.metadata and Reload.RESTART not in setting.metadata
-            if getattr(old, key) != getattr(new, key) and not applied:
-                yield f"{table}.{key}"
+        if isinstance(new, Table):
+            at_start = marked(type(new), Reload.RESTART) if table in live else new.__struct_fields__
+            yield from (f"{table}.{key}" for key in at_start if getattr(old, key) != getattr(new, key))
 
 
 logger = logging.getLogger(__name__)
@@ -231,7 +230,7 @@ def without_mistakes(config: Config, running: Config) -> Config:
         "off": {name: off for name, off in config.off.items() if name not in kept},
         "mistakes": tuple(sorted([*config.mistakes, *of_kept], key=lambda problem: problem.line or 0)),
     }
-    return config.model_copy(update=update | {table: getattr(running, table) for table in tables})
+    return replace(config, **(update | {table: getattr(running, table) for table in tables}))
 
 
 class Standing(Struct, frozen=True):
@@ -255,7 +254,7 @@ class Reloader:
         """
         self._started, self._current, self._load = started, started, load
         self._asked, self._ended = anyio.Event(), anyio.Event()
-        self.standing = Standing(tuple(complaints(started)))
+        self.standing = Standing(tuple(started.complaints()))
 
     async def reload(self, seconds: float) -> None:
         """Request a reload, and wait for one that began from now on to end, `seconds` at most."""
@@ -306,7 +305,7 @@ class Reloader:
         return without_mistakes(config, self._current)
 
     def _tell_problems(self, config: Config) -> None:
-        problems = tuple(complaints(config, "stays as it was"))
+        problems = tuple(config.complaints("stays as it was"))
         if self.standing.problems and not problems:
             logger.log(NOTICE, "%s has no mistakes any more", config.path)
         for problem in problems:

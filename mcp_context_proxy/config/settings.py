@@ -1,41 +1,45 @@
-"""Settings of ``config.toml``: one frozen model per table; `Limits` has a module of its own.
+"""Settings of ``config.toml``: one frozen struct per table; `Limits` has a module of its own.
 
-The models check the type and range of each value. Mistakes that span several keys, files or the environment
-are found while loading, so that all of them are reported together. A marker on a field says whether a running
-proxy applies a change (`Reload`).
+Types and checks of fields are those of the values in a file. Mistakes that span several keys, files or the
+environment are found while loading, so that all are reported together. A marker on a field says whether a
+running proxy applies a change (`Reload`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
-from msgspec import Struct
-from msgspec.structs import replace
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
-from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
-from mcp_context_proxy.config.limits import Count, Limits, Reload, Seconds
-from mcp_context_proxy.config.tables import (
+from mcp_context_proxy.config.forms import (
+    HIDDEN,
     Amount,
+    Count,
+    Reload,
+    Score,
+    Seconds,
+    Table,
+    Text,
+    like,
+    within,
+)
+from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
+from mcp_context_proxy.config.limits import Limits
+from mcp_context_proxy.config.tables import (
     AuthConfig,
     ClassesConfig,
     Clients,
     ClusterConfig,
-    Flag,
-    Score,
     Synonyms,
-    Table,
     Tag,
-    Text,
     ToolConfig,
-    by_default,
     settings_of,
-    with_classes,
 )
 from mcp_context_proxy.errors import ConfigProblem, ServerOff
 from mcp_context_proxy.items import IncludeMode
@@ -47,79 +51,79 @@ SERVER_NAME: Final = re.compile(rf"(?!.*__)[A-Za-z0-9_-]{{1,{SERVER_NAME_CHARACT
 
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
 
-LAUNCH: Final = "launch"
+LAUNCH: Final = Path("launch")
 """Value of ``cwd`` for the folder in which the host starts the proxy."""
 
 
-class OAuthConfig(Table):
+class OAuthConfig(Table, frozen=True):
     """OAuth settings of a server at a URL."""
 
     grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
     """``authorization_code``: a person logs in; ``client_credentials``: the client's secret is enough."""
     client_id: Text | None = None
     """Without one, the proxy registers with the authorization server, if that is allowed."""
-    client_secret: Text | None = Field(default=None, repr=False)
+    client_secret: Annotated[Text | None, HIDDEN] = None
     issuer: Text | None = None
     """The authorization server; by default the one that the server names."""
     scope: Text | None = None
     """Scopes, separated by spaces; by default those that the server names."""
-    redirect_port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
+    redirect_port: Annotated[int, within(0, 65535)] = 0
     """Local port that the browser returns to; 0 takes any free one."""
-    assume_pkce: Flag = False
+    assume_pkce: bool = False
     """Whether a login goes on at an authorization server that does not say that it supports PKCE."""
 
 
 ApprovalMode: TypeAlias = Literal["notice", "changed", "all"]
 
 
-class ServerResultsConfig(Table):
+class ServerResultsConfig(Table, frozen=True):
     """Settings of the results of one server."""
 
     max_tokens: Amount | None = None
     """By default ``results.max_tokens``."""
 
 
-class ServerConfig(Table):
+class ServerConfig(Table, frozen=True):
     """Settings of one downstream server: a program to start or a URL to connect to."""
 
     derived: ClassVar[frozenset[str]] = frozenset(
         {"name", "places", "remarks", "secrets", "first_connect_timeout"}
     )
 
-    name: str
+    name: str = ""
     command: Text | None = None
-    args: tuple[str, ...] = Field(default=(), repr=False)
-    env: dict[str, str] = Field(default={}, repr=False)
+    args: Annotated[tuple[str, ...], HIDDEN] = ()
+    env: Annotated[dict[str, str], HIDDEN] = field(default_factory=dict)
     inherit: tuple[Text, ...] = ()
     """Variables that it inherits beside the usual ones: names, or patterns such as ``AWS_*``."""
-    cwd: Path | Literal["launch"] | None = None
+    cwd: Path | None = None
     """Working folder, by default the folder of the configuration. The folder in which a host starts the proxy
     is often a repository, whose files would decide what ``npx`` or ``python -m`` run."""
-    url: str | None = Field(default=None, repr=False)
-    headers: dict[str, str] = Field(default={}, repr=False)
+    url: Annotated[str | None, HIDDEN] = None
+    headers: Annotated[dict[str, str], HIDDEN] = field(default_factory=dict)
     transport: Transport = "stdio"
     """By default ``stdio`` with a command, ``http`` with a URL."""
     era: Literal["auto", "handshake", "modern"] = "auto"
     """``auto`` probes the server; naming the era skips the probe."""
     isolation: Literal["auto", "shared", "session"] = "auto"
     """Whether clients share one connection; with ``auto`` until the server asks a client for input."""
-    enabled: Annotated[Flag, Reload.LIVE] = True
+    enabled: Annotated[bool, Reload.LIVE] = True
     include: Annotated[IncludeMode, Reload.LIVE] = IncludeMode.AGENT
     allow: Annotated[tuple[Text, ...] | None, Reload.LIVE] = None
     """Globs over the tools' own names, such as ``get_*``; a tool that none of them matches is turned off."""
     deny: Annotated[tuple[Text, ...], Reload.LIVE] = ()
     """Globs of tools that are turned off, even where ``allow`` matches."""
-    classes: Annotated[ClassesConfig, Reload.LIVE] = by_default()
+    classes: Annotated[ClassesConfig, Reload.LIVE] = ClassesConfig()
     """Calls that are made, asked about or refused, by the danger class of the tool."""
     approval: Annotated[ApprovalMode | None, Reload.LIVE] = None
     """By default ``approval.mode``."""
-    tools: Annotated[dict[str, ToolConfig], Reload.LIVE] = Field(default={})
+    tools: Annotated[dict[str, ToolConfig], Reload.LIVE] = field(default_factory=dict)
     """Settings of its tools, by own name or by glob."""
     tags: Annotated[tuple[Tag, ...], Reload.LIVE] = ()
     """Tags of all its tools, for filtered searches; more tags are derived."""
     category: Annotated[Tag | None, Reload.LIVE] = None
     """Category of its tools that have none of their own; derived by default."""
-    trusted: Annotated[Flag, Reload.LIVE] = False
+    trusted: Annotated[bool, Reload.LIVE] = False
     """Whether its descriptions are never suspected of keyword stuffing."""
     connect_timeout: Annotated[Seconds, Reload.LIVE] = 30.0
     """Timeout in seconds; the default is ``limits.connect_seconds``."""
@@ -131,34 +135,24 @@ class ServerConfig(Table):
     """``lazy`` starts the server at the first call; until then its last listing is searched."""
     idle_timeout: Annotated[Seconds | None, Reload.LIVE] = None
     """Idle seconds after which the server is stopped until the next call; never by default."""
-    spotlight: Annotated[Flag, Reload.LIVE] = False
+    spotlight: Annotated[bool, Reload.LIVE] = False
     """Whether results of its tools are marked as data from outside."""
-    results: Annotated[ServerResultsConfig, Reload.LIVE] = by_default()
+    results: Annotated[ServerResultsConfig, Reload.LIVE] = ServerResultsConfig()
     oauth: OAuthConfig | None = None
     """The defaults apply after a login, even without this table."""
-    secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE] = Field(default=(), repr=False)
+    secrets: Annotated[tuple[tuple[str, str], ...], Reload.LIVE, HIDDEN] = ()
     """Name and value of the expanded variables, to be redacted wherever text leaves the proxy."""
-    places: Annotated[dict[str, str], Reload.LIVE] = Field(default={}, repr=False)
+    places: Annotated[dict[str, str], Reload.LIVE, HIDDEN] = field(default_factory=dict)
     """Key, file and line of each setting that refuses calls, by dotted key, such as ``deny[0]``."""
-    remarks: Annotated[tuple[str, ...], Reload.LIVE] = Field(default=(), repr=False)
+    remarks: Annotated[tuple[str, ...], Reload.LIVE, HIDDEN] = ()
     """Sentences about settings of a host that were carried over, or could not be."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_classes(cls, data: Any) -> Any:
-        return with_classes(data)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _derive_transport(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "transport" in data:
-            return data
-        url = data.get("url")
-        if not url:
-            return data | {"transport": "stdio"}
-        # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
-        of_sse = isinstance(url, str) and url.partition("?")[0].rstrip("/").endswith("/sse")
-        return data | {"transport": "sse" if of_sse else "http"}
+    def __post_init__(self) -> None:
+        """Derive the transport from the URL, where it is not set: no URL is one of stdio."""
+        if self.url and self.transport == "stdio":
+            # Nearly all HTTP+SSE servers are at this path, and no known server of streamable HTTP is.
+            of_sse = self.url.partition("?")[0].rstrip("/").endswith("/sse")
+            force_setattr(self, "transport", "sse" if of_sse else "http")
 
     @property
     def folder(self) -> Path:
@@ -170,7 +164,7 @@ class ServerConfig(Table):
         if self.cwd == LAUNCH:
             return Path.cwd()
         if self.cwd is not None:
-            return Path(self.cwd)
+            return self.cwd
         home = Path("~").expanduser()
         return home if home.is_absolute() else Path(home.root or os.sep)
 
@@ -203,17 +197,17 @@ SHORTEST_NAME: Final = 16
 """Lowest bound on the length of names: the digest, and a few characters of either end."""
 
 
-class ExposeConfig(Table):
+class ExposeConfig(Table, frozen=True):
     """Settings of the lists that hosts see."""
 
     mode: Literal["auto", "all", "search"] = "auto"
-    prefix: Flag = True
+    prefix: bool = True
     """False keeps the tools' own names where they are unique."""
     list_all_below: Amount = 3000
     """Estimated tokens below which a catalog is listed whole, because hiding would save nothing."""
     page_size: Annotated[Amount, Reload.RESTART] = 0
     """Entries on a page of a list; 0 is one page, since many hosts read no second one."""
-    max_name_length: Annotated[int, Field(strict=True, ge=SHORTEST_NAME, le=128)] | None = None
+    max_name_length: Annotated[int, within(SHORTEST_NAME, 128)] | None = None
     """Longest name of a tool or prompt for all hosts. None gives each client of a known host as many
     characters as that host leaves, and any other client as many as all hosts leave. Hosts add a prefix of
     their own and have a limit of 60 to 64 characters; some refuse the whole list for one longer name."""
@@ -245,7 +239,7 @@ PRESETS: Final[Mapping[str, DomainSearch]] = {
 """Presets: aggressive shows the fewest items, conservative risks the least."""
 
 
-class DomainConfig(Table):
+class DomainConfig(Table, frozen=True):
     """Settings of ``[search.tools]`` or ``[search.documents]``, which replace the general ones."""
 
     preset: Preset | None = None
@@ -254,31 +248,20 @@ class DomainConfig(Table):
     include_score: Score | None = None
 
 
-class SearchConfig(Table):
+class SearchConfig(Table, frozen=True):
     """Number of candidates and results of a search: a preset, or numbers, which replace it."""
 
     preset: Preset = "normal"
-    top_k: Count = 20
-    top_n: Count = 5
-    include_score: Score = 0.7
-    tools: DomainConfig = by_default()
-    documents: DomainConfig = by_default()
-    warm_up: Flag = False
+    top_k: Count | None = None
+    """By default that of the preset, as with the next two."""
+    top_n: Count | None = None
+    include_score: Score | None = None
+    tools: DomainConfig = DomainConfig()
+    documents: DomainConfig = DomainConfig()
+    warm_up: bool = False
     """Embed everything at start instead of at the first search."""
-    synonyms: Synonyms = Field(default={})
+    synonyms: Synonyms = field(default_factory=dict)
     """Words of queries, such as a team's short forms, each with the words that it stands for."""
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _fill_from_preset(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        preset = data.get("preset", "normal") if isinstance(data, dict) else None
-        if not isinstance(preset, str) or preset not in PRESETS:
-            return validate(data)
-        numbers = PRESETS[preset]
-        defaults = {key: getattr(numbers, key) for key in ("top_k", "top_n", "include_score")}
-        filled = validate(defaults | data)
-        filled.model_fields_set.intersection_update(data)
-        return filled
 
     def resolved(self, domain: Literal["tools", "documents"], calibrated: bool = True) -> DomainSearch:
         """Return the numbers of one domain: its own, or its preset's, or the general ones.
@@ -290,54 +273,57 @@ class SearchConfig(Table):
                 counts then.
         """
         own = self.tools if domain == "tools" else self.documents
-        numbers_of_its_own = {key: getattr(own, key) for key in ("top_k", "top_n", "include_score")}
-        given = {key: value for key, value in numbers_of_its_own.items() if value is not None}
-        by_fit = PRESETS[self.preset].by_fit and "top_n" not in self.model_fields_set
-        general = DomainSearch(self.top_k, self.top_n, self.include_score, by_fit)
-        numbers = PRESETS[own.preset] if own.preset else general
-        if not calibrated and (own.preset or "include_score" not in self.model_fields_set):
+        # A preset of the domain replaces all general numbers.
+        levels = [own] if own.preset else [self, own]
+        given = {
+            key: value
+            for level in levels
+            for key in ("top_k", "top_n", "include_score")
+            if (value := getattr(level, key)) is not None
+        }
+        numbers = PRESETS[own.preset or self.preset]
+        if not calibrated:
             numbers = replace(numbers, include_score=inf)
-        by_fit = numbers.by_fit and calibrated and own.top_n is None
-        return replace(numbers, **given, by_fit=by_fit)
+        return replace(numbers, **given, by_fit=numbers.by_fit and calibrated and "top_n" not in given)
 
 
-class ContextConfig(Table):
+class ContextConfig(Table, frozen=True):
     """Settings of request contexts: cost, expansion, history, storage."""
 
     max_tokens: Count | None = None
     """Largest cost of one request's context; None for no bound."""
     document_tokens: Count = 1500
     """Budget for the text of rules and references in one answer: longer ones come as an outline."""
-    keep_requests: Annotated[Flag, Reload.RESTART] = True
+    keep_requests: Annotated[bool, Reload.RESTART] = True
     """Whether request contexts, with their queries, are kept in the store or only until the proxy stops."""
-    expansion_depth: Annotated[int, Field(strict=True, ge=0, le=5)] = 1
+    expansion_depth: Annotated[int, within(0, 5)] = 1
     """Steps of expansion from the selected items to those that come with them."""
     expansion_threshold: Score | None = None
     """Cosine from which two items are similar; None for the links between documents and tools."""
     expansion_top_n: Count = 6
     """Items that each step adds at most."""
-    expansion_rules: dict[Text, tuple[Text, ...]] = Field(default={})
+    expansion_rules: dict[Text, tuple[Text, ...]] = field(default_factory=dict)
     """Items that are added with others, by exposed or own name."""
-    history: Annotated[int, Field(strict=True, ge=0, le=20)] = 0
+    history: Annotated[int, within(0, 20)] = 0
     """Earlier queries of a session that are added to the next, each with half the weight of the later one."""
-    expand_results: Flag | tuple[Text, ...] = False
+    expand_results: bool | tuple[Text, ...] = False
     """Whether the result of a call adds the tools that fit next to the next context of its session; or
     patterns of exposed names, for the results of these tools only."""
-    expand_results_characters: Annotated[int, Field(strict=True, ge=100, le=20_000)] = 2000
+    expand_results_characters: Annotated[int, within(100, 20_000)] = 2000
     """Length to which the text of such a result is cut."""
-    set_context_tool: Flag = False
+    set_context_tool: bool = False
     """Whether models get ``set_context``, to say what a conversation is about."""
-    manage_tool: Flag = False
+    manage_tool: bool = False
     """Whether models get ``manage_context``, to add and remove items."""
-    retain_requests: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
+    retain_requests: Annotated[int, within(0, 100)] = 3
     """Requests of a session for which a used tool stays selected."""
-    interactions_top_n: Annotated[int, Field(strict=True, ge=0, le=50)] = 0
+    interactions_top_n: Annotated[int, within(0, 50)] = 0
     """Remembered interactions in a context, if they fit the query; 0 for none."""
     interaction_tokens: Count = 300
     """Budget for the text of them in one context."""
 
 
-class ResultsConfig(Table):
+class ResultsConfig(Table, frozen=True):
     """Settings of large results."""
 
     max_tokens: Amount = 20_000
@@ -346,7 +332,7 @@ class ResultsConfig(Table):
     """``auto``: a result in two forms is sent once to clients that pass on both; ``drop``: to all clients."""
 
 
-class ApprovalConfig(Table):
+class ApprovalConfig(Table, frozen=True):
     """Settings of the approval of definitions."""
 
     mode: ApprovalMode = "notice"
@@ -354,112 +340,117 @@ class ApprovalConfig(Table):
     signs of an attack; ``changed``: everything new and each change that a model sees; ``all``: any change."""
 
 
-class LearningConfig(Table):
+class LearningConfig(Table, frozen=True):
     """Settings of learning from successful calls."""
 
-    enabled: Flag = True
-    store_queries: Flag = True
+    enabled: bool = True
+    store_queries: bool = True
     """Whether the text of queries is kept, beside its hash and vector."""
     working_set_tokens: Amount = 0
     """Largest cost of frequently used tools in the default list; 0 lists none."""
-    ab_share: Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    ab_share: Annotated[float, within(0, below=1)] = 0.0
     """Share of sessions whose requests are answered without learned pairs, to compare; 0 for none."""
 
 
-class StatisticsConfig(Table):
+class StatisticsConfig(Table, frozen=True):
     """Settings of the counts of calls and searches."""
 
-    enabled: Flag = True
+    enabled: bool = True
 
 
 SMALLEST_AUDIT: Final = 10_000
 """Smallest file of the audit: some tens of entries."""
 
 
-DecayFactor = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+DecayFactor = Annotated[float, within(most=1, above=0)]
 """Share of a score that is left after a day."""
 
 
-class InteractionTypeConfig(Table):
+class InteractionTypeConfig(Table, frozen=True):
     """Settings of a search for interactions of one type."""
 
     time_decay_factor: DecayFactor | None = None
     """By default that of all types."""
-    boost: Annotated[float, Field(strict=True, gt=0, le=10, allow_inf_nan=False)] = 1.0
+    boost: Annotated[float, within(most=10, above=0)] = 1.0
     """Factor of the scores of this type."""
 
 
-class InteractionsConfig(Table):
+class InteractionsConfig(Table, frozen=True):
     """Settings of the memory of searches, calls and messages."""
 
-    enabled: Flag = False
+    enabled: bool = False
     keep: Count = 10_000
     """Number of interactions that are kept."""
-    keep_days: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 90.0
+    keep_days: Annotated[float, within(above=0)] = 90.0
     """Days for which they are kept."""
-    recall_tool: Flag = False
+    recall_tool: bool = False
     """Whether models get ``recall`` to search them."""
-    top_k: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    top_k: Annotated[int, within(1, 1000)] = 10
     """Interactions that a search finds, unless it says how many."""
     time_decay_factor: DecayFactor = 0.95
     """Share of a score that is left after a day."""
     time_decay: Literal["exponential", "linear"] = "exponential"
     """``linear`` takes ``1 - time_decay_factor`` of the whole each day, until nothing is left."""
-    types: dict[str, InteractionTypeConfig] = Field(default={})
+    types: dict[str, InteractionTypeConfig] = field(default_factory=dict)
     """Settings by type, such as ``message``."""
 
 
-class AuditConfig(Table):
+class AuditConfig(Table, frozen=True):
     """Settings of the audit, the record of calls and of the decisions about them."""
 
-    enabled: Flag = True
-    max_bytes: Annotated[int, Field(strict=True, ge=SMALLEST_AUDIT)] = 10_000_000
+    enabled: bool = True
+    max_bytes: Annotated[int, within(SMALLEST_AUDIT)] = 10_000_000
     """Size from which a new file is begun."""
-    files: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
+    files: Annotated[int, within(1, 100)] = 3
     """Files that are kept, with the current one."""
 
 
-class StoreConfig(Table):
+SchemaName = Annotated[str, like("[a-z_][a-z0-9_]{0,48}", "must be 1 to 49 of a-z 0-9 _, no digit first")]
+PodName = Annotated[str, like("[A-Za-z0-9._-]{1,64}", "must be 1 to 64 of A-Z a-z 0-9 . _ -")]
+PostgresUrl = Annotated[str, like(r"(?s)postgres(ql)?://.*", "must begin with postgresql://")]
+
+
+class StoreConfig(Table, frozen=True):
     """Settings of the store, which holds vectors, learned pairs and statistics."""
 
     path: Text | None = None
     """A file; by default one in the user's data folder; ``memory`` keeps nothing."""
-    url: Annotated[str, Field(pattern="^postgres(ql)?://")] | None = Field(default=None, repr=False)
+    url: Annotated[PostgresUrl | None, HIDDEN] = None
     """Address of a PostgreSQL database, ``postgresql://user:password@host/name``, instead of a file."""
-    listen_url: Annotated[str, Field(pattern="^postgres(ql)?://")] | None = Field(default=None, repr=False)
+    listen_url: Annotated[PostgresUrl | None, HIDDEN] = None
     """Address at which hints of changes are heard, where ``url`` is that of a pooler of transactions."""
-    namespace: Annotated[str, Field(pattern="^[a-z_][a-z0-9_]{0,48}$")] = "mcp_context_proxy"
+    namespace: SchemaName = "mcp_context_proxy"
     """Schema of the database in which the tables are."""
-    pool: Annotated[int, Field(strict=True, ge=1, le=100)] = 4
+    pool: Annotated[int, within(1, 100)] = 4
     """Connections to the database, beside the one that listens."""
-    timeout_seconds: Annotated[float, Field(strict=True, ge=0.1, le=60)] = 2.0
+    timeout_seconds: Annotated[float, within(0.1, 60)] = 2.0
     """Time after which an operation of the database is given up."""
     migrate: Literal["auto", "check"] = "auto"
     """``auto`` brings the schema of the database to this version, ``check`` leaves that to a command."""
-    replica: Annotated[str, Field(pattern="^[A-Za-z0-9._-]{1,64}$")] | None = None
+    replica: PodName | None = None
     """Name of this process in rows of its own, such as that of its pod; by default a random one."""
 
 
-class HttpConfig(Table):
+class HttpConfig(Table, frozen=True):
     """Settings of the HTTP front: address and authentication."""
 
     host: Text = "127.0.0.1"
-    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 8765
+    port: Annotated[int, within(0, 65535)] = 8765
     """Port; 0 takes any free one."""
-    auth: Flag = True
+    auth: bool = True
     """False requires no token; allowed only on a loopback address."""
-    api_port: Annotated[int, Field(strict=True, ge=0, le=65535)] | None = None
+    api_port: Annotated[int, within(0, 65535)] | None = None
     """Loopback port of the API and the page beside a stdio front; None for none."""
     token_file: Path | None = None
     allowed_hosts: tuple[Text, ...] = ()
     """Further host names that clients may use for this proxy."""
     resource_url: Text | None = None
     """Public URL of this proxy, for which an issuer makes tokens."""
-    drain_grace_seconds: Annotated[float, Field(strict=True, ge=0, le=3600)] = 0.0
+    drain_grace_seconds: Annotated[float, within(0, 3600)] = 0.0
     """Time after SIGTERM in which everything is still served, while ``/readyz`` sends clients elsewhere."""
 
 
-class SharedConfig(Table):
+class SharedConfig(Table, frozen=True):
     """Settings of a proxy that several hosts share (``serve --shared``)."""
 
     linger_seconds: Seconds = 300.0
@@ -470,7 +461,7 @@ PACKAGED_MODELS: Final = ("tools-MiniLM-L6", "all-MiniLM-L6-v2")
 """Names of the packaged embedding models: the default, and the published one that it was trained from."""
 
 
-class EmbeddingConfig(Table):
+class EmbeddingConfig(Table, frozen=True):
     """Settings of the embedding model."""
 
     model: Text | None = None
@@ -478,10 +469,10 @@ class EmbeddingConfig(Table):
     these."""
     endpoint: Text | None = None
     """Base URL of a service with the OpenAI embeddings API."""
-    api_key: str | None = Field(default=None, repr=False)
+    api_key: Annotated[str | None, HIDDEN] = None
     pooling: Literal["mean", "cls"] | None = None
     """How token vectors are combined; by default as the folder's files say."""
-    max_tokens: Annotated[int, Field(strict=True, ge=8)] | None = None
+    max_tokens: Annotated[int, within(8)] | None = None
     """Length to which texts are cut; by default as the folder's files say."""
     query_prefix: str | None = None
     """Text before each query; by default as the folder's files say."""
@@ -500,7 +491,7 @@ class EmbeddingConfig(Table):
         return name if name in PACKAGED_MODELS else None
 
 
-class RerankConfig(Table):
+class RerankConfig(Table, frozen=True):
     """Settings of the reranker, a model that orders the best results again."""
 
     mode: RerankMode = "never"
@@ -510,13 +501,13 @@ class RerankConfig(Table):
     asked."""
     endpoint: Text | None = None
     """Base URL of a service with the OpenAI chat API."""
-    api_key: str | None = Field(default=None, repr=False)
+    api_key: Annotated[str | None, HIDDEN] = None
 
 
-class GuardsConfig(Table):
+class GuardsConfig(Table, frozen=True):
     """Settings of the guard of known secrets."""
 
-    secrets: Flag = True
+    secrets: bool = True
     """Whether a request is refused that would tell a server a secret which it was not given."""
     results: Literal["off", "redact"] = "off"
     """``redact`` removes known secrets from results, too."""
@@ -524,19 +515,19 @@ class GuardsConfig(Table):
     """Variables, headers and arguments whose values are no secrets."""
 
 
-class SecretsConfig(Table):
+class SecretsConfig(Table, frozen=True):
     """Settings of the places that values of the configuration may come from."""
 
-    commands: Flag = False
+    commands: bool = False
     """Whether ``${cmd:...}`` runs a command."""
 
 
-class DocumentsConfig(Table):
+class DocumentsConfig(Table, frozen=True):
     """Settings of one folder or file of rules or references."""
 
+    path: Path
     kind: Literal["rule", "reference"] | None = None
     """By default the usual kind of each file's format."""
-    path: Path
     include: IncludeMode | None = None
     """Include mode of documents that have none of their own."""
     roots: tuple[Path, ...] = ()
@@ -545,43 +536,55 @@ class DocumentsConfig(Table):
     """``launch`` takes the path from the folder in which the host starts the proxy; there may be none."""
 
 
-class Config(Table):
+class Config(Table, frozen=True):
     """The whole configuration."""
 
     derived: ClassVar[frozenset[str]] = frozenset({"path", "off", "mistakes"})
 
     inherit: Annotated[tuple[Text, ...], Reload.LIVE] = ()
     """Variables that all servers inherit beside the usual ones: names, or patterns such as ``AWS_*``."""
-    env: Annotated[dict[str, str], Reload.LIVE] = Field(default={}, repr=False)
+    env: Annotated[dict[str, str], Reload.LIVE, HIDDEN] = field(default_factory=dict)
     """Variables of all servers; those of a server's own ``env`` come before them."""
 
-    expose: Annotated[ExposeConfig, Reload.LIVE] = by_default()
-    search: Annotated[SearchConfig, Reload.LIVE] = by_default()
-    context: Annotated[ContextConfig, Reload.LIVE] = by_default()
-    results: Annotated[ResultsConfig, Reload.LIVE] = by_default()
-    approval: Annotated[ApprovalConfig, Reload.LIVE] = by_default()
-    learning: LearningConfig = by_default()
-    statistics: StatisticsConfig = by_default()
-    interactions: InteractionsConfig = by_default()
-    audit: AuditConfig = by_default()
-    store: StoreConfig = by_default()
-    cluster: ClusterConfig = by_default()
-    http: HttpConfig = by_default()
-    auth: AuthConfig = by_default()
-    shared: SharedConfig = by_default()
-    embedding: EmbeddingConfig = by_default()
-    rerank: RerankConfig = by_default()
-    guards: Annotated[GuardsConfig, Reload.LIVE] = by_default()
-    secrets: Annotated[SecretsConfig, Reload.LIVE] = by_default()
-    limits: Annotated[Limits, Reload.LIVE] = by_default()
-    servers: Annotated[dict[str, ServerConfig], Reload.LIVE] = Field(default={})
+    expose: Annotated[ExposeConfig, Reload.LIVE] = ExposeConfig()
+    search: Annotated[SearchConfig, Reload.LIVE] = SearchConfig()
+    context: Annotated[ContextConfig, Reload.LIVE] = ContextConfig()
+    results: Annotated[ResultsConfig, Reload.LIVE] = ResultsConfig()
+    approval: Annotated[ApprovalConfig, Reload.LIVE] = ApprovalConfig()
+    learning: LearningConfig = LearningConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
+    interactions: InteractionsConfig = InteractionsConfig()
+    audit: AuditConfig = AuditConfig()
+    store: StoreConfig = StoreConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    http: HttpConfig = HttpConfig()
+    auth: AuthConfig = AuthConfig()
+    shared: SharedConfig = SharedConfig()
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    rerank: RerankConfig = RerankConfig()
+    guards: Annotated[GuardsConfig, Reload.LIVE] = GuardsConfig()
+    secrets: Annotated[SecretsConfig, Reload.LIVE] = SecretsConfig()
+    limits: Annotated[Limits, Reload.LIVE] = Limits()
+    servers: Annotated[dict[str, ServerConfig], Reload.LIVE] = field(default_factory=dict)
     """Servers by name, in the order of the file."""
     documents: Annotated[tuple[DocumentsConfig, ...], Reload.LIVE] = ()
-    clients: Annotated[Clients, Reload.LIVE] = Field(default={})
+    clients: Annotated[Clients, Reload.LIVE] = field(default_factory=dict)
     """Profiles of clients, by name."""
     path: Annotated[Path | None, Reload.LIVE] = None
     """The file that the configuration was loaded from."""
-    off: Annotated[dict[str, ServerOff], Reload.LIVE] = Field(default={})
+    off: Annotated[dict[str, ServerOff], Reload.LIVE] = field(default_factory=dict)
     """Servers that are off because of mistakes in their settings, by name."""
     mistakes: Annotated[tuple[ConfigProblem, ...], Reload.LIVE] = ()
     """Mistakes outside of the servers. What they stand in has its default, or a more cautious value."""
+
+    def complaints(self, instead: str = "has a default or more cautious value") -> Iterator[str]:
+        """Yield a line for each server that is off because of a mistake, and for each other mistake.
+
+        `instead` is the end of the sentence about anything else that has a mistake: its replacement.
+        """
+        others = sum(server.enabled for server in self.servers.values())
+        rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
+        for name, off in self.off.items():
+            yield f"server {name}: off: {off}; {rest}"
+        for problem in self.mistakes:
+            yield f"{problem}; until that is corrected, it {instead}"

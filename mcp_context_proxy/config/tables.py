@@ -14,22 +14,16 @@ about several replicas of the proxy behind one balancer, over one database.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from msgspec import field
 
+from mcp_context_proxy.config.forms import HIDDEN, Table, Text, like, sized, within
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.items import IncludeMode, ToolClass
-
-Flag = Annotated[bool, Field(strict=True)]
-Amount = Annotated[int, Field(strict=True, ge=0)]
-Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
 
 TAG_CHARACTERS: Final = 64
 """Longest category or tag: a word or two."""
@@ -38,64 +32,36 @@ MEANING_CHARACTERS: Final = 200
 """Longest meaning of a word of queries, or use case of a tool: a short phrase."""
 
 
-KEY_ERROR: Final = "key"
-"""Type of an error in the key of an entry, rather than in its value."""
-
-
-def _is_tag(text: str) -> str:
-    if not 1 <= len(text) <= TAG_CHARACTERS or text != text.strip() or set(text) & {",", "\n"}:
-        message = "must be 1 to {most} characters, without commas, and without spaces at its ends"
-        raise PydanticCustomError("tag", message, {"most": TAG_CHARACTERS})
-    return text
-
-
-Tag = Annotated[str, AfterValidator(_is_tag)]
+Tag = Annotated[
+    str,
+    like(
+        rf"(?!\s)[^,\n]{{1,{TAG_CHARACTERS}}}(?<!\s)",
+        f"must be 1 to {TAG_CHARACTERS} characters, without commas, and without spaces at its ends",
+    ),
+]
 """A category or tag, without commas, because commas separate several tags in a search."""
 
 
-def _is_meaning(text: str) -> str:
+def _meaning(text: str) -> str:
     if not text.strip() or len(text) > MEANING_CHARACTERS:
-        message = "must be 1 to {most} characters"
-        raise PydanticCustomError("meaning", message, {"most": MEANING_CHARACTERS})
+        raise ValueError(f"must be 1 to {MEANING_CHARACTERS} characters")
     return " ".join(text.split())
 
 
-Meaning = Annotated[str, AfterValidator(_is_meaning)]
+Meaning = Annotated[str, _meaning]
 """A short phrase: words that a word of queries stands for, or a use case of a tool."""
 
 
-def _is_word(text: str) -> str:
+def _word(text: str) -> str:
     ends = text[:1].isalnum() and text[-1:].isalnum()
     if len(text) > TAG_CHARACTERS or not ends or len(text.split()) > 1:
-        message = "must be one word that begins and ends with a letter or digit, at most {most} characters"
-        raise PydanticCustomError(KEY_ERROR, message, {"most": TAG_CHARACTERS})
+        bound = f"at most {TAG_CHARACTERS} characters"
+        raise ValueError(f"must be one word that begins and ends with a letter or digit, {bound}")
     return text.lower()
 
 
-Synonyms = dict[Annotated[str, AfterValidator(_is_word)], Meaning]
+Synonyms = dict[Annotated[str, _word], Meaning]
 """Words of queries, in lower case, each with the words that it stands for."""
-
-
-class Table(BaseModel):
-    """One table of the file: frozen, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    derived: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are computed while loading and cannot be set in a file."""
-
-    @classmethod
-    def keys(cls) -> list[str]:
-        """Return the keys that a file may set."""
-        return [name for name in cls.model_fields if name not in cls.derived]
-
-
-def by_default() -> Any:
-    """Return the default of a field that holds a table: all of its defaults.
-
-    An instance instead would compile the validator of its class while the class of the field is made.
-    """
-    return Field(default={}, validate_default=True)
 
 
 Allow: TypeAlias = Literal["always", "ask", "never"]
@@ -114,7 +80,7 @@ Key: TypeAlias = tuple[str, ...]
 """Path of a setting below its server, such as ``("classes", "write")``."""
 
 
-class ClassesConfig(Table):
+class ClassesConfig(Table, frozen=True):
     """Calls that are made, asked about or refused, by the danger class of the tool.
 
     All are made by default: hosts ask by themselves, and a second question for each call would teach people
@@ -126,10 +92,10 @@ class ClassesConfig(Table):
     destructive: Allow = "always"
 
 
-class ToolConfig(Table):
+class ToolConfig(Table, frozen=True):
     """Settings of one tool of a server, or of all that a glob matches."""
 
-    enabled: Flag = True
+    enabled: bool = True
     """False turns the tool off: it is not listed, not found, and cannot be called."""
     include: IncludeMode | None = None
     allow: Allow | None = None
@@ -141,47 +107,37 @@ class ToolConfig(Table):
     category: Tag | None = None
     description: Text | None = None
     """Description that is shown and searched instead of the server's."""
-    use_cases: Annotated[tuple[Meaning, ...], Field(max_length=MOST_USE_CASES)] = ()
+    use_cases: Annotated[tuple[Meaning, ...], sized(most=MOST_USE_CASES)] = ()
     """Requests or tasks that the tool is for, in a person's words: searched beside its description."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_allow(cls, data: Any) -> Any:
-        """Understand ``confirm``, the older word for ``allow``."""
-        if not isinstance(data, dict) or "confirm" not in data:
-            return data
-        return _replaced(data, "allow", "always" if _asked(data) == () else "ask")
 
 
 CONFIRM: Final = "confirm"
 """Older key for what ``classes`` and ``allow`` say."""
 
-_ASKED: Final[Mapping[str, tuple[ToolClass, ...]]] = {
+ASKED: Final[Mapping[str, tuple[ToolClass, ...]]] = {
     "destructive": (ToolClass.DESTRUCTIVE,),
     "write": (ToolClass.WRITE, ToolClass.DESTRUCTIVE),
     "never": (),
 }
+"""Values of that key, with the classes that a person is asked about."""
 
 
-def with_classes(data: Any) -> Any:
-    """Return the settings of a server with ``confirm``, the older key, written as ``classes``."""
-    if not isinstance(data, dict) or CONFIRM not in data:
-        return data
-    return _replaced(data, "classes", {str(one): "ask" for one in _asked(data)})
+def with_classes(server: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a server with ``confirm`` written as ``classes``, and as ``allow`` of a tool."""
+    tools = server.get("tools")
+    if isinstance(tools, dict):
+        allowed = {name: _without_confirm(tool, "allow") for name, tool in tools.items()}
+        server = server | {"tools": allowed}
+    understood: dict[str, Any] = _without_confirm(server, "classes")
+    return understood
 
 
-def _asked(data: Mapping[str, Any]) -> tuple[ToolClass, ...]:
-    given = data[CONFIRM]
-    if not isinstance(given, str) or given not in _ASKED:
-        message = 'confirm must be "destructive", "write" or "never"; allow and classes say more'
-        raise PydanticCustomError("confirm", message)
-    return _ASKED[given]
-
-
-def _replaced(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    if key in data:
-        raise PydanticCustomError("confirm", "has both confirm and {key}; keep {key}", {"key": key})
-    return {name: given for name, given in data.items() if name != CONFIRM} | {key: value}
+def _without_confirm(table: Any, key: str) -> Any:
+    if not isinstance(table, dict) or CONFIRM not in table:
+        return table
+    asked = ASKED.get(str(table[CONFIRM]), ())
+    value = dict.fromkeys(map(str, asked), "ask") if key == "classes" else "ask" if asked else "always"
+    return {key: value} | {name: given for name, given in table.items() if name != CONFIRM}
 
 
 def settings_of(tools: Mapping[str, ToolConfig], name: str) -> Iterable[tuple[str, ToolConfig]]:
@@ -257,21 +213,17 @@ def matches(glob: str, name: str) -> bool:
 ExposeMode: TypeAlias = Literal["auto", "all", "search"]
 
 PROFILE_CHARACTERS: Final = 32
-_PROFILE_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{PROFILE_CHARACTERS - 1}}}", re.ASCII)
-
-
-def _is_profile_name(text: str) -> str:
-    if not _PROFILE_NAME.fullmatch(text):
-        message = "must be 1 to {most} letters, digits, '_' or '-', and begin with a letter or digit"
-        raise PydanticCustomError(KEY_ERROR, message, {"most": PROFILE_CHARACTERS})
-    return text
-
-
-ProfileName = Annotated[str, AfterValidator(_is_profile_name)]
+ProfileName = Annotated[
+    str,
+    like(
+        rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{PROFILE_CHARACTERS - 1}}}",
+        f"must be 1 to {PROFILE_CHARACTERS} letters, digits, '_' or '-', and begin with a letter or digit",
+    ),
+]
 """Name of a profile: it stands in addresses and commands."""
 
 
-class ClientConfig(Table):
+class ClientConfig(Table, frozen=True):
     """Settings of one profile. Lists are globs; None leaves everything in."""
 
     client: tuple[Text, ...] = ()
@@ -290,9 +242,9 @@ class ClientConfig(Table):
     """Presets that each of their sessions begins with: saved ones, or one that says how much is selected."""
     expose: ExposeMode | None = None
     """By default ``expose.mode``."""
-    classes: ClassesConfig = by_default()
+    classes: ClassesConfig = ClassesConfig()
     """Calls that are asked about or refused, beside those that are so for all clients."""
-    learn: Flag = False
+    learn: bool = False
     """Whether their calls teach the ranking, which all clients share."""
 
 
@@ -314,7 +266,7 @@ LONGEST_LEEWAY = 300.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-class GroupConfig(Table):
+class GroupConfig(Table, frozen=True):
     """Servers and classes of tools that the members of a group may reach."""
 
     servers: tuple[Text, ...] | None = None
@@ -323,7 +275,7 @@ class GroupConfig(Table):
     """None for all."""
 
 
-class AuthConfig(Table):
+class AuthConfig(Table, frozen=True):
     """Settings of the identity of clients over HTTP."""
 
     mode: Literal["token", "jwt"] = "token"
@@ -334,32 +286,31 @@ class AuthConfig(Table):
     """Value that the claim ``aud`` has; by default ``http.resource_url``."""
     jwks_url: Text | None = None
     """URL of the issuer's public keys; by default found by OIDC discovery."""
-    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("RS256", "ES256", "EdDSA")
+    algorithms: Annotated[tuple[Algorithm, ...], sized(1)] = ("RS256", "ES256", "EdDSA")
     """Signatures that are accepted."""
-    leeway_seconds: Annotated[float, Field(strict=True, ge=0, le=LONGEST_LEEWAY)] = 30.0
+    leeway_seconds: Annotated[float, within(0, LONGEST_LEEWAY)] = 30.0
     """Difference of the clocks of the issuer and this machine."""
     roles_claim: Text = "roles"
     """Claim with the roles: a list, or words; dots lead into objects (``realm_access.roles``)."""
-    roles: dict[str, RoleName] = Field(default={})
+    roles: dict[str, RoleName] = field(default_factory=dict)
     """Role by value of that claim; the highest one counts."""
     default_role: Literal["none", "use", "view"] = "use"
     """Role of everybody else; ``none`` refuses them."""
     groups_claim: Text = "groups"
     """Claim with the groups."""
-    groups: dict[str, GroupConfig] = Field(default={})
+    groups: dict[str, GroupConfig] = field(default_factory=dict)
     """Reach by value of that claim, ``*`` for everybody; where any is configured, nobody reaches more."""
     scopes: tuple[Text, ...] = ()
     """Scopes that clients are told to ask the issuer for."""
 
-    @model_validator(mode="after")
-    def _usable(self) -> Self:
+    def __post_init__(self) -> None:
+        """Raise `ValueError` if the settings contradict each other."""
         if self.mode == "jwt" and self.issuer is None:
             raise ValueError("mode = 'jwt' needs an issuer, the URL in the claim iss of its tokens")
         for name in ("issuer", "jwks_url"):
             url = getattr(self, name)
             if url is not None and not is_encrypted(url):
                 raise ValueError(f"{name} must begin with https://; http:// is for this machine only")
-        return self
 
 
 def is_encrypted(url: str) -> bool:
@@ -377,28 +328,32 @@ KEY_CHARACTERS: Final = 32
 """Shortest key: 128 random bits in hexadecimal digits. Whoever has it can speak as a replica."""
 
 
-class ClusterConfig(Table):
+ReplicaName = Annotated[str, like("[A-Za-z0-9_-]{1,64}", "must be 1 to 64 of A-Z a-z 0-9 _ -")]
+ReplicaUrl = Annotated[str, like("https?://[^/?#@]+", "must be http://HOST:PORT or https://HOST:PORT")]
+ClusterKey = Annotated[str, sized(KEY_CHARACTERS, unit="characters")]
+
+
+class ClusterConfig(Table, frozen=True):
     """Settings of this replica."""
 
-    enabled: Flag = False
-    replica: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
+    enabled: bool = False
+    replica: ReplicaName | None = None
     """Name of this replica, which no other one has; by default a random one."""
-    advertise: Annotated[str, Field(pattern="^https?://[^/?#@]+$")] | None = None
+    advertise: ReplicaUrl | None = None
     """Address at which the other replicas reach this one; by default that of the HTTP front."""
-    key: Annotated[str, Field(min_length=KEY_CHARACTERS)] | None = Field(default=None, repr=False)
+    key: Annotated[ClusterKey | None, HIDDEN] = None
     """Secret that all replicas share: they sign relays and seal credentials with it."""
     key_file: Path | None = None
     """File with that secret, instead."""
-    other_keys: tuple[Annotated[str, Field(min_length=KEY_CHARACTERS)], ...] = Field(default=(), repr=False)
+    other_keys: Annotated[tuple[ClusterKey, ...], HIDDEN] = ()
     """Further secrets that are accepted, while the key is being changed from one of them or to it."""
-    heartbeat_seconds: Annotated[float, Field(strict=True, ge=0.2, le=60)] = 2.0
+    heartbeat_seconds: Annotated[float, within(0.2, 60)] = 2.0
     """Time between two signs of life; without one for three times as long, a replica counts as gone."""
 
-    @model_validator(mode="after")
-    def _check_key(self) -> Self:
+    def __post_init__(self) -> None:
+        """Raise `ValueError` if there is not just one key."""
         if self.enabled and (self.key is None) == (self.key_file is None):
             raise ValueError("a cluster needs a key or a key_file, one of them, the same on all replicas")
-        return self
 
 
 def keys_of(config: ClusterConfig) -> tuple[bytes, ...]:

@@ -114,7 +114,7 @@ async def connect(
     """
     auth = None
     # Also for the handshake: a server that is still being downloaded answers it late.
-    limits = limits.model_copy(update={"connect_seconds": config.connect_timeout})
+    limits = replace(limits, connect_seconds=config.connect_timeout)
     if config.transport != "stdio" or sys.platform == "win32":
         await load_sdk()
     if config.transport != "stdio":
@@ -343,7 +343,7 @@ class DedicatedConnections:
     def configure(self, config: ServerConfig, limits: Limits) -> None:
         """Follow a configuration; open connections stay as they are."""
         # Dedicated connections are only needed to a server that was found to speak the handshake.
-        self._config = config.model_copy(update={"era": "handshake"})
+        self._config = replace(config, era="handshake")
         self._limits = limits
         self._note_need()
 

@@ -312,7 +312,7 @@ class EraMemory:
     def applied_to(self, config: ServerConfig) -> ServerConfig:
         """Return the configuration with the era named in which to connect."""
         if self._era is Era.HANDSHAKE and config.era == "auto":
-            return config.model_copy(update={"era": "handshake"})
+            return replace(config, era="handshake")
         return config
 
     def failed(self, error: BaseException) -> None:

@@ -241,7 +241,7 @@ class ServerLifecycle:
             self._log_download(self._began)
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
-                patient = self.config.model_copy(update={"connect_timeout": seconds})
+                patient = replace(self.config, connect_timeout=seconds)
                 config = self._era_memory.applied_to(patient)
                 async with connect(
                     config, self._limits, self.output, self._redact, self._inbound, self._logins

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import anyio
 import uvicorn
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -261,7 +262,7 @@ async def serve(
     app: Starlette, bound: socket.socket, limits: Limits, on_stop: Callable[[], None] = lambda: None
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
-    limits = limits.model_copy(update={"http_connections": connections_for_hosts(limits.http_connections)})
+    limits = replace(limits, http_connections=connections_for_hosts(limits.http_connections))
     backlog = WriteBacklog(limits.stalled_seconds)
     config = uvicorn.Config(
         app,

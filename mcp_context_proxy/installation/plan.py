@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct, field
-from pydantic import ValidationError
 
 from mcp_context_proxy.bridge.asking import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
-from mcp_context_proxy.config import Config, default_path
+from mcp_context_proxy.config import ServerConfig, default_path
+from mcp_context_proxy.config.forms import read
 from mcp_context_proxy.config.host_entries import converted, dialect_of
 from mcp_context_proxy.config.host_profiles import SERVER
 from mcp_context_proxy.config.hosts import from_host, is_ourselves, names_for
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
-from mcp_context_proxy.config.source import dotted, expand, parse
-from mcp_context_proxy.config.validation_messages import mistakes
+from mcp_context_proxy.config.source import Mistake, dotted, expand, parse
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
 from mcp_context_proxy.installation.places import HostPlace
@@ -172,10 +171,9 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         # A bare name is looked up on the PATH.
         if isinstance(value, str) and (key == "cwd" or re.search(r"[/\\]", value)) and not _FULL.match(value):
             yield f"{key}: {value} counts from the folder that its host has open; write the full path"
-    try:
-        Config.model_validate({"servers": {"a": {"name": "a", **table}}})
-    except ValidationError as error:
-        yield from (f"{dotted(path[2:])}: {message}" for path, message in mistakes(error))
+    found: list[Mistake] = []
+    read(ServerConfig, table, (), found)
+    yield from (f"{dotted(one.path)}: {one.message}" for one in found)
 
 
 _FULL: Final = re.compile(r"[/~\\]|[A-Za-z]:|\$\{")

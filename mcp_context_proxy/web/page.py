@@ -18,6 +18,7 @@ from string import Template
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -199,7 +200,7 @@ async def serve(
     requests for ``/healthz`` are served `within` the limits of their clients.
     """
     try:
-        credentials = credentials_for(settings.model_copy(update={"host": LOOPBACK}))
+        credentials = credentials_for(replace(settings, host=LOOPBACK))
         bound = http.listen(LOOPBACK, port)
     except (ConfigError, OSError) as error:
         logger.warning("the API is not served on port %d: %s", port, error)

@@ -17,7 +17,7 @@ OFFERED = ("get_issue", "get_repo", "delete_repo")
 
 
 def server(**settings: Any) -> ServerConfig:
-    return ServerConfig.model_validate({"name": "git", "command": "x", **settings})
+    return ServerConfig.of({"command": "x", **settings}, name="git")
 
 
 def on(config: ServerConfig) -> list[str]:

@@ -8,7 +8,6 @@ import pytest
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import without_mistakes
-from mcp_context_proxy.config.validation_messages import complaints
 from mcp_context_proxy.errors import ConfigError
 
 GOOD = "[servers.good]\ncommand = 'x'\n"
@@ -36,8 +35,8 @@ def test_a_mistake_in_a_server_switches_off_that_one(load_text, lines, reason):
 
     assert list(config.servers) == ["good"]
     assert str(config.off["github"]).startswith(reason)
-    assert next(complaints(config)).startswith(f"server github: off: {reason}")
-    assert next(complaints(config)).endswith("; 1 other starts")
+    assert next(config.complaints()).startswith(f"server github: off: {reason}")
+    assert next(config.complaints()).endswith("; 1 other starts")
 
 
 def test_an_entry_that_is_no_table_or_has_a_bad_name_is_off_alone(load_text):
@@ -64,6 +63,14 @@ def test_one_bad_entry_of_a_host_file_is_off_alone(load_text):
         ["b"],
         "is given twice; keep one of them (m.json:2)",
     )
+
+
+@pytest.mark.parametrize("entry", ['"command": "\\ud800"', '"command": "x", "args": ["a\\udc80"]'])
+def test_a_server_with_half_of_a_character_is_off_alone(load_text, entry):
+    config = load_text(f'{{"mcpServers": {{"a": {{{entry}}}, "good": {{"command": "y"}}}}}}', "mcp.json")
+
+    assert list(config.servers) == ["good"]
+    assert "has half of a character" in str(config.off["a"])
 
 
 def test_servers_that_are_given_twice_as_a_whole_stop_everything(load_text):
@@ -118,7 +125,7 @@ def test_a_mistake_elsewhere_leaves_a_default_that_keeps_and_sends_no_more_than_
     assert list(config.servers) == ["good"]
     assert len(config.mistakes) == 1
     assert {key: getattr(getattr(config, table), key) for key in left} == left
-    assert f"config.toml:{config.mistakes[0].line}: {table}" in next(complaints(config))
+    assert f"config.toml:{config.mistakes[0].line}: {table}" in next(config.complaints())
 
 
 def test_a_document_that_cannot_be_read_leaves_the_others(load_text, tmp_path):
@@ -169,5 +176,5 @@ def test_an_edit_with_a_mistake_in_what_is_set_for_all_servers_changes_none_of_t
 def test_a_file_without_mistakes_has_no_complaints(load_text):
     config: Config = load_text(GOOD)
 
-    assert [*complaints(config)] == []
+    assert [*config.complaints()] == []
     assert (config.off, config.mistakes) == ({}, ())

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from mcp_context_proxy.config import Config, Limits
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
@@ -54,9 +55,7 @@ def test_the_example_has_every_key(uncommented):
         "expose", "search", "learning", "statistics", "interactions", "store", "cluster", "http", "embedding",
         "limits",
     ):  # fmt: skip
-        model = Config.model_fields[name].annotation
-        keys = model.model_fields.keys()
-        assert tables[name].keys() == keys, name
+        assert tables[name].keys() == set(getattr(Config(), name).keys()), name
 
 
 def test_the_commented_values_are_the_defaults(uncommented):
@@ -64,10 +63,13 @@ def test_the_commented_values_are_the_defaults(uncommented):
 
     assert Limits(**tables["limits"]) == Limits()
     assert tables["expose"].pop("max_name_length") == NAME_CHARACTERS
-    assert tables["expose"] == Config().expose.model_dump(exclude_none=True)
+    assert tables["expose"] == {
+        key: value for key, value in asdict(Config().expose).items() if value is not None
+    }
     for name in ("learning", "statistics", "interactions"):
-        assert tables[name] == getattr(Config(), name).model_dump(), name
+        assert tables[name] == asdict(getattr(Config(), name)), name
+    defaults = {**asdict(Config().search), **asdict(Config().search.resolved("tools"))}
     for name in ("preset", "top_k", "top_n", "include_score", "warm_up"):
-        assert tables["search"][name] == getattr(Config().search, name)
+        assert tables["search"][name] == defaults[name]
     for name in ("host", "port"):
         assert tables["http"][name] == getattr(Config().http, name)

@@ -118,6 +118,31 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
             "embedding, rerank, guards, secrets, limits, servers, documents, clients",
             id="derived",
         ),
+        pytest.param(
+            "[context]\nexpand_results = ['a', 1]",
+            "2 context.expand_results[1]: must be text in quotes, not a whole number",
+            id="one of two forms",
+        ),
+        pytest.param(
+            "[servers.s]\ncommand = 'x'\nconfirm = 'all'",
+            '3 servers.s.confirm: must be "destructive", "write" or "never"; allow and classes say more',
+            id="confirm",
+        ),
+        pytest.param(
+            "[servers.s]\ncommand = 'x'\ntools.t = { confirm = 'never', allow = 'ask' }",
+            "3 servers.s.tools.t.confirm: has no effect beside allow; keep allow",
+            id="confirm beside allow",
+        ),
+        pytest.param("[auth]\nalgorithms = []", "2 auth.algorithms: must not be empty", id="no algorithm"),
+        pytest.param(
+            "[auth]\nissuer = 'http://h'",
+            "1 auth: issuer must begin with https://; http:// is for this machine only",
+            id="issuer",
+        ),
+        pytest.param(
+            "[store]\nurl = 'mysql://h/d'", "2 store.url: must begin with postgresql://", id="database"
+        ),
+        pytest.param("[learning]\nab_share = 1.0", "2 learning.ab_share: must be less than 1", id="share"),
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),
     ],
 )

@@ -5,7 +5,8 @@ from mcp_context_proxy.config.secrets import Redactor, secrets_of
 
 
 def server(**settings: object) -> ServerConfig:
-    return ServerConfig.model_validate({"name": "s", "command": "run", **settings})
+    secrets = settings.pop("secrets", ())
+    return ServerConfig.of({"command": "run", **settings}, name="s", secrets=secrets)
 
 
 def test_a_value_from_the_environment_is_replaced_by_its_variable() -> None:

@@ -49,7 +49,7 @@ def engine() -> Iterator[ContextEngine]:
 
 
 def with_rules(**context: Any) -> ContextEngine:
-    return ContextEngine(Catalog([*TOOLS, *RULES]), Config.model_validate({"context": context}))
+    return ContextEngine(Catalog([*TOOLS, *RULES]), Config.of({"context": context}))
 
 
 def brought(context: RequestContext) -> dict[str, str]:
@@ -142,9 +142,7 @@ async def test_a_question_that_a_rule_answers_shows_it(engine: ContextEngine) ->
 async def test_an_expansion_rule_starts_from_every_tool_in_use(source: str) -> None:
     always = tool("read_file", READ.description, server="files", include="always")
     items = [always if one is READ and source == "always" else one for one in TOOLS]
-    config = Config.model_validate(
-        {"context": {"expansion_rules": {"read_file": ["write_file", "search_code"]}}}
-    )
+    config = Config.of({"context": {"expansion_rules": {"read_file": ["write_file", "search_code"]}}})
     with ContextEngine(Catalog(items), config) as engine:
         session = called(engine, READ, "x", ResultReading()) if source == "called" else Session()
         if source == "added":

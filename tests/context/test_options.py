@@ -23,7 +23,7 @@ def test_with_another_model_a_preset_brings_no_include_score(search: SearchConfi
 
     assert (options.tools.top_k, options.tools.top_n, options.tools.include_score) == (10, 3, None)
     assert not configured(Config(embedding=OTHER, search=search)).tools.by_fit
-    assert options.documents.include_score == (0.4 if "include_score" in search.model_fields_set else None)
+    assert options.documents.include_score == search.include_score
 
 
 def test_with_another_model_a_score_that_is_given_counts() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from support.ledger import until
 from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
@@ -47,7 +48,7 @@ async def test_a_call_to_a_server_that_starts_for_longer_than_its_timeout_fails_
         client = proxy.fleet.clients["late"]
         await until(lambda: client.state is ServerState.STARTING)
         # The attempt that has begun keeps the time that it began with.
-        client.configure(client.config.model_copy(update={"connect_timeout": 0.2}), client.limits)
+        client.configure(replace(client.config, connect_timeout=0.2), client.limits)
         with pytest.raises(ServerUnavailableError, match="still starting"):
             await client.call("tools/call", {})
         flag.touch()

@@ -118,7 +118,7 @@ def store(path: Path) -> Iterator[Store]:
 def memory_in(
     store: Store, words: Words, clock: Clock, rows: int = 10_000, days: float = 90.0, **more: Any
 ) -> InteractionMemory:
-    config = Config.model_validate(
+    config = Config.of(
         {"interactions": {"keep": rows, "keep_days": days, **more}, "embedding": {"model": "words"}}
     )
     memory = InteractionMemory(words, store.interactions, config, clock)

@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import pytest
+from msgspec.structs import asdict
 from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 from support.commands import forked_command
 from support.postgres import PostgresServer, missing, postgres_server
@@ -185,7 +186,7 @@ async def test_replicas_that_renew_at_once_use_a_refresh_token_once(
     await logged_in_at(replica, config)
     protected.issuer.expire_all()
     protected.issuer.refresh_seconds = 0.3
-    outputs, where = list[bytes](), json.dumps(place.model_dump(exclude_none=True))
+    outputs, where = list[bytes](), json.dumps(asdict(place))
 
     async def run() -> None:
         words = [sys.executable, "-c", REPLICA, protected.url, KEY, where]
@@ -401,7 +402,9 @@ def configured(folder: Path, place: StoreConfig, protected: Protected, key: str)
     """The configuration of a replica on a machine of its own."""
     folder.mkdir()
     store = "\n".join(
-        f'{name} = "{value}"' for name, value in place.model_dump(exclude_defaults=True).items()
+        f'{name} = "{value}"'
+        for name, value in asdict(place).items()
+        if value != getattr(StoreConfig(), name)
     )
     path = folder / "config.toml"
     path.write_text(

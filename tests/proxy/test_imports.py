@@ -29,7 +29,7 @@ FOR_SEARCHES = (
     *(f"mcp_context_proxy.retrieval.{name}" for name in ("queries", "purposes", "values")),
 )
 FOR_DOCUMENTS = ("yaml",)
-FOR_HTTP = ("mcp", "starlette", "uvicorn", "httpx2")
+FOR_HTTP = ("mcp", "pydantic", "starlette", "uvicorn", "httpx2")
 FOR_TERMINALS = ("rich", "prometheus_client")
 FOR_TEAMS = (
     "psycopg",

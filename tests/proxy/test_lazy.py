@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from support.ledger import until
 from support.proxies import Host, command, inside
 from support.servers import Server, Workshop, tool
@@ -300,7 +301,7 @@ def test_remembered_definitions_are_the_same_bytes(tmp_path: Path) -> None:
         ListingCache(config, store.listings).save(introduction, ServerListing(tools=(odd,)))
     with open_store(tmp_path / "s.db") as store:
         found = ListingCache(config, store.listings).load()
-        other = ListingCache(config.model_copy(update={"args": ("x",)}), store.listings).load()
+        other = ListingCache(replace(config, args=("x",)), store.listings).load()
         assert ListingCache(config, store.listings, lambda: 0.0).load().stale
 
     assert found is not None

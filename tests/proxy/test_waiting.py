@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from support.ledger import until
 from support.proxies import Host, command, http_proxy, inside
 from support.raw_client import AS_DATA, RawClient, data_of
@@ -215,7 +216,7 @@ async def test_all_lists_together_wait_for_a_server_that_hangs_only_once(
         await proxy.fleet.clients["good"].wait_first_connect()
         first = await host.request("tools/list")
         hanging = proxy.fleet.clients["late"]
-        hanging.configure(hanging.config, hanging.limits.model_copy(update=LONG))
+        hanging.configure(hanging.config, replace(hanging.limits, **LONG))
 
         assert "good__fine" in str(first)
         assert "late__brew" not in str(first)
@@ -308,7 +309,7 @@ async def test_a_call_waits_for_a_server_no_longer_than_its_connect_timeout(work
     async with inside(workshop.config(limits=HANGS), settled=False) as proxy:
         client = proxy.fleet.clients["late"]
         await until(lambda: client.state is ServerState.STARTING)
-        client.configure(client.config.model_copy(update={"connect_timeout": 0.3}), client.limits)
+        client.configure(replace(client.config, connect_timeout=0.3), client.limits)
         refused = await Host(proxy, "modern").call("late__brew")
 
         assert "'late' is not available (still starting)" in refused["content"][0]["text"]

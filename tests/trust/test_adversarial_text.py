@@ -143,9 +143,7 @@ def understood(written: str) -> None:
     queries.read_query(written, no_term, lambda: CATALOG, {"k9": "dog"})
 
 
-PROFILES = Profiles(
-    Config.model_validate({"clients": {"a": {"client": ["*a*a*1*.*b", "x*"], "agent": ["*a*a*1*.*b"]}}})
-)
+PROFILES = Profiles(Config.of({"clients": {"a": {"client": ["*a*a*1*.*b", "x*"], "agent": ["*a*a*1*.*b"]}}}))
 NUMBERED = {"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}
 
 

@@ -49,9 +49,7 @@ def test_unescaped_json_has_the_text_itself(text: str) -> None:
 
 
 SERVERS = {
-    name: ServerConfig.model_validate(
-        {"name": name, "command": "x", "env": {"API_TOKEN": f"{number:04x}-t0k3n-of-{name}-9f8e7d6c5b"}}
-    )
+    name: ServerConfig(name=name, command="x", env={"API_TOKEN": f"{number:04x}-t0k3n-of-{name}-9f8e7d6c5b"})
     for number, name in enumerate(["a", "b", *(f"s{number}" for number in range(200))])
 }
 
@@ -97,7 +95,7 @@ def test_a_secret_of_the_proxy_itself_goes_to_no_server() -> None:
 
 def test_the_keys_of_model_services_go_to_no_server() -> None:
     embedding = {"endpoint": "http://127.0.0.1/", "model": "m", "api_key": "k3y-of-the-embeddings"}
-    known = KnownSecrets(Config.model_validate({"embedding": embedding}))
+    known = KnownSecrets(Config.of({"embedding": embedding}))
     found = known.in_params("a", {"arguments": Raw(b'["k3y-of-the-embeddings"]')})
 
     assert found is not None
@@ -107,7 +105,7 @@ def test_the_keys_of_model_services_go_to_no_server() -> None:
 def test_the_key_of_a_cluster_and_the_password_of_a_database_go_to_no_server() -> None:
     cluster = {"enabled": True, "key": "0123456789abcdef-k3y-of-the-replicas"}
     store = {"url": "postgresql://proxy:p4ssw0rd-0f-the-store@db.example/all"}
-    known = KnownSecrets(Config.model_validate({"cluster": cluster, "store": store}))
+    known = KnownSecrets(Config.of({"cluster": cluster, "store": store}))
     found = [
         known.in_params("a", {"arguments": Raw(f'["{value}"]'.encode())})
         for value in (cluster["key"], "p4ssw0rd-0f-the-store")

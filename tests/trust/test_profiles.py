@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from support.proxies import Host, http_proxy, inside
 from support.raw_client import OWN, RpcError
@@ -424,7 +425,7 @@ async def test_a_changed_profile_is_in_force_with_the_next_request(workshop: Wor
         client = host(proxy, "handshake", "claude-code")
         before = await client.names()
         tables = {"coding": ClientConfig(client=("claude*",), servers=("notes",))}
-        await proxy.apply(proxy.config.model_copy(update={"clients": tables}))
+        await proxy.apply(replace(proxy.config, clients=tables))
         with anyio.fail_after(30):
             while ("notifications/tools/list_changed", {}) not in client.told:
                 await anyio.lowlevel.checkpoint()

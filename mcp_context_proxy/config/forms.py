@@ -1,0 +1,252 @@
+"""Forms of the configuration: tables with the type of each key, and the reading of values into them.
+
+All values are read even where some have a mistake, so that every mistake is told at once, in the words of a
+person who edits the file. Values are never repeated in a message, because they may be secrets, except where
+only listed words are allowed.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, EnumMeta, auto
+from functools import cache
+from math import inf
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args, get_origin
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mcp_context_proxy.config.source import KeyPath, Mistake, dotted
+from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.system.later import pattern
+
+
+class Reload(Enum):
+    """Effect of a changed setting while the proxy runs, as a marker on the field of a table.
+
+    A table without a marker needs a restart of the proxy, a key of a live table is applied, and a key of a
+    server without a marker starts the server again.
+    """
+
+    LIVE = auto()
+    """The change is applied to the running proxy or server."""
+    RESTART = auto()
+    """The change needs a restart of the proxy."""
+
+
+HIDDEN: Final = "hidden"
+"""Marker on a field that may hold a secret: it is not shown with its table."""
+
+
+class Table(Struct, frozen=True):
+    """One table of the file: frozen, without unknown keys. A constructor does not check its values."""
+
+    derived: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are computed while loading and cannot be set in a file."""
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Return the keys that a file may set."""
+        return [name for name in cls.__struct_fields__ if name not in cls.derived]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **derived: Any) -> Self:
+        """Return the table of values as they stand in a file, with derived fields.
+
+        Raises:
+            ConfigError: it holds every mistake in them.
+        """
+        found: list[Mistake] = []
+        table: Self = read(cls, values, (), found)
+        if found:
+            raise ConfigError([ConfigProblem(None, None, dotted(one.path), one.message) for one in found])
+        return replace(table, **derived)
+
+    def __repr__(self) -> str:
+        shown = [name for name in self.__struct_fields__ if name not in marked(type(self), HIDDEN)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
+@cache
+def _forms_of(table: type[Table]) -> Mapping[str, Any]:
+    """Return the type of each field, with its markers and checks."""
+    return typing.get_type_hints(table, include_extras=True)
+
+
+@cache
+def marked(table: type[Table], marker: Reload | str) -> frozenset[str]:
+    """Return the fields of a table that have a marker."""
+    forms = _forms_of(table)
+    return frozenset(name for name in table.__struct_fields__ if marker in get_args(forms[name])[1:])
+
+
+Check: TypeAlias = Callable[[Any], Any]
+"""Returns a value as it is used, or raises `ValueError` with the reason why it cannot be."""
+
+
+def within(least: float = -inf, most: float = inf, *, above: float = -inf, below: float = inf) -> Check:
+    """Return a check of the bounds of a number."""
+
+    def check(number: float) -> float:
+        for wrong, words, bound in (
+            (number < least, "at least", least),
+            (number <= above, "more than", above),
+            (number > most, "at most", most),
+            (number >= below, "less than", below),
+        ):
+            if wrong:
+                raise ValueError(f"must be {words} {bound:g}")
+        return number
+
+    return check
+
+
+def sized(least: int = 0, most: float = inf, unit: str = "entries") -> Check:
+    """Return a check of the length of a text or list."""
+
+    def check(value: Any) -> Any:
+        if not value and least:
+            raise ValueError("must not be empty")
+        if not least <= len(value) <= most:
+            raise ValueError(
+                f"must have at {f'least {least}' if len(value) < least else f'most {most}'} {unit}"
+            )
+        return value
+
+    return check
+
+
+def like(expression: str, message: str) -> Check:
+    """Return a check that the whole of a text matches a regular expression."""
+    compiled = pattern(expression)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(message)
+        return text
+
+    return check
+
+
+Text = Annotated[str, sized(1)]
+Count = Annotated[int, within(1)]
+Amount = Annotated[int, within(0)]
+Score = Annotated[float, within(0, 1)]
+Seconds = Annotated[float, within(above=0)]
+SecondsOrNone = Annotated[float, within(0)]
+
+
+def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
+    """Return a value in its form; where there is a mistake in it, add that, and return anything."""
+    origin, parts = get_origin(form), get_args(form)
+    if origin in (typing.Union, UnionType):
+        if value is None and NoneType in parts:
+            return None
+        # A key with two forms has either one value or a list of them.
+        lists = isinstance(value, list) and [part for part in parts if get_origin(part) is tuple]
+        return read(lists[0] if lists else parts[0], value, path, found)
+    if origin is Annotated:
+        before, value = len(found), read(parts[0], value, path, found)
+        for check in filter(callable, parts[1:]):
+            try:
+                value = check(value) if len(found) == before else value
+            except ValueError as error:
+                found.append(Mistake(path, str(error)))
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(read(parts[0], item, (*path, at), found) for at, item in enumerate(value))
+    if origin is dict and isinstance(value, Mapping):
+        places = {key: (*path, str(key)) for key in value}
+        names = {key: read(parts[0], key, place, found) for key, place in places.items()}
+        return {names[key]: read(parts[1], value[key], place, found) for key, place in places.items()}
+    if isinstance(form, type) and issubclass(form, Table) and isinstance(value, Mapping):
+        return _read_table(form, value, path, found)
+    if form is Path and isinstance(value, str):
+        return Path(value)
+    if form is float and type(value) in (int, float):
+        if abs(value) <= sys.float_info.max:
+            return float(value)
+        found.append(Mistake(path, "must be a finite number"))
+        return value
+    words: Sequence[str] = [*form] if isinstance(form, EnumMeta) else parts if origin is Literal else ()
+    if value in words:
+        return form(value) if isinstance(form, EnumMeta) else value
+    if origin is None and isinstance(value, form) and (form is bool or not isinstance(value, bool)):
+        if form is str and _is_broken(value):
+            found.append(Mistake(path, "has half of a character, which no program can be given"))
+        return value
+    *others, last = [f'"{word}"' for word in words] or [_WANTED.get(origin or form, "a table")]
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    given = f'"{value[:40]}"' if words and isinstance(value, str) else _kind_of(value)
+    found.append(Mistake(path, f"must be {wanted}, not {given}"))
+    return value
+
+
+def _is_broken(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+_WANTED: Final[Mapping[Any, str]] = {
+    str: "text in quotes",
+    Path: "text in quotes",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list",
+}
+_GIVEN: Final[Mapping[type, str]] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a table",
+    NoneType: "null",
+}
+
+
+def _kind_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else _GIVEN.get(type(value), "a date")
+
+
+def _read_table(table: type[Table], values: Mapping[str, Any], path: KeyPath, found: list[Mistake]) -> Any:
+    before, forms, keys = len(found), _forms_of(table), table.keys()
+    given = {key: read(forms[key], values[key], (*path, key), found) for key in keys if key in values}
+    found += [Mistake((*path, str(key)), unknown_key(str(key), keys)) for key in values if key not in keys]
+    required = table.__struct_fields__[: len(table.__struct_fields__) - len(table.__struct_defaults__)]
+    found += [Mistake((*path, key), "is missing") for key in required if key not in values]
+    if len(found) == before:
+        try:
+            return table(**given)
+        except ValueError as error:
+            found.append(Mistake(path, str(error)))
+    return None
+
+
+_OTHER_WORDS: Final = {
+    "mcpServers": "servers",
+    "serverUrl": "url",
+    "type": "transport",
+    "disabled": "enabled",
+    "environment": "env",
+    "timeout": "call_timeout",
+}
+"""Names that hosts and people use for a key, where the spelling alone does not lead to ours."""
+
+
+def unknown_key(key: str, allowed: Sequence[str]) -> str:
+    """Return the message for a key that does not exist."""
+    import difflib  # noqa: PLC0415 - a file without mistakes does without
+
+    other = _OTHER_WORDS.get(key)
+    near = [other] if other in allowed else difflib.get_close_matches(key, allowed, n=1)
+    if near:
+        return f"unknown key; did you mean {near[0]}?"
+    return f"unknown key; allowed here: {', '.join(allowed)}"
