@@ -232,7 +232,7 @@ def copy_(ctx: click.Context, config_path: Path | None, source: str, target: str
 
     A copy that was interrupted is simply started again. Nothing should use either store meanwhile.
     """
-    from mcp_context_proxy.store.copying import copy
+    from mcp_context_proxy.store.opening import copy
 
     def place(given: str) -> StoreConfig:
         if given == CONFIGURED:
@@ -289,7 +289,7 @@ def _store_at(config: StoreConfig) -> Store:
 
 
 def _counted(store: Store) -> dict[str, int]:
-    from mcp_context_proxy.store.copying import OF_PROCESSES, tables
+    from mcp_context_proxy.store.opening import OF_PROCESSES, tables
 
     names = [table.name for table in tables() if table.name not in OF_PROCESSES]
     return {name: store.database.number(f"SELECT COUNT(*) FROM {name}") for name in names}

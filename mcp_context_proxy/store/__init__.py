@@ -1,16 +1,7 @@
 """The store: everything that is kept between two starts, in one SQLite file, in memory, or in PostgreSQL."""
 
-from mcp_context_proxy.store.approvals import (
-    APPROVED,
-    Additions,
-    ApprovalRecord,
-    ApprovalRow,
-    ApprovalStore,
-    VersionRow,
-)
-from mcp_context_proxy.store.batch_writer import BatchWriter
-from mcp_context_proxy.store.coordination import Lease, LeaseStore, WorkingSetStore
-from mcp_context_proxy.store.database import APPROVALS, PAIRS, StoreUnavailableError
+from mcp_context_proxy.store.coordination import BatchWriter, Lease, LeaseStore, WorkingSetStore
+from mcp_context_proxy.store.database import StoreUnavailableError
 from mcp_context_proxy.store.interactions import (
     Interaction,
     InteractionScope,
@@ -27,6 +18,7 @@ from mcp_context_proxy.store.learned import (
     Taught,
     UseRow,
 )
+from mcp_context_proxy.store.migrations import APPROVALS, PAIRS
 from mcp_context_proxy.store.opening import IN_MEMORY, Store, open_store
 from mcp_context_proxy.store.statistics import (
     DAY,
@@ -43,6 +35,11 @@ from mcp_context_proxy.store.statistics import (
     UsageSlot,
 )
 from mcp_context_proxy.store.tables import (
+    APPROVED,
+    Additions,
+    ApprovalRecord,
+    ApprovalRow,
+    ApprovalStore,
     ListingStore,
     RequestRow,
     RequestStore,
@@ -50,6 +47,7 @@ from mcp_context_proxy.store.tables import (
     ToolSessions,
     ToolSessionStore,
     VectorStore,
+    VersionRow,
 )
 
 __all__ = [

@@ -25,7 +25,8 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.store.coordination import LeaseStore
-from mcp_context_proxy.store.database import CREDENTIALS, Tables
+from mcp_context_proxy.store.database import Tables
+from mcp_context_proxy.store.migrations import CREDENTIALS
 from mcp_context_proxy.store.opening import Store
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.items import Vector
-from mcp_context_proxy.store.database import INTERACTIONS, Tables, Transaction
+from mcp_context_proxy.store.database import Tables, Transaction
+from mcp_context_proxy.store.migrations import INTERACTIONS
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
 from mcp_context_proxy.system.process import time_of_day
 

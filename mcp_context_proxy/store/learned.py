@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Struct, field
 
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.database import PAIRS, Tables, Transaction
+from mcp_context_proxy.store.database import Tables, Transaction
+from mcp_context_proxy.store.migrations import PAIRS
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
 from mcp_context_proxy.system.process import time_of_day

@@ -22,16 +22,9 @@ from psycopg import pq
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.coordination import LeaseStore, Upkeep
-from mcp_context_proxy.store.database import (
-    AREAS,
-    Cursor,
-    Database,
-    FailureLog,
-    StoreUnavailableError,
-    Transaction,
-)
+from mcp_context_proxy.store.database import Cursor, Database, FailureLog, StoreUnavailableError, Transaction
 from mcp_context_proxy.store.hints import ChangeHints, shut
-from mcp_context_proxy.store.postgres_schema import MIGRATIONS, OF_THE_CLUSTER, TABLES
+from mcp_context_proxy.store.migrations import AREAS, OF_THE_CLUSTER, POSTGRES_MIGRATIONS, TABLES
 
 BREAK_SECONDS: Final = 1.0
 """Time after a failure in which nothing is tried. Then one operation is, and the others wait for it."""
@@ -61,11 +54,9 @@ class PostgresTransaction(Transaction):
         self._connection, self._schema, self._upkeep = connection, schema, upkeep
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Cursor:
-        """Run one statement."""
         return self._connection.execute(translated(statement, self._schema), adapted(parameters))
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Run one statement for each row of parameters, in their order."""
         written = [adapted(row) for row in rows]
         if len(written) == 1:
             # Without the preparations for many, which cost more than one row does.
@@ -81,7 +72,6 @@ class PostgresTransaction(Transaction):
         return held is not None and held[0] == token
 
     def does_upkeep(self) -> bool:
-        """Return whether this process still does the upkeep: nobody else takes it over before the end."""
         return self._upkeep.is_still_ours(self)
 
 
@@ -127,7 +117,6 @@ class PostgresDatabase(Database):
         )
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of one query."""
         query, values = translated(statement, self._schema), adapted(parameters)
         with self._logging_failures():
             try:
@@ -148,7 +137,6 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self, area: str | None = None, *, shared: bool = False) -> Iterator[Transaction]:
-        """Write, all or nothing. Nothing else may use the database inside the block."""
         milliseconds = max(1, int(self._timeout * 1000))
         begin = (
             f"BEGIN; SET LOCAL lock_timeout = {max(1, int(milliseconds * LOCK_SHARE))}; "
@@ -174,11 +162,9 @@ class PostgresDatabase(Database):
         return float(self.rows("SELECT extract(epoch FROM clock_timestamp())")[0][0])
 
     def may_have_changed(self, area: str) -> bool:
-        """Return whether an area may have changed since this was asked before."""
         return self._hints.may_have_changed(area)
 
     def go_on_counting(self) -> None:
-        """Have ids go on after the greatest, when rows with ids were written."""
         with self.transaction() as transaction:
             for table, column in (("interactions", "id"), ("interaction_vectors", "seq")):
                 name = f"{_quoted(self._schema)}.{table}"
@@ -191,11 +177,9 @@ class PostgresDatabase(Database):
         """Do nothing: the server removes deleted rows by itself."""
 
     def does_upkeep(self) -> bool:
-        """Return whether this process deletes old rows and sums up statistics: one at a time does."""
         return self._upkeep.is_ours()
 
     def take_upkeep_over(self) -> None:
-        """Do the upkeep from now on, whoever did it before."""
         self._upkeep.take_over()
 
     def close(self) -> None:
@@ -207,12 +191,10 @@ class PostgresDatabase(Database):
         self._drop_idle()
 
     def schema_version(self) -> int:
-        """Return the version of the schema; 0 if there is none."""
         with self._logging_failures(), self._connection(prepare=False) as connection:
             return self._version_on(connection)
 
     def migrate(self) -> tuple[int, int]:
-        """Bring the schema to this version; return the version before and after."""
         connected = self._connection(prepare=False, seconds=MIGRATION_SECONDS)
         with self._logging_failures(), connected as connection:
             return self._migrate_on(connection)
@@ -296,20 +278,18 @@ class PostgresDatabase(Database):
 
     def _prepare(self, connection: psycopg.Connection[Any]) -> None:
         """Bring the schema to this version, or refuse to use another one."""
-        version = self._version_on(connection)
-        if version < len(MIGRATIONS):
+        version, known = self._version_on(connection), len(POSTGRES_MIGRATIONS)
+        if version < known:
             if self._migrate == "check":
                 raise StoreError(
                     self.place,
-                    f"its schema is at version {version}, and this one needs {len(MIGRATIONS)}: run "
+                    f"its schema is at version {version}, and this one needs {known}: run "
                     "mcp-context-proxy store migrate",
                 )
             self._migrate_on(connection)
-        elif version > len(MIGRATIONS) + 1:
-            raise StoreError(
-                self.place,
-                f"a newer version wrote it (schema {version}, this one works with {len(MIGRATIONS) + 1})",
-            )
+        elif version > known + 1:
+            newer = f"a newer version wrote it (schema {version}, this one works with {known + 1})"
+            raise StoreError(self.place, newer)
         self._prepared = True
 
     def _version_on(self, connection: psycopg.Connection[Any]) -> int:
@@ -336,11 +316,11 @@ class PostgresDatabase(Database):
             (before,) = connection.execute("SELECT COALESCE(MAX(version), 0) FROM migrations").fetchone() or (
                 0,
             )
-            for version, statements in enumerate(MIGRATIONS[before:], before + 1):
+            for version, statements in enumerate(POSTGRES_MIGRATIONS[before:], before + 1):
                 for statement in statements:
                     connection.execute(_query(statement))
                 connection.execute("INSERT INTO migrations (version) VALUES (%s)", (version,))
-        return before, max(before, len(MIGRATIONS))
+        return before, max(before, len(POSTGRES_MIGRATIONS))
 
     @contextlib.contextmanager
     def _translating_errors(self) -> Iterator[None]:

@@ -17,7 +17,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.items import ToolKey
-from mcp_context_proxy.store.database import USAGE, Database, Tables, Transaction
+from mcp_context_proxy.store.database import Database, Tables, Transaction
+from mcp_context_proxy.store.migrations import USAGE
 from mcp_context_proxy.system.process import time_of_day
 
 HOUR: Final = 3600

@@ -45,7 +45,7 @@ from mcp_context_proxy.store import (
 from mcp_context_proxy.store.coordination import UPKEEP_SECONDS, Upkeep
 
 psycopg = pytest.importorskip("psycopg")
-from mcp_context_proxy.store.postgres_schema import MIGRATIONS  # noqa: E402 - an extra
+from mcp_context_proxy.store.migrations import POSTGRES_MIGRATIONS  # noqa: E402 - an extra
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
 
@@ -419,12 +419,16 @@ def test_a_replica_works_on_the_schema_of_the_next_version_and_on_no_later_one(
     with opened(server, "newer") as store:
         count(store)
         with store.database.transaction() as transaction:
-            transaction.execute(f"INSERT INTO newer.migrations (version) VALUES ({len(MIGRATIONS) + 1})")
+            transaction.execute(
+                f"INSERT INTO newer.migrations (version) VALUES ({len(POSTGRES_MIGRATIONS) + 1})"
+            )
     with opened(server, "newer") as store:
         count(store)
         assert calls(store) == 2
         with store.database.transaction() as transaction:
-            transaction.execute(f"INSERT INTO newer.migrations (version) VALUES ({len(MIGRATIONS) + 2})")
+            transaction.execute(
+                f"INSERT INTO newer.migrations (version) VALUES ({len(POSTGRES_MIGRATIONS) + 2})"
+            )
     with opened(server, "newer") as store, pytest.raises(StoreError, match="a newer version wrote it"):
         count(store)
 

@@ -21,8 +21,8 @@ from mcp_context_proxy.store import (
     VersionRow,
     open_store,
 )
-from mcp_context_proxy.store.copying import OF_PROCESSES, copy, digest, tables
 from mcp_context_proxy.store.credentials import CredentialStore, SealedRow
+from mcp_context_proxy.store.opening import OF_PROCESSES, copy, digest, tables
 
 ROWS = 700
 """More than are copied at once."""
