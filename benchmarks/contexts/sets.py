@@ -13,7 +13,10 @@ RESULTS = ("results.txt", "results-later.txt", "results-third.txt")
 
 STEPS = HERE / "steps.txt"
 
-FILES = sorted((*HERE.glob("documents-*.txt"), *(HERE / name for name in RESULTS), HERE / "requests.txt"))
+REQUESTS = ("requests.txt", "requests-later.txt")
+"""The later ones, and `documents-later.txt`, were written after the others had been measured, in another style."""
+
+FILES = sorted((*HERE.glob("documents-*.txt"), *(HERE / name for name in (*RESULTS, *REQUESTS))))
 
 VALUES = {
     "id": "88121",
@@ -121,5 +124,6 @@ def steps() -> list[Recorded]:
 
 def requests() -> dict[str, frozenset[str]]:
     """Requests for tools, each with the documents that speak of the same and may come as well."""
-    lines = (line.split(" | ") for line in (HERE / "requests.txt").read_text(encoding="utf-8").splitlines())
+    texts = ((HERE / name).read_text(encoding="utf-8") for name in REQUESTS)
+    lines = (line.split(" | ") for text in texts for line in text.splitlines())
     return {line[0]: frozenset(line[1].split() if len(line) > 1 else ()) for line in lines}
