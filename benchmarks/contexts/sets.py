@@ -14,7 +14,7 @@ RESULTS = ("results.txt", "results-later.txt", "results-third.txt")
 STEPS = HERE / "steps.txt"
 
 REQUESTS = ("requests.txt", "requests-later.txt")
-"""The later ones, and `documents-later.txt`, were written after the others had been measured, in another style."""
+"""The later ones, and `documents-later.txt`, were written after the others were measured, in other styles."""
 
 FILES = sorted((*HERE.glob("documents-*.txt"), *(HERE / name for name in (*RESULTS, *REQUESTS))))
 
@@ -55,6 +55,8 @@ class Written:
     request: str
     needs: tuple[Need, ...]
     text: str
+    later: bool
+    """Whether it is one of `documents-later.txt`."""
 
     @property
     def held_out(self) -> bool:
@@ -93,7 +95,8 @@ def documents() -> list[Written]:
         for head, lines in entries(path):
             name, kind = head.split(" | ")
             request, tools = lines[0].removeprefix("request: "), lines[1].removeprefix("tools:")
-            found.append(Written(name, kind, request, needs_of(tools), "\n".join(lines[2:]).strip()))
+            text, later = "\n".join(lines[2:]).strip(), path.stem == "documents-later"
+            found.append(Written(name, kind, request, needs_of(tools), text, later))
     return found
 
 

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import PATIENCE, real_command
+from support.ledger import LOOK_SECONDS
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.bridge.asking import ask, running
@@ -141,6 +143,21 @@ def test_two_hosts_share_one_proxy_and_see_different_servers(desk: Desk) -> None
     assert "About commits" not in desk.chat.instructions + to_chat
     assert "unknown tool" in desk.chat.call("code__commit")
     assert "unknown tool" not in desk.coding.call("code__commit")
+
+
+def test_the_session_of_a_host_that_has_gone_is_not_listed(desk: Desk) -> None:
+    before = json.loads(desk.run("session", "list", "--json"))["sessions"]
+    gone = desk.host("gone")
+    session = desk.session_of("gone")
+    gone.close()
+    desk.hosts.remove(gone)
+    (socket,) = running(desk.config, desk.environment)
+    while len(ask(socket, "GET", "/status", seconds=PATIENCE)["hosts"]) > len(desk.hosts):
+        time.sleep(LOOK_SECONDS)
+    after = json.loads(desk.run("session", "list", "--json"))["sessions"]
+
+    assert session not in {one["id"] for one in after}
+    assert len(after) == len(before)
 
 
 def test_options_about_one_host_do_not_part_hosts(desk: Desk) -> None:
