@@ -181,6 +181,7 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     asked = desk.run("session", "add", "notes__burn")
     added = desk.run("session", "add", "notes__burn", "--session", session)
     options = desk.run("session", "options", "--preset", "aggressive", "--session", session)
+    budget = desk.run("session", "options", "--max-tokens", "3000", "--session", session)
     saved = desk.run("session", "save", "burning", "--session", session)
     listed = desk.run("session", "presets")
     removed = desk.run("session", "remove", "notes__jot", "--session", session)
@@ -191,8 +192,9 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     assert "notes__burn" in added
     assert "by you" in added
     assert "profile chat" in added
-    assert "aggressive" in options
-    assert "Saved as preset burning: 1 item added, 0 removed, 2 options." in saved
+    assert "tools preset aggressive" in options
+    assert "Options: max_tokens 3000, tools preset aggressive, documents preset aggressive" in budget
+    assert "Saved as preset burning: 1 item added, 0 removed, 3 options." in saved
     assert "burning" in listed
     assert "removed, by you" in removed
     assert "notes__burn" in json.dumps(later.request("tools/list"))
