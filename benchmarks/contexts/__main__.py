@@ -120,14 +120,14 @@ async def expansion(
 
 async def meant(engine, documents, requests, title: str, catalog) -> None:
     """Documents shown for requests that mean none, and for those that mean one."""
-    found = present = extra = 0
+    found, present, extra = [0, 0], [0, 0], 0
     for one in documents:
         if one.name not in {item.name for item in catalog.snapshot.documents.values()}:
             continue
-        present += 1
+        present[one.later] += 1
         context = await engine.build(one.request, remember=False)
         names = {item.name for item in context.of(*DOCUMENT_KINDS)}
-        found += one.name in names
+        found[one.later] += one.name in names
         extra += len(names - {one.name})
     shown = irrelevant = more = 0
     for request, applying in requests.items():
@@ -136,10 +136,11 @@ async def meant(engine, documents, requests, title: str, catalog) -> None:
         shown += len(names)
         irrelevant += len(names - applying)
         more += len(keys(engine, context, {Mode.EXPANSION}))
-    count = max(1, len(requests))
+    count, all_found, all_present = max(1, len(requests)), sum(found), sum(present)
+    of_each = ", ".join(f"{own}/{of}" for own, of in zip(found, present, strict=True))
     print(
-        f"{title}: meant documents found {found}/{present} ({found / present:.3f}), "
-        f"others beside {extra / present:.2f}; "
+        f"{title}: meant documents found {all_found}/{all_present} ({all_found / all_present:.3f}; "
+        f"earlier and later ones {of_each}), others beside {extra / all_present:.2f}; "
         f"{count} plain requests: {shown / count:.3f} documents each, "
         f"{irrelevant / count:.3f} that do not apply, "
         f"{more / count:.3f} tools brought"

@@ -13,7 +13,10 @@ RESULTS = ("results.txt", "results-later.txt", "results-third.txt")
 
 STEPS = HERE / "steps.txt"
 
-FILES = sorted((*HERE.glob("documents-*.txt"), *(HERE / name for name in RESULTS), HERE / "requests.txt"))
+REQUESTS = ("requests.txt", "requests-later.txt")
+"""The later ones, and `documents-later.txt`, were written after the others were measured, in other styles."""
+
+FILES = sorted((*HERE.glob("documents-*.txt"), *(HERE / name for name in (*RESULTS, *REQUESTS))))
 
 VALUES = {
     "id": "88121",
@@ -52,6 +55,8 @@ class Written:
     request: str
     needs: tuple[Need, ...]
     text: str
+    later: bool
+    """Whether it is one of `documents-later.txt`."""
 
     @property
     def held_out(self) -> bool:
@@ -90,7 +95,8 @@ def documents() -> list[Written]:
         for head, lines in entries(path):
             name, kind = head.split(" | ")
             request, tools = lines[0].removeprefix("request: "), lines[1].removeprefix("tools:")
-            found.append(Written(name, kind, request, needs_of(tools), "\n".join(lines[2:]).strip()))
+            text, later = "\n".join(lines[2:]).strip(), path.stem == "documents-later"
+            found.append(Written(name, kind, request, needs_of(tools), text, later))
     return found
 
 
@@ -121,5 +127,6 @@ def steps() -> list[Recorded]:
 
 def requests() -> dict[str, frozenset[str]]:
     """Requests for tools, each with the documents that speak of the same and may come as well."""
-    lines = (line.split(" | ") for line in (HERE / "requests.txt").read_text(encoding="utf-8").splitlines())
+    texts = ((HERE / name).read_text(encoding="utf-8") for name in REQUESTS)
+    lines = (line.split(" | ") for text in texts for line in text.splitlines())
     return {line[0]: frozenset(line[1].split() if len(line) > 1 else ()) for line in lines}

@@ -22,6 +22,9 @@ from mcp_context_proxy.protocol.strangers import one_line
 
 KINDS: Final = click.Choice([kind.value for kind in Kind])
 
+DOMAINS: Final = ("tools", "documents")
+"""Parts of a selection with options of their own."""
+
 
 class ChosenSession:
     """A session that a command is about, and the proxy that has it."""
@@ -148,9 +151,21 @@ def remove_items(
 @click.option("--history", type=WholeNumber(0, 100), help="Earlier queries that count.")
 @click.option("--expansion-depth", type=WholeNumber(0, 5), help="Steps from selected items to similar ones.")
 def set_options(session: ChosenSession, as_json: bool, **given: Any) -> None:
-    """Change how much is selected in a session; without an option, everything is as configured again."""
-    options = {name: value for name, value in given.items() if value is not None}
+    """Change how much is selected in a session, beside what was changed before.
+
+    Without an option, everything is as configured again.
+    """
+    changed = _set(given)
+    options = {**_set(session.facts["options"]), **changed} if changed else {}
+    if (preset := options.pop("preset", None)) is not None:
+        options |= {domain: {**options.get(domain, {}), "preset": preset} for domain in DOMAINS}
     _told(session, session.proxy.patch(session.path, {"options": options}), as_json)
+
+
+def _set(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are set, in either domain as well."""
+    found = {name: _set(own) if isinstance(own, dict) else own for name, own in options.items()}
+    return {name: own for name, own in found.items() if own not in (None, {})}
 
 
 @session_command.command("save")
@@ -229,14 +244,10 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
         for one in facts["removed"]
     ]
     console.columns(rows or [("nothing but what each query selects", "", "", "")], indent=2, right=(3,))
-    changed = {name: value for name, value in facts["options"].items() if value is not None}
-    for domain in ("tools", "documents"):
-        changed[domain] = {name: value for name, value in changed[domain].items() if value is not None}
+    changed = _set(facts["options"])
     said = [f"{name} {value}" for name, value in changed.items() if not isinstance(value, dict)]
     said += [
-        f"{domain} {name} {value}"
-        for domain in ("tools", "documents")
-        for name, value in changed[domain].items()
+        f"{domain} {name} {value}" for domain in DOMAINS for name, value in changed.get(domain, {}).items()
     ]
     if said:
         console.prose(Text(f"Options: {', '.join(said)}", style="dim"), indent=2, hanging=11)

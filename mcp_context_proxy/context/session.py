@@ -282,14 +282,18 @@ class Session(SessionContext, eq=False):
 
 
 class Sessions:
-    """All current sessions by public id. References are weak: each session ends with its owner."""
+    """All current sessions by public id. References are weak: a handle ends with its owner."""
 
     def __init__(self) -> None:
         self._sessions: WeakValueDictionary[str, SessionContext] = WeakValueDictionary()
 
     def register(self, session: SessionContext) -> None:
-        """List a session until its owner drops it."""
+        """List a session until it is ended, or its owner drops it."""
         self._sessions[session.id] = session
+
+    def end(self, session: SessionContext) -> None:
+        """List a session no longer, though something may still hold it for a while."""
+        self._sessions.pop(session.id, None)
 
     def get(self, session_id: str) -> SessionContext | None:
         """Return the session with a public id; None if it has ended."""

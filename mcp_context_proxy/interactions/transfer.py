@@ -153,7 +153,9 @@ def _of_table(path: Path, table: MessageTable, done: Imported) -> Iterator[Inter
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         columns = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(table.name)})")}
         if not columns:
-            raise DataFileError(path, None, f"it has no table {table.name!r}")
+            tables = connection.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")
+            told = ", ".join(sorted(str(name) for (name,) in tables)) or "none"
+            raise DataFileError(path, None, f"it has no table {table.name!r}; it has {told}")
         if missing := {table.content, table.time} - columns:
             told = ", ".join(sorted(columns))
             raise DataFileError(

@@ -218,6 +218,7 @@ class Gateway:
     def end_session(self, session: Session) -> None:
         """End a session, its subscriptions, and its connections to servers; do nothing if it has ended."""
         if self._open_sessions.end(session):
+            self._contexts.sessions.end(session)
             self._share_log_level()
             self.resources.end(session)
             self._tool_calls.results.kept.forget(session.id)

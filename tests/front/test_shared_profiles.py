@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import PATIENCE, real_command
+from support.ledger import LOOK_SECONDS
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.bridge.asking import ask, running
@@ -143,6 +145,21 @@ def test_two_hosts_share_one_proxy_and_see_different_servers(desk: Desk) -> None
     assert "unknown tool" not in desk.coding.call("code__commit")
 
 
+def test_the_session_of_a_host_that_has_gone_is_not_listed(desk: Desk) -> None:
+    before = json.loads(desk.run("session", "list", "--json"))["sessions"]
+    gone = desk.host("gone")
+    session = desk.session_of("gone")
+    gone.close()
+    desk.hosts.remove(gone)
+    (socket,) = running(desk.config, desk.environment)
+    while len(ask(socket, "GET", "/status", seconds=PATIENCE)["hosts"]) > len(desk.hosts):
+        time.sleep(LOOK_SECONDS)
+    after = json.loads(desk.run("session", "list", "--json"))["sessions"]
+
+    assert session not in {one["id"] for one in after}
+    assert len(after) == len(before)
+
+
 def test_options_about_one_host_do_not_part_hosts(desk: Desk) -> None:
     arguments = ["--config", str(desk.config), "serve"]
     plain = meeting(arguments, desk.environment)
@@ -164,6 +181,7 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     asked = desk.run("session", "add", "notes__burn")
     added = desk.run("session", "add", "notes__burn", "--session", session)
     options = desk.run("session", "options", "--preset", "aggressive", "--session", session)
+    budget = desk.run("session", "options", "--max-tokens", "3000", "--session", session)
     saved = desk.run("session", "save", "burning", "--session", session)
     listed = desk.run("session", "presets")
     removed = desk.run("session", "remove", "notes__jot", "--session", session)
@@ -174,8 +192,9 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     assert "notes__burn" in added
     assert "by you" in added
     assert "profile chat" in added
-    assert "aggressive" in options
-    assert "Saved as preset burning: 1 item added, 0 removed, 2 options." in saved
+    assert "tools preset aggressive" in options
+    assert "Options: max_tokens 3000, tools preset aggressive, documents preset aggressive" in budget
+    assert "Saved as preset burning: 1 item added, 0 removed, 3 options." in saved
     assert "burning" in listed
     assert "removed, by you" in removed
     assert "notes__burn" in json.dumps(later.request("tools/list"))

@@ -89,7 +89,7 @@ def test_columns_may_have_other_names(memory: InteractionMemory, tmp_path: Path)
     assert done.kept == 1
     with pytest.raises(DataFileError, match="table 'messages' has no column 'content'; it has at, body, id"):
         import_file(memory, path)
-    with pytest.raises(DataFileError, match="no table 'chat'"):
+    with pytest.raises(DataFileError, match="no table 'chat'; it has messages"):
         import_file(memory, path, MessageTable(name="chat"))
 
 
