@@ -50,6 +50,7 @@ from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.results.shortening import READ_RESULT
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Homes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request here, or have its home serve it."""
+        await in_task()
         sent = dict(scope["headers"])
         body = await _body(scope, receive)
         relayed = RELAY_HEADER in sent

@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 import anyio
 import platformdirs
 from msgspec import Struct, field
-from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,9 +47,10 @@ from mcp_context_proxy.front.issuer import (
 )
 from mcp_context_proxy.front.issuer_keys import KeysUnavailableError
 from mcp_context_proxy.front.probes import PROBE_PATHS
+from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
-from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.system.flights import Cancellable, assigned, in_task
 from mcp_context_proxy.trust.tokens import ACTING, OWNER, THE_USER, NamedToken, Principal, TokenBook
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,18 @@ NEW_TOKEN = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 POLICY_VIOLATION = 1008
 """Close code of a WebSocket."""
+
+
+FIELDS_KEY: Final = "mcp-context-proxy/fields"
+"""Key of an ASGI scope: its `HeaderFields`, once anybody has looked at them."""
+
+
+def fields_of(scope: Scope) -> HeaderFields:
+    """Return the headers of an HTTP request."""
+    found: HeaderFields | None = scope.get(FIELDS_KEY)
+    if found is None:
+        found = scope[FIELDS_KEY] = HeaderFields(scope["headers"])
+    return found
 
 
 def rights_of(scope: Scope) -> Principal:
@@ -165,7 +177,7 @@ class Guard:
         """Number of requests with a named or issued token, by principal."""
         self._pages = frozenset(pages)
         self._guesses = Guesses()
-        self._open: dict[anyio.CancelScope, NamedToken] = {}
+        self._open: dict[Cancellable, NamedToken] = {}
         """Requests under way with a named token."""
         policy.named.changed.append(self._end_unaccepted)
 
@@ -176,7 +188,7 @@ class Guard:
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
             return
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
+            headers = fields_of(scope)
             if self._policy.drain.leaving:
                 send = _closing(send)
             refusal = self._refusal(scope, headers) or await self._token_refusal(scope, headers)
@@ -211,11 +223,12 @@ class Guard:
 
         name = principal_of(scope)
         self._under_way[name] += 1
-        with anyio.CancelScope() as ending:
+        with Cancellable() as ending:
             if isinstance(token, NamedToken):
                 self._open[ending] = token
             elif _is_stream(scope):
-                ending.deadline = anyio.current_time() + token.until - time.time()
+                await in_task()
+                ending.end_at(anyio.current_time() + token.until - time.time())
             try:
                 await self._app(scope, receive, noting)
             finally:
@@ -223,7 +236,7 @@ class Guard:
                 self._under_way[name] -= 1
                 if not self._under_way[name]:
                     del self._under_way[name]
-        if ending.cancelled_caught and not complete:
+        if ending.caught and not complete:
             if started:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             else:
@@ -234,7 +247,7 @@ class Guard:
             if not self._policy.named.accepts(token):
                 ending.cancel()
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+    def _refusal(self, scope: Scope, headers: HeaderFields) -> Response | None:
         """Return the refusal of a request that nobody may make, with whatever token."""
         if scope["http_version"] not in HTTP_VERSIONS:
             return PlainTextResponse("Only HTTP/1.1 is spoken here.\n", 505, {"Connection": "close"})
@@ -242,7 +255,7 @@ class Guard:
             # A proxy in front of us may have gone by the other header: the rest would be a smuggled request.
             text = "A body has a length or comes in chunks, not both.\n"
             return PlainTextResponse(text, 400, {"Connection": "close"})
-        hosts = headers.getlist("host")
+        hosts = headers.all("host")
         known = len(hosts) == 1 and (self._policy.hosts is None or hosts[0].lower() in self._policy.hosts)
         if not known and (not _is_probe(scope) or _is_browser(headers)):
             return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
@@ -253,9 +266,9 @@ class Guard:
             return PlainTextResponse(text, 503, {"Retry-After": RETRY_SECONDS})
         return None if why is None else PlainTextResponse(why, 403)
 
-    async def _token_refusal(self, scope: Scope, headers: Headers) -> Response | None:
+    async def _token_refusal(self, scope: Scope, headers: HeaderFields) -> Response | None:
         """Return the refusal of a request without the right token; note whose request it is otherwise."""
-        given = headers.getlist("authorization")
+        given = headers.all("authorization")
         if not self._policy.required:
             # Without a token a client may still say who it is, to be kept apart from others.
             _note(scope, Principal(_identity(given[0])) if given else THE_USER)
@@ -327,16 +340,16 @@ def _bearer(given: list[str]) -> str:
 
 
 def _is_stream(scope: Scope) -> bool:
-    return scope["method"] == "GET" or Headers(scope=scope).get("mcp-method") == LISTEN
+    return scope["method"] == "GET" or fields_of(scope).get("mcp-method") == LISTEN
 
 
 def _is_probe(scope: Scope) -> bool:
     return scope["path"] in PROBE_PATHS and scope["method"] in ("GET", "HEAD")
 
 
-def _is_browser(headers: Headers) -> bool:
+def _is_browser(headers: HeaderFields) -> bool:
     """Return whether a browser may have sent it, perhaps for a page whose name leads here by now."""
-    named = headers.get("user-agent", "").startswith(BROWSER)
+    named = any(agent.startswith(BROWSER) for agent in headers.all("user-agent"))
     return named or "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
 
 
@@ -526,7 +539,7 @@ OLD_BROWSER: Final = (
 )
 
 
-def objection(headers: Headers, method: str, host: str, *, page: bool, public: bool) -> str | None:
+def objection(headers: HeaderFields, method: str, host: str, *, page: bool, public: bool) -> str | None:
     """Return why a request may not be served; None if no page of another origin can have made it.
 
     Args:
@@ -536,26 +549,26 @@ def objection(headers: Headers, method: str, host: str, *, page: bool, public: b
         page: Whether the request is for one of our pages or their files.
         public: Whether everybody may read the response.
     """
-    if not same_origin(headers.getlist("origin"), host):
+    if not same_origin(headers.all("origin"), host):
         return OTHER_ORIGIN
-    sites = headers.getlist("sec-fetch-site")
+    sites = headers.all("sec-fetch-site")
     if sites:
         own = len(sites) == 1 and sites[0] in OWN_SITES
         return None if own or (page and method == "GET" and _is_navigation(headers)) else OTHER_ORIGIN
     if public or method not in ("GET", "HEAD"):
         # Every browser sends the Origin of another page with any other method.
         return None
-    referrers = headers.getlist("referer")
+    referrers = headers.all("referer")
     if referrers and not same_origin([_origin_of(referrer) for referrer in referrers], host):
         return OTHER_ORIGIN
-    is_browser = headers.get("user-agent", "").startswith(BROWSER)
+    is_browser = any(agent.startswith(BROWSER) for agent in headers.all("user-agent"))
     return OLD_BROWSER if is_browser and not any(name in headers for name in OWN_HEADERS) else None
 
 
-def _is_navigation(headers: Headers) -> bool:
+def _is_navigation(headers: HeaderFields) -> bool:
     """Return whether a browser opens a document in a tab or window, and not in a frame."""
     wanted = {"sec-fetch-mode": ["navigate"], "sec-fetch-dest": ["document"]}
-    return all(headers.getlist(name) == values for name, values in wanted.items())
+    return all(headers.all(name) == values for name, values in wanted.items())
 
 
 def _origin_of(url: str) -> str:

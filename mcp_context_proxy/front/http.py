@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -44,6 +44,7 @@ from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.process import connections_for_hosts
 from mcp_context_proxy.trust.tokens import THE_USER, Role
 
@@ -76,6 +77,9 @@ WARNINGS_PER_SECOND, WARNINGS_AT_ONCE = 0.1, 10
 Health: TypeAlias = Callable[[], dict[str, Any]]
 """Returns the state of the proxy for ``/healthz``; without the token only its ``status`` is shown."""
 
+NOWHERE: Mapping[str, ASGIApp] = {}
+"""No paths."""
+
 
 def application(
     negotiation: Negotiation,
@@ -84,7 +88,7 @@ def application(
     health: Health,
     more: Sequence[BaseRoute] = (),
     homes: Callable[[StreamableHttp, EventStreams], tuple[ASGIApp, ASGIApp]] | None = None,
-) -> Starlette:
+) -> ASGIApp:
     """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs.
 
     Where there are several replicas, `homes` puts that before the two endpoints, of streamable HTTP and of
@@ -105,13 +109,13 @@ def application(
     endpoint, messages = (streamable, events.message) if homes is None else homes(streamable, events)
     hosts = InProfile(endpoint, profiles)
     routes = [
-        Route("/mcp", hosts),
         Route(f"/mcp/p/{{{PARAMETER}}}", hosts),
         Route("/sse", InProfile(events, profiles), methods=["GET"]),
         Mount(MESSAGES_PATH, app=InProfile(messages, profiles)),
         *more,
     ]
-    return guarded(routes, policy, health, limits, lifespan, partial(InProfile, profiles=profiles))
+    within = partial(InProfile, profiles=profiles)
+    return guarded(routes, policy, health, limits, lifespan, within, at_once={"/mcp": hosts})
 
 
 def guarded(
@@ -121,10 +125,12 @@ def guarded(
     limits: Limits,
     lifespan: Lifespan[Starlette] | None = None,
     within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
-) -> Starlette:
+    at_once: Mapping[str, ASGIApp] = NOWHERE,
+) -> ASGIApp:
     """Return an ASGI application of some routes and ``/healthz``, all of them guarded.
 
-    Requests for ``/healthz`` are served `within` the limits of their clients.
+    Requests for ``/healthz`` are served `within` the limits of their clients. The applications `at_once` are
+    for single paths, and may be called in a flight; all others are called in a task.
     """
 
     async def healthz(request: Request) -> Response:
@@ -143,14 +149,16 @@ def guarded(
         if isinstance(route, Route)
         and (route.path in (ROOT_PATH, PAGES_PATH) or route.path.startswith(PAGES_PATH + "/"))
     ]
-    return Starlette(
-        routes=[*routes, answered],
-        middleware=[
-            Middleware(Guard, policy=policy, pages=pages, most_of_one=max(limits.http_connections // 2, 1)),
-            Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),
-        ],
-        lifespan=lifespan,
-    )
+    others = Starlette(routes=[*routes, answered], lifespan=lifespan)
+
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+        app = at_once.get(scope.get("path", ""))
+        if app is None:
+            await in_task()
+        await (app or others)(scope, receive, send)
+
+    whole = WholeBodies(routed, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds)
+    return Guard(whole, policy=policy, pages=pages, most_of_one=max(limits.http_connections // 2, 1))
 
 
 class LocalApi:
@@ -259,28 +267,28 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: Starlette, bound: socket.socket, limits: Limits, on_stop: Callable[[], None] = lambda: None
+    app: ASGIApp, bound: socket.socket, limits: Limits, on_stop: Callable[[], None] = lambda: None
 ) -> None:
     """Serve on a socket until cancelled; `on_stop` ends open streams, which get a moment for it."""
     limits = replace(limits, http_connections=connections_for_hosts(limits.http_connections))
     backlog = WriteBacklog(limits.stalled_seconds)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # Nothing here depends on the client's address, and nobody should be able to claim one.
-        proxy_headers=False,
-        timeout_keep_alive=int(limits.http_idle_seconds),
-        http=connection_class(limits, backlog),
-        h11_max_incomplete_event_size=HEADER_BYTES,
-        # Uvicorn refuses the connection that reaches its number.
-        limit_concurrency=limits.http_connections + 1,
-        timeout_graceful_shutdown=STOP_SECONDS + CLOSE_SECONDS,
-        ws="none",
-    )
-    http = _Server(config)
     async with anyio.create_task_group() as group:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # Nothing here depends on the client's address, and nobody should be able to claim one.
+            proxy_headers=False,
+            timeout_keep_alive=int(limits.http_idle_seconds),
+            http=connection_class(limits, backlog, group),
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            # Uvicorn refuses the connection that reaches its number.
+            limit_concurrency=limits.http_connections + 1,
+            timeout_graceful_shutdown=STOP_SECONDS + CLOSE_SECONDS,
+            ws="none",
+        )
+        http = _Server(config)
 
         async def stop_on_cancel() -> None:
             try:

@@ -4,6 +4,10 @@ Uvicorn has a timeout for kept-alive connections only. Here a client that sends 
 all places are taken, a connection on which nothing is being answered makes room (`BoundedConnection`). A
 client that has read nothing of its response for a while is disconnected, too; while too many bytes wait on
 all connections, such clients go early, those first that have read nothing for longest (`WriteBacklog`).
+
+Nearly all requests are alike: a POST with a small body, whose head comes in one piece. Those are answered in
+a flight (`_PlainCycle`); uvicorn's parser and its task would take as much time as all else. Whatever is in
+any way unusual is left to them.
 """
 
 from __future__ import annotations
@@ -11,20 +15,27 @@ from __future__ import annotations
 import array
 import asyncio
 import logging
+import re
 import socket
 import struct
 import sys
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import unquote
 
 import anyio
 import h11
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from anyio.abc import TaskGroup
+from msgspec import Struct
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.auth import is_proven
+from mcp_context_proxy.system.flights import Flight, Reply
 
 if sys.platform != "win32":
     import fcntl
@@ -85,14 +96,133 @@ async def send_body(send: Send, body: bytes, waiting: Waiting, *, more: bool) ->
         left.release()
 
 
-HELD_KEY = "mcp-context-proxy/held"
-"""Key of an ASGI scope: has the connection hold its responses, or write those that it has held."""
+class _PlainRequest(Struct, frozen=True, eq=False):
+    """A request that has nothing unusual about it."""
+
+    head_bytes: int
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
+    """With names in lower case."""
+    body_bytes: int
 
 
-def held_of(scope: Scope) -> Callable[[bool], None]:
-    """Return the function by which the start of a response is written together with its body."""
-    found: Callable[[bool], None] | None = scope.get(HELD_KEY)
-    return found or (lambda hold: None)
+_PLAIN_HEAD: Final = re.compile(
+    rb"POST (/[!-~]*) HTTP/1\.1\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[ -~]*\r\n)+)\r\n"
+)
+"""The whole head of a request, without anything that two readers may read differently."""
+
+_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
+"""Headers of requests that are left to the parser."""
+
+
+def _plain_request(data: bytes) -> _PlainRequest | None:
+    """Return the request that begins here; None if all of its head is not here, or anything is unusual."""
+    head = _PLAIN_HEAD.match(data)
+    if head is None:
+        return None
+    headers, size, hosts = list[tuple[bytes, bytes]](), -1, 0
+    for line in head[2].split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b":")
+        name, value = name.lower(), value.strip(b" ")
+        if name == b"content-length":
+            if size >= 0 or not value.isdigit() or len(value) > len(b"%d" % BODY_STEP):
+                return None
+            size = int(value)
+        elif name in _UNUSUAL or (name == b"connection" and value.lower() != b"keep-alive"):
+            return None
+        hosts += name == b"host"
+        headers.append((name, value))
+    if hosts != 1 or not 0 <= size <= BODY_STEP:
+        return None
+    return _PlainRequest(head.end(), head[1], headers, size)
+
+
+class _PlainCycle(RequestResponseCycle):
+    """A plain request and its response, without the parser."""
+
+    def __init__(self, connection: BoundedConnection, scope: Scope, body_bytes: int) -> None:
+        super().__init__(
+            scope=scope,  # type: ignore[arg-type]
+            conn=connection.conn,
+            transport=connection.transport,
+            flow=connection.flow,
+            logger=connection.logger,
+            access_logger=connection.access_logger,
+            access_log=False,
+            default_headers=connection.server_state.default_headers,
+            message_event=asyncio.Event(),
+            on_response=connection.on_response_complete,
+        )
+        self.missing = body_bytes
+        """Bytes of the body that have not come."""
+        self._whole_body, self._taken = Reply[bytes](), False
+        self._head, self._chunked = b"", False
+
+    def feed(self, data: bytes) -> None:
+        """Take a part of the body."""
+        self.body += data
+        self.missing -= len(data)
+        if not self.missing and not self._whole_body.done:
+            body, self.body = bytes(self.body), bytearray()
+            self._whole_body.answer(body)
+
+    def broken_off(self) -> None:
+        """Note that the rest of the body will not come."""
+        if not self._whole_body.done:
+            self._whole_body.answer(b"")
+
+    async def receive(self) -> Any:
+        """Return the whole body, and later that the client has gone."""
+        if not self._taken:
+            self._taken = True
+            body = await self._whole_body
+            if not self.disconnected:
+                return {"type": "http.request", "body": body, "more_body": False}
+        return await super().receive()
+
+    async def send(self, message: Any) -> None:
+        """Write the response; its head goes with its body, unless that may be long in coming."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if not self.response_started:
+            self.response_started = True
+            self._begin(message)
+            return
+        if self.response_complete:
+            raise RuntimeError("a response is complete already")
+        head, self._head = self._head, b""
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if self._chunked:
+            parts = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
+            parts += () if more else (b"0\r\n\r\n",)
+            body = b"".join(parts)
+        # A copy, because a view of a larger body is released after this.
+        self.transport.write(head + body if head else bytes(body))
+        if not more:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
+
+    def _begin(self, message: Message) -> None:
+        status, headers = message["status"], [*self.default_headers, *message.get("headers", ())]
+        sized = any(name == b"content-length" for name, _ in headers)
+        self._chunked = not sized and status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+        if self._chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        if CLOSE_HEADER in headers:
+            self.keep_alive = False
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        head = b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, STATUS_PHRASES[status], b"".join(lines))
+        if head.count(b"\n") != len(lines) + 2 or head.count(b"\r") != len(lines) + 2:
+            raise RuntimeError("a header of a response has a line end in it")
+        if self._chunked:
+            self.transport.write(head)
+        else:
+            self._head = head
 
 
 class _Phase(Enum):
@@ -112,6 +242,8 @@ class BoundedConnection(H11Protocol):
 
     limits: Limits
     backlog: WriteBacklog
+    group: TaskGroup | None
+    """Has the tasks of plain requests that need one; None where none are answered without the parser."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -120,7 +252,6 @@ class BoundedConnection(H11Protocol):
         async def app_with_waiting(scope: Scope, receive: Receive, send: Send) -> None:
             if self._bounded is not None:
                 scope[WAITING_KEY] = self._bounded.wait
-                scope[HELD_KEY] = self._bounded.hold
             try:
                 await app(scope, receive, send)
             finally:
@@ -134,6 +265,10 @@ class BoundedConnection(H11Protocol):
         """Whether its last request had a token that is known."""
         self._deadline: asyncio.TimerHandle | None = None
         self._bounded: BoundedTransport | None = None
+        self._plain: _PlainCycle | None = None
+        """The plain request that is under way, or whose body is."""
+        self._ahead = b""
+        """Bytes that came before it was answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give the connection a place; if there is none, one that is not being answered makes room."""
@@ -155,9 +290,83 @@ class BoundedConnection(H11Protocol):
         # Uvicorn lets its own timer expire, which would keep a minute of clients that came and went.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        if self._plain is not None:
+            self._plain.broken_off()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, and start the deadline of the part that is still missing."""
+        """Take received bytes, and start the deadline of the part that is still missing."""
+        if self._plain is None and not self._ahead and self._takes_plain:
+            request = _plain_request(data)
+            if request is not None:
+                self._serve(request, data[request.head_bytes :])
+                return
+        if self._plain is None and not self._ahead:
+            self._parse(data)
+            return
+        missing = 0 if self._plain is None else self._plain.missing
+        if len(data) > missing:
+            self._ahead += data[missing:]
+            self.flow.pause_reading()
+        if self._plain is not None and missing:
+            self._plain.feed(data[:missing])
+            self._settle()
+
+    @property
+    def _takes_plain(self) -> bool:
+        """True if the parser has nothing of a request, and there is a place for one."""
+        conn, most = self.conn, self.limit_concurrency
+        free = most is None or (len(self.connections) < most and len(self.tasks) < most)
+        between = conn.our_state is h11.IDLE and conn.their_state is h11.IDLE and not conn.trailing_data[0]
+        return free and between and self.group is not None
+
+    def _serve(self, request: _PlainRequest, data: bytes) -> None:
+        """Answer a plain request, of whose body some data has come."""
+        assert self.group is not None
+        self._unset_keepalive_if_required()
+        path, _, query = request.target.partition(b"?")
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "method": "POST",
+            "root_path": "",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": request.headers,
+            "state": self.app_state.copy(),
+        }
+        self._plain = self.cycle = cycle = _PlainCycle(self, scope, request.body_bytes)
+        self._ahead = data[cycle.missing :]
+        cycle.feed(data[: cycle.missing])
+        if self._ahead:
+            self.flow.pause_reading()
+        self._enter(self._missing())
+        Flight(self.group).start(cycle.run_asgi(self.app))  # type: ignore[arg-type]
+
+    def _settle(self) -> None:
+        """Enter the phase after a part of a request; once a plain one is over, turn to what came ahead."""
+        if self._plain is not None and self._plain.response_complete and not self._plain.missing:
+            self._plain = None
+            if self._ahead:
+                self.flow.pause_reading()
+                # Not here: a thousand requests that came at once would be as many calls within calls.
+                self.loop.call_soon(self._take_ahead)
+        # A request that was sent before this one was answered is under way by now.
+        missing = self._missing()
+        self._enter(_Phase.IDLE if missing is _Phase.HEADERS else missing)
+
+    def _take_ahead(self) -> None:
+        data, self._ahead = self._ahead, b""
+        if not self.transport.is_closing():
+            self.data_received(data)
+            if not self._ahead:
+                self.flow.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         while data and self._missing() is _Phase.HEADERS:
             part, data = data[:HEADER_STEP], data[HEADER_STEP:]
             super().data_received(part)
@@ -171,9 +380,7 @@ class BoundedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for the rest of the body as long as before, or for the next request as long as it may idle."""
         super().on_response_complete()
-        # A request that was sent before this one was answered is under way by now.
-        missing = self._missing()
-        self._enter(_Phase.IDLE if missing is _Phase.HEADERS else missing)
+        self._settle()
 
     def pause_writing(self) -> None:
         """Count the unsent bytes: the client does not read as fast as it is answered."""
@@ -183,6 +390,8 @@ class BoundedConnection(H11Protocol):
     def _missing(self) -> _Phase:
         if self.transport.is_closing():
             return _Phase.RESPONSE
+        if self._plain is not None:
+            return _Phase.BODY if self._plain.missing else _Phase.RESPONSE
         if self.conn.their_state is h11.IDLE:
             return _Phase.HEADERS
         return _Phase.BODY if self.conn.their_state is h11.SEND_BODY else _Phase.RESPONSE
@@ -229,9 +438,12 @@ class BoundedConnection(H11Protocol):
             chosen.transport.abort()
 
 
-def connection_class(limits: Limits, backlog: WriteBacklog) -> type[BoundedConnection]:
-    """Return the class of connections within `limits`, as uvicorn wants it."""
-    return type("Connection", (BoundedConnection,), {"limits": limits, "backlog": backlog})
+def connection_class(
+    limits: Limits, backlog: WriteBacklog, group: TaskGroup | None = None
+) -> type[BoundedConnection]:
+    """Return the class of connections within `limits`, as uvicorn wants it; see `BoundedConnection.group`."""
+    known = {"limits": limits, "backlog": backlog, "group": group}
+    return type("Connection", (BoundedConnection,), known)
 
 
 class BoundedTransport:
@@ -241,7 +453,6 @@ class BoundedTransport:
         self._transport, self._backlog = transport, backlog
         self._socket = transport.get_extra_info("socket")
         self._written = self._waiting = 0
-        self._held: list[bytes] | None = None
         self._read = 0
         """Bytes that the client had read at the last look."""
         self.since = asyncio.get_running_loop().time()
@@ -253,21 +464,7 @@ class BoundedTransport:
     def write(self, data: bytes) -> None:
         """Send soon."""
         self._written += len(data)
-        if self._held is None:
-            self._transport.write(data)
-        else:
-            self._held.append(data)
-
-    def hold(self, hold: bool) -> None:
-        """Hold responses from now on, or write all that was held at once: one packet instead of two."""
-        held, self._held = self._held, [] if hold else None
-        if held:
-            self._transport.write(b"".join(held))
-
-    def close(self) -> None:
-        """Close once all is sent."""
-        self.hold(False)
-        self._transport.close()
+        self._transport.write(data)
 
     @property
     def size(self) -> int:

@@ -1,6 +1,6 @@
 """The response to one posted request: JSON, or an event stream if something comes before the result.
 
-Most requests are answered in the task that received them, and nothing else is started for them. Once one
+Most requests are answered in the flight that received them, and nothing else is started for them. Once one
 takes longer, or has something to tell or to ask meanwhile, two tasks accompany it: one sends what comes
 before the result, the other waits for the client to leave, which cancels the request.
 """
@@ -18,10 +18,11 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.types import Receive, Scope, Send
 
-from mcp_context_proxy.front.http_connections import PART_BYTES, held_of, send_body, waiting_of
+from mcp_context_proxy.front.http_connections import PART_BYTES, send_body, waiting_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members, RequestError, RequestId
 from mcp_context_proxy.protocol.framing import on_one_line
+from mcp_context_proxy.system.flights import Cancellable
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,6 @@ class Exchange:
         "_frames",
         "_group",
         "_headers",
-        "_hold",
         "_left",
         "_patience",
         "_receive",
@@ -76,6 +76,12 @@ class Exchange:
         "_watching",
         "_why",
     )
+
+    _added: anyio.Event
+    """Set when a frame is queued, and at the end. This and the next three are made by `accompany`."""
+    _sent: anyio.Event
+    _delivered: anyio.Event
+    _watching: anyio.CancelScope
 
     def __init__(
         self,
@@ -92,14 +98,12 @@ class Exchange:
         Tasks that accompany the request are started in `group`.
         """
         self._receive, self._send, self._waiting = receive, send, waiting_of(scope)
-        self._hold = held_of(scope)
         self._group, self._headers, self._patience = group, headers, patience
-        self._scope, self._watching = anyio.CancelScope(), anyio.CancelScope()
+        self._scope = Cancellable()
         self._frames: deque[bytes] = deque()
         self._bytes = 0
         self._accompanied = self._streaming = self._finished = self._left = False
         self._why: RequestError | None = None
-        self._added, self._sent, self._delivered = anyio.Event(), anyio.Event(), anyio.Event()
 
     async def answer(
         self,
@@ -126,10 +130,7 @@ class Exchange:
             await self._finish(status_of(error.code), (frame,))
         finally:
             timer.cancel()
-            self._finished = True
-            self._added.set()
-            self._sent.set()
-            self._watching.cancel()
+            self._end_company()
 
     async def stream(self) -> None:
         """Send an event stream without a result, until the client leaves or it is ended."""
@@ -140,7 +141,11 @@ class Exchange:
             if not self._left:
                 await self._finish(HTTPStatus.OK, ())
         finally:
-            self._finished = True
+            self._end_company()
+
+    def _end_company(self) -> None:
+        self._finished = True
+        if self._accompanied:
             self._added.set()
             self._sent.set()
             self._watching.cancel()
@@ -178,6 +183,8 @@ class Exchange:
         """Start to send notifications before the result, and to watch the client."""
         if not self._accompanied and not self._finished:
             self._accompanied = True
+            self._added, self._sent, self._delivered = anyio.Event(), anyio.Event(), anyio.Event()
+            self._watching = anyio.CancelScope()
             self._group.start_soon(self._deliver)
             self._group.start_soon(self._watch)
 
@@ -187,8 +194,8 @@ class Exchange:
             return
         self._frames.append(frame)
         self._bytes += len(frame)
-        self._added.set()
         self.accompany()
+        self._added.set()
 
     async def _watch(self) -> None:
         with self._watching:
@@ -251,16 +258,10 @@ class Exchange:
         size = sum(map(len, parts))
         headers = [JSON_HEADER, (b"content-length", b"%d" % size), *self._headers]
         start = {"type": "http.response.start", "status": status, "headers": headers}
-        if size <= PART_BYTES:
-            self._hold(True)
-            try:
-                await self._send(start)
-                body = b"".join(parts)
-                await self._send({"type": "http.response.body", "body": body, "more_body": False})
-            finally:
-                self._hold(False)
-            return
         await self._send(start)
+        if size <= PART_BYTES:
+            await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": False})
+            return
         for part in parts[:-1]:
             await self._write(part)
         await self._write(parts[-1], more=False)

@@ -21,16 +21,22 @@ from typing import Final
 import anyio
 import msgspec
 from msgspec import UNSET, Raw
-from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.front.auth import PRINCIPAL_KEY, RETRY_SECONDS, RIGHTS_KEY, principal_of, rights_of
+from mcp_context_proxy.front.auth import (
+    PRINCIPAL_KEY,
+    RETRY_SECONDS,
+    RIGHTS_KEY,
+    fields_of,
+    principal_of,
+    rights_of,
+)
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Envelope, MalformedError, RequestId
 from mcp_context_proxy.server.gateway import SHUTTING_DOWN, Gateway
 from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
-from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.system.flights import assigned, in_task
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import ACTING
 
@@ -77,11 +83,11 @@ class WholeBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = fields_of(scope)
         length = headers.get("content-length")
         if length in (None, "0") and "transfer-encoding" not in headers:
             await self._app(scope, receive, send)
-        elif headers.get("content-encoding", "identity").lower() != "identity":
+        elif (headers.get("content-encoding") or "identity").lower() != "identity":
             text = "Bodies are taken as they are, not compressed."
             await _problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)(scope, receive, send)
         elif length is not None and int(length) > self._limit:
@@ -95,6 +101,7 @@ class WholeBodies:
         try:
             while more:
                 if release is None and max(announced or 0, len(body)) > SMALL_BYTES:
+                    await in_task()
                     try:
                         with anyio.fail_after(self._wait_seconds):
                             size = announced or self._limit
@@ -256,7 +263,7 @@ class InProfile:
             return
         known = rights_of(scope)
         try:
-            rights = self._profiles.of_request(known, wanted, Headers(scope=scope).get(AGENT_HEADER))
+            rights = self._profiles.of_request(known, wanted, fields_of(scope).get(AGENT_HEADER.lower()))
         except UnknownProfileError as error:
             await PlainTextResponse(f"{error}\n", HTTPStatus.NOT_FOUND)(scope, receive, send)
             return

@@ -28,6 +28,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.system.flights import in_task
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,9 @@ class StreamableSession(Struct, eq=False):
 
     async def is_free(self, key: str | None) -> bool:
         """Return whether a request with an id can begin, after one that is about to end has ended."""
+        if key not in self.exchanges:
+            return True
+        await in_task()
         with anyio.move_on_after(ENDING_SECONDS):
             while (earlier := self.exchanges.get(key)) is not None:
                 await earlier[1].wait()

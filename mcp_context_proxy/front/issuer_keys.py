@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.config.tables import AuthConfig, is_encrypted
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import load_oauth
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class KeySet:
         if self._fetching is None:
             if self._clock() - self._tried_at < REFETCH_SECONDS:
                 return
+            await in_task()
             self._tried_at, self._fetching = self._clock(), anyio.Event()
             try:
                 # A client that goes away does not end the fetch that others wait for.

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask
-from mcp_context_proxy.front.auth import principal_of, rights_of
+from mcp_context_proxy.front.auth import fields_of, principal_of, rights_of
 from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
 from mcp_context_proxy.front.http_exchange import Exchange
 from mcp_context_proxy.front.http_requests import (
@@ -53,7 +53,7 @@ from mcp_context_proxy.protocol.envelope import (
     RequestId,
 )
 from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
-from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, Fields
+from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, HeaderFields
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
@@ -63,6 +63,7 @@ from mcp_context_proxy.server.negotiation import (
     Negotiation,
     check_version,
 )
+from mcp_context_proxy.system.flights import in_task
 
 STREAM_TYPE: Final = "text/event-stream"
 
@@ -118,8 +119,7 @@ class StreamableHttp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
-        fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        sent = dict(fields)
+        sent = fields_of(scope)
         version = sent.get(VERSION_HEADER)
         modern = is_modern(version)
         refusal: Response | None = None
@@ -137,7 +137,7 @@ class StreamableHttp:
                 refusal = self.admission.refusal(scope, message, spread=modern)
                 try:
                     if refusal is None and modern:
-                        refusal = await self._post_modern(scope, receive, send, fields, message)
+                        refusal = await self._post_modern(scope, receive, send, sent, message)
                     elif refusal is None:
                         refusal = await self._post(scope, receive, send, sent, message)
                 except RecursionError:
@@ -156,10 +156,10 @@ class StreamableHttp:
     # The modern era
 
     async def _post_modern(
-        self, scope: Scope, receive: Receive, send: Send, fields: Fields, message: Envelope
+        self, scope: Scope, receive: Receive, send: Send, sent: HeaderFields, message: Envelope
     ) -> Response | None:
-        sent, request_id, method = dict(fields), message.id, message.method
-        if not all(_accepted(sent.get("accept", ""))):
+        request_id, method = message.id, message.method
+        if not all(_accepted(sent.get("accept") or "")):
             return Response(None, HTTPStatus.NOT_ACCEPTABLE)
         try:
             if method is UNSET:
@@ -167,14 +167,14 @@ class StreamableHttp:
                     INVALID_REQUEST, "a client of this version posts requests and notifications"
                 )
             if not isinstance(request_id, int | str):
-                check_version(sent[VERSION_HEADER])
+                check_version(sent.get(VERSION_HEADER) or "")
                 return Response(None, HTTPStatus.ACCEPTED)
             params = _params_of(message)
-            headers.check_routing(fields, method, params)
             meta = eras.meta_of(params)
+            headers.check_routing(sent, method, params, meta)
             era = self._negotiation.era_of(method, params, meta, None)
             if method == "tools/call":
-                self._check_arguments(fields, params)
+                self._check_arguments(sent, params)
             result = self._negotiation.answer(method, params, era, rights_of(scope))
         except RequestError as error:
             known = request_id if isinstance(request_id, int | str) else None
@@ -189,6 +189,7 @@ class StreamableHttp:
         capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
         caller = _caller(scope, era, None, capabilities, client_info, exchange, messages.ask, meta)
         if method == LISTEN:
+            await in_task()
             listen = self._negotiation.listen
             work = partial(listen, request_id, params, caller.rights, messages.tell)
         else:
@@ -198,7 +199,7 @@ class StreamableHttp:
             await exchange.answer(request_id, work, _status_of)
         return None
 
-    def _check_arguments(self, fields: Fields, params: Members) -> None:
+    def _check_arguments(self, fields: HeaderFields, params: Members) -> None:
         """Check the headers that repeat arguments of a call.
 
         A listed tool may ask for some. Under any other name none is asked for, but those that are there hold.
@@ -220,15 +221,15 @@ class StreamableHttp:
     # The handshake era
 
     async def _post(
-        self, scope: Scope, receive: Receive, send: Send, sent: dict[str, str], message: Envelope
+        self, scope: Scope, receive: Receive, send: Send, sent: HeaderFields, message: Envelope
     ) -> Response | None:
         session = self._session(scope, sent)
         if isinstance(session, Response):
             return session
-        if not all(_accepted(sent.get("accept", ""))):
+        if not all(_accepted(sent.get("accept") or "")):
             text = f"Not Acceptable: the client must accept {JSON_TYPE} and {STREAM_TYPE}"
             return error_response(HTTPStatus.NOT_ACCEPTABLE, None, text)
-        if JSON_TYPE not in sent.get("content-type", "").partition(";")[0].lower():
+        if JSON_TYPE not in (sent.get("content-type") or "").partition(";")[0].lower():
             text = f"Unsupported Media Type: a message is {JSON_TYPE}"
             return error_response(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, None, text)
         if message.method == INITIALIZE and isinstance(message.id, int | str):
@@ -319,10 +320,11 @@ class StreamableHttp:
             if found is not None:
                 found[0].end()
         else:
+            await in_task()
             await self._gateway.notified(message.method, session.state)
 
     async def _without_body(
-        self, scope: Scope, receive: Receive, send: Send, sent: dict[str, str]
+        self, scope: Scope, receive: Receive, send: Send, sent: HeaderFields
     ) -> Response | None:
         """Open the stream of a session, or end the session."""
         session = self._session(scope, sent)
@@ -331,7 +333,7 @@ class StreamableHttp:
         if scope["method"] not in ("GET", "DELETE"):
             allowed = {"Allow": "GET, POST, DELETE"}
             return Response(None, HTTPStatus.METHOD_NOT_ALLOWED, allowed)
-        if scope["method"] == "GET" and not _accepted(sent.get("accept", ""))[1]:
+        if scope["method"] == "GET" and not _accepted(sent.get("accept") or "")[1]:
             text = f"Not Acceptable: the client must accept {STREAM_TYPE}"
             return error_response(HTTPStatus.NOT_ACCEPTABLE, None, text)
         if session is None:
@@ -351,7 +353,7 @@ class StreamableHttp:
                 await exchange.stream()
         return None
 
-    def _session(self, scope: Scope, sent: dict[str, str]) -> StreamableSession | Response | None:
+    def _session(self, scope: Scope, sent: HeaderFields) -> StreamableSession | Response | None:
         """Return the session that a request names, None if it names none, or else the refusal."""
         session_id = sent.get(SESSION_HEADER)
         if session_id is None:

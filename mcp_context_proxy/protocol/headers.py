@@ -10,9 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, TAKEN_APART_BYTES, Members, RequestError
@@ -29,9 +28,6 @@ NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "
 """Methods whose target is repeated in a header, and the param that names it."""
 
 SCHEMA_KEY: Final = "x-mcp-header"
-
-Fields: TypeAlias = list[tuple[str, str]]
-"""Headers of a request in their order, with names in lower case."""
 
 _PARAM_PREFIX: Final = PARAM_PREFIX.lower()
 _ONCE: Final = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER)
@@ -51,42 +47,69 @@ _LISTED_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED_SCHEMAS: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties")
 
 
-def check_routing(headers: Fields, method: str, params: Members) -> None:
+class HeaderFields:
+    """The headers of a request by their names, which are in lower case."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._values: dict[str, list[str]] = {}
+        for name, value in headers:
+            self._values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def all(self, name: str) -> list[str]:
+        """Return the values of a header that may come several times."""
+        return self._values.get(name, [])
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a header, the last one if there are several."""
+        values = self._values.get(name)
+        return None if values is None else values[-1]
+
+
+def check_routing(headers: HeaderFields, method: str, params: Members, meta: Members) -> None:
     """Check version, method and target in the headers against the body of a modern request.
+
+    `meta` is the ``_meta`` of the params, decoded.
 
     Raises:
         RequestError: one is missing, comes twice, or contradicts the body.
     """
-    count = Counter(name for name, _ in headers)
     for name in _ONCE:
-        if count[name] > 1:
+        if len(headers.all(name)) > 1:
             raise RequestError(HEADER_MISMATCH, f"the header {name} comes more than once")
-    meta = eras.meta_of(params)
     missing = [key for key in (eras.VERSION_KEY, eras.CLIENT_CAPABILITIES_KEY) if key not in meta]
     if missing:
         raise RequestError(INVALID_PARAMS, f"_meta must be an object with {' and '.join(missing)}")
-    sent = dict(headers)
-    expected = {VERSION_HEADER: envelope.text(meta[eras.VERSION_KEY]), METHOD_HEADER: method}
-    for name, text in expected.items():
-        if sent.get(name) is None or sent[name] != text:
+    for name, text in (
+        (VERSION_HEADER, envelope.text(meta[eras.VERSION_KEY])),
+        (METHOD_HEADER, method),
+    ):
+        if text is None or headers.get(name) != text:
             raise RequestError(HEADER_MISMATCH, f"the header {name} must say {text!r}, as the body does")
     target = NAMED.get(method)
     named = None if target is None else params.get(target)
     if (
         named is not None
         and bytes(named) != b"null"
-        and decoded(sent.get(NAME_HEADER)) != envelope.text(named)
+        and decoded(headers.get(NAME_HEADER)) != envelope.text(named)
     ):
         raise RequestError(HEADER_MISMATCH, f"the header {NAME_HEADER} must repeat the param {target}")
 
 
-def repeats_arguments(headers: Fields) -> bool:
+def repeats_arguments(headers: HeaderFields) -> bool:
     """Return whether a request repeats any argument in its headers."""
-    return any(name.startswith(_PARAM_PREFIX) for name, _ in headers)
+    return any(name.startswith(_PARAM_PREFIX) for name in headers)
 
 
 def check_arguments(
-    headers: Fields, schema: Mapping[str, Any], given: Members, *, required: bool = True
+    headers: HeaderFields, schema: Mapping[str, Any], given: Members, *, required: bool = True
 ) -> None:
     """Check the headers that repeat arguments of a call; a schema with a mistake in it asks for none.
 
@@ -102,15 +125,14 @@ def check_arguments(
     """
     if fault_in(schema) is not None:
         return
-    count, sent = Counter(name for name, _ in headers), dict(headers)
     declared = list(_declared(schema))
     arguments = {name: _looked_at(name, given) for name in {path[0] for path, *_ in declared} & given.keys()}
     for path, name, place in declared:
         header, argument = PARAM_PREFIX + name, ".".join(path)
-        raw, text = sent.get(header.lower()), _as_text(_at(arguments, path))
+        raw, text = headers.get(header.lower()), _as_text(_at(arguments, path))
         if raw is None and text is None:
             continue
-        if count[header.lower()] > 1:
+        if len(headers.all(header.lower())) > 1:
             raise RequestError(HEADER_MISMATCH, f"the header {header} comes more than once")
         if raw is None and not required:
             continue

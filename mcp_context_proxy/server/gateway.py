@@ -11,7 +11,6 @@ person (`Quota`).
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -20,7 +19,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 import anyio
 import msgspec
@@ -50,7 +49,7 @@ from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system.flights import Flight, assigned, in_task
+from mcp_context_proxy.system.flights import Cancellable, assigned, in_task
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import ACTING, Principal
 
@@ -362,7 +361,7 @@ class Drain:
         with anyio.move_on_after(seconds):
             await self._wait_until_idle()
         for request in tuple(self._requests):
-            request.give_up()
+            request.cancel()
         with anyio.move_on_after(LAST_RESPONSES_SECONDS):
             await self._wait_until_idle()
 
@@ -387,58 +386,33 @@ class _Busy:
         self._drain.end()
 
 
-class _Request:
+class _Request(Cancellable):
     """Answers a request while it is entered; see `Drain.request`."""
 
-    __slots__ = ("_drain", "_flight", "_given_up", "_scope")
+    __slots__ = ("_drain",)
 
     def __init__(self, drain: Drain) -> None:
+        super().__init__()
         self._drain = drain
-        self._flight: Flight | None = None
-        self._scope: anyio.CancelScope | None = None
-        """In a task. A flight without one is cancelled itself."""
-        self._given_up = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         if self._drain.stopping:
             raise RequestError(SHUTTING_DOWN, "shutting down: the proxy was told to stop; it did not run")
         self._drain.begin(self)
-        self._flight = Flight.current()
-        if self._flight is None:
-            self._open_scope()
-        else:
-            self._flight.when_in_task = self._open_scope
-
-    def _open_scope(self) -> None:
-        self._scope = anyio.CancelScope()
-        self._scope.__enter__()
-        if self._given_up:
-            self._scope.cancel()
-
-    def give_up(self) -> None:
-        """Cancel the request, to answer it with an error."""
-        self._given_up = True
-        if self._scope is not None:
-            self._scope.cancel()
-        elif self._flight is not None and not self._flight.has_task:
-            self._flight.cancel()
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        caught = False
+    ) -> Literal[False]:
         try:
-            if self._scope is not None:
-                caught = bool(self._scope.__exit__(kind, error, trace))
-            elif self._flight is not None:
-                self._flight.when_in_task = None
-                caught = self._given_up and isinstance(error, asyncio.CancelledError)
+            super().__exit__(kind, error, trace)
         finally:
             self._drain.end(self)
-        if caught:
+        if self.caught:
             raise RequestError(
                 SHUTTING_DOWN, "shutting down: the request was given up; it may or may not have run"
             ) from None
+        return False
 
 
 PRINCIPALS_KEPT: Final = 10_000

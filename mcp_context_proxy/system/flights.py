@@ -7,7 +7,7 @@ the reply resumes it, in the step in which that came. When it awaits anything el
 on in a task.
 
 Scopes, task groups and locks of anyio belong to tasks. Code that a flight may run awaits `in_task` before it
-opens one.
+opens one, or opens a `Cancellable`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
-from types import coroutine
-from typing import Any, Generic, TypeVar
+from types import TracebackType, coroutine
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -49,7 +49,7 @@ class assigned(Generic[T]):  # noqa: N801 - a context manager, which a generator
 class Flight:
     """One request that is being answered."""
 
-    __slots__ = ("_context", "_coroutine", "_group", "_reply", "_scope", "when_in_task")
+    __slots__ = ("_cancelled", "_context", "_coroutine", "_group", "_reply", "_scope", "scopes")
 
     def __init__(self, group: TaskGroup) -> None:
         """Prepare a flight; if it needs a task, that is one of `group`."""
@@ -58,8 +58,10 @@ class Flight:
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._reply: Reply[Any] | None = None
         self._scope: anyio.CancelScope | None = None
-        self.when_in_task: Callable[[], None] | None = None
-        """Called in the task if the flight goes on in one, to open a scope there."""
+        self._cancelled = False
+        """True while it has to be cancelled at its next wait."""
+        self.scopes: list[Cancellable] = []
+        """Those that are entered, which are scopes of the task if the flight goes on in one."""
 
     @staticmethod
     def current() -> Flight | None:
@@ -87,6 +89,8 @@ class Flight:
             self._scope.cancel()
         elif self._coroutine is not None and self._reply is not None:
             self._step(self._coroutine.throw, asyncio.CancelledError())
+        elif self._coroutine is not None:
+            self._cancelled = True
 
     def wait_for(self, reply: Reply[Any]) -> None:
         """Note the reply that the coroutine awaits."""
@@ -114,14 +118,71 @@ class Flight:
         if self._reply is None:
             self._scope = anyio.CancelScope()
             self._context.run(self._group.start_soon, self._in_task, awaited)
+        if self._cancelled:
+            self._cancelled = False
+            self.cancel()
 
     async def _in_task(self, awaited: Any) -> None:
         assert self._scope is not None
         assert self._coroutine is not None
         with self._scope:
-            if self.when_in_task is not None:
-                self.when_in_task()
+            for scope in self.scopes:
+                scope.open()
             await _rest(self._coroutine, awaited)
+
+
+class Cancellable:
+    """Scope whose content can be cancelled, in a task and in a flight."""
+
+    __slots__ = ("_flight", "_scope", "cancelled", "caught")
+
+    def __init__(self) -> None:
+        self._flight: Flight | None = None
+        self._scope: anyio.CancelScope | None = None
+        """In a task. A flight without one is cancelled itself."""
+        self.cancelled = False
+        """True once it is cancelled."""
+        self.caught = False
+        """True if its content was ended by that."""
+
+    def __enter__(self) -> Self:
+        self._flight = _running
+        if self._flight is None:
+            self.open()
+        else:
+            self._flight.scopes.append(self)
+        return self
+
+    def open(self) -> None:
+        """Open a scope in the task."""
+        self._scope = anyio.CancelScope()
+        self._scope.__enter__()
+        if self.cancelled:
+            self._scope.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the content, wherever it waits."""
+        self.cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self._flight is not None and not self._flight.has_task:
+            self._flight.cancel()
+
+    def end_at(self, deadline: float) -> None:
+        """Cancel the content at a time of the event loop; call it in a task."""
+        assert self._scope is not None
+        self._scope.deadline = deadline
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._scope is not None:
+            self.caught = bool(self._scope.__exit__(kind, error, trace))
+        else:
+            self.caught = self.cancelled and isinstance(error, asyncio.CancelledError)
+        if self._flight is not None:
+            self._flight.scopes.pop()
+        return self.caught
 
 
 async def _raise(error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,15 +23,18 @@ SCHEMA: dict[str, Any] = {
 
 def routing(fields: list[tuple[str, str]], name: str = "s__echo") -> None:
     params = {"name": envelope.raw(name), "_meta": envelope.raw(META)}
-    headers.check_routing(fields, "tools/call", params)
+    headers.check_routing(sent_as(fields), "tools/call", params, eras.meta_of(params))
+
+
+def sent_as(fields: Iterable[tuple[str, str]]) -> headers.HeaderFields:
+    return headers.HeaderFields((name.lower().encode(), value.encode()) for name, value in fields)
 
 
 def arguments(
     sent: dict[str, str], given: dict[str, Any], schema: dict[str, Any] = SCHEMA, *, required: bool = True
 ) -> None:
-    fields = [(name.lower(), value) for name, value in sent.items()]
     raw = {name: envelope.raw(value) for name, value in given.items()}
-    headers.check_arguments(fields, schema, raw, required=required)
+    headers.check_arguments(sent_as(sent.items()), schema, raw, required=required)
 
 
 @pytest.mark.parametrize("name", ["s__echo", "grüße", " edge ", "=?base64?eA==?="])
