@@ -100,7 +100,10 @@ class Team:
             cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": 0.5},
             **{"context": {"manage_tool": True}, "expose": {"list_all_below": 0}}
             | self.tables
-            | {"http": {"allowed_hosts": [f"127.0.0.1:{self.balancer}"]} | self.tables.get("http", {})},
+            | {
+                "http": {"allowed_hosts": [f"127.0.0.1:{self.balancer}"], "drain_grace_seconds": 0.0}
+                | self.tables.get("http", {})
+            },
         )
         replica = self.running[name] = self._begun(config, port)
         return replica

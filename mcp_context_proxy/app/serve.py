@@ -274,6 +274,10 @@ def _local_api(proxy: Proxy) -> LocalApi:
     return LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
 
 
+CLUSTER_GRACE_SECONDS = 5.0
+"""Time for which a replica serves after SIGTERM by default: balancers have probed it twice by then."""
+
+
 async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     """Serve hosts over HTTP.
 
@@ -286,7 +290,9 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     from mcp_context_proxy.front.issuer import IssuedTokens, ResourceMetadata  # noqa: PLC0415
 
     settings, limits = proxy.config.http, proxy.config.limits
-    proxy.grace_seconds = settings.drain_grace_seconds
+    if (grace := settings.drain_grace_seconds) is None:
+        grace = CLUSTER_GRACE_SECONDS if proxy.config.cluster.enabled else 0.0
+    proxy.grace_seconds = grace
     credentials = auth.credentials_of(proxy.config)
     issued = IssuedTokens(proxy.config) if proxy.config.auth.mode == "jwt" else None
     resource = None if issued is None else ResourceMetadata(proxy.config)

@@ -446,8 +446,9 @@ class HttpConfig(Table, frozen=True):
     """Further host names that clients may use for this proxy."""
     resource_url: Text | None = None
     """Public URL of this proxy, for which an issuer makes tokens."""
-    drain_grace_seconds: Annotated[float, within(0, 3600)] = 0.0
-    """Time after SIGTERM in which everything is still served, while ``/readyz`` sends clients elsewhere."""
+    drain_grace_seconds: Annotated[float, within(0, 3600)] | None = None
+    """Time after SIGTERM in which everything is still served, while ``/readyz`` sends clients elsewhere. None
+    is 5 s in a cluster, more than two probes of most balancers, and 0 elsewhere."""
 
 
 class SharedConfig(Table, frozen=True):

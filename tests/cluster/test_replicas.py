@@ -660,6 +660,25 @@ async def test_a_resource_that_a_server_announces_at_one_replica_is_told_at_anot
             await subscriber.abandon("listening")
 
 
+async def test_a_replica_of_a_cluster_serves_for_some_seconds_after_it_is_told_to_end(
+    tmp_path: Path, cluster: Cluster, postgres: PostgresServer
+) -> None:
+    config = configured(tmp_path / "k", postgres, "k", cluster.port)
+    text = config.read_text("utf-8")
+    assert "drain_grace_seconds = 0.0\n" in text
+    config.write_text(text.replace("drain_grace_seconds = 0.0\n", ""), "utf-8")
+    with http_proxy(config) as leaving:
+        until_ready(leaving.base)
+        async with httpx2.AsyncClient(timeout=30) as http, wires.http(leaving.base, "modern") as client:
+            leaving.process.terminate()
+            while (await http.get(f"{leaving.base}/readyz")).status_code == 200:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+            assert text_of(await client.call("work__echo", {"text": "served"}))
+        # A second signal ends the wait.
+        leaving.process.terminate()
+        leaving.process.wait(60)
+
+
 async def test_behind_haproxy_no_request_fails_while_a_replica_is_replaced(
     tmp_path: Path, cluster: Cluster, postgres: PostgresServer
 ) -> None:

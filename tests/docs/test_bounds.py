@@ -40,7 +40,7 @@ MODULES = [
         "front.local",
         "bridge.meeting",
         "bridge.session",
-        "store.approvals",
+        "store.tables",
         "trust.approval",
         "trust.audit",
         "trust.fingerprints",

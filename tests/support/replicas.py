@@ -103,7 +103,7 @@ def configured(
     return workshop.config(
         store={"url": postgres.url, "namespace": "replicas", "timeout_seconds": STORE_SECONDS},
         cluster={"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": BEAT_SECONDS} | cluster,
-        http={"allowed_hosts": [f"127.0.0.1:{port}"]} | (http or {}),
+        http={"allowed_hosts": [f"127.0.0.1:{port}"], "drain_grace_seconds": 0.0} | (http or {}),
         context={"manage_tool": True},
         interactions={"enabled": True},
     )
@@ -117,7 +117,7 @@ def balanced(
     store = {"url": postgres.url, "namespace": namespace, "timeout_seconds": STORE_SECONDS}
     with ExitStack() as stack:
         port = stack.enter_context(kept_port())
-        http = {"allowed_hosts": [f"127.0.0.1:{port}"], **tables.pop("http", {})}
+        http = {"allowed_hosts": [f"127.0.0.1:{port}"], "drain_grace_seconds": 0.0, **tables.pop("http", {})}
         replicas = []
         for name in "abc":
             settings = {"enabled": True, "replica": name, "key": KEY, "heartbeat_seconds": BEAT_SECONDS}
