@@ -30,8 +30,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.trust.approval import Approvals, Origin
 from mcp_context_proxy.trust.decisions import decide, hash_of, pending
-from mcp_context_proxy.trust.fingerprints import NO_HINTS, Approvable, Candidate, Hints
-from mcp_context_proxy.trust.states import State
+from mcp_context_proxy.trust.fingerprints import NO_HINTS, Approvable, Candidate, Hints, State
 
 NPM = {
     "@modelcontextprotocol/server-filesystem": ["/tmp"],

@@ -43,8 +43,7 @@ from mcp_context_proxy.embedding.embeddings import (
     open_model,
 )
 from mcp_context_proxy.embedding.standalone import Embeddings
-from mcp_context_proxy.interactions.standalone import Interactions
-from mcp_context_proxy.interactions.transfer import MessageTable
+from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander

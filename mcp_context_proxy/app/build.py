@@ -40,9 +40,8 @@ from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import shared_credentials
 from mcp_context_proxy.trust.approval import Approvals
-from mcp_context_proxy.trust.audit import AuditLog, audit_file, state_folder
+from mcp_context_proxy.trust.audit import AuditLog, KeptLogs, audit_file, state_folder
 from mcp_context_proxy.trust.guard import KnownSecrets
-from mcp_context_proxy.trust.kept_logs import KeptLogs
 
 
 def build(config: Config, store: Store) -> Proxy:

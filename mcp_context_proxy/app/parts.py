@@ -23,8 +23,8 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.interactions.memory import InteractionMemory
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import Snapshot, Snapshots, ToolKey
+from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
-from mcp_context_proxy.learning.working_set import WorkingSet
 from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander

@@ -32,7 +32,7 @@ from mcp_context_proxy.context.session import Handles, ResultReading
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Snapshot
-from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.results import LargeResults
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.caller import ConnectedHost
@@ -49,8 +49,7 @@ from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
-from mcp_context_proxy.trust.audit import AuditLog
-from mcp_context_proxy.trust.kept_logs import KeptLogs
+from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
 from mcp_context_proxy.trust.tokens import ACTING, reaches
 
 if TYPE_CHECKING:

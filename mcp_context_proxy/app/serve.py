@@ -36,8 +36,7 @@ from mcp_context_proxy.system.process import (
     trim_periodically,
 )
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.audit import audit_file
-from mcp_context_proxy.trust.kept_logs import KeptLogs, keep_messages, kept_logs
+from mcp_context_proxy.trust.audit import KeptLogs, audit_file, keep_messages, kept_logs
 from mcp_context_proxy.trust.tokens import Principal, TokenBook, tokens_of
 
 if TYPE_CHECKING:

@@ -50,9 +50,8 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.trust.approval import Approvals, Origin
-from mcp_context_proxy.trust.danger import Danger
-from mcp_context_proxy.trust.fingerprints import Approvable, Candidate
-from mcp_context_proxy.trust.states import APPROVED, Ruling, withheld
+from mcp_context_proxy.trust.fingerprints import APPROVED, Approvable, Candidate, Ruling, withheld
+from mcp_context_proxy.trust.guard import Danger
 from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 logger = logging.getLogger(__name__)

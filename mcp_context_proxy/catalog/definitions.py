@@ -42,8 +42,8 @@ from mcp_context_proxy.protocol.strangers import (
 )
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import fingerprints
-from mcp_context_proxy.trust.danger import danger_of, is_stricter
 from mcp_context_proxy.trust.fingerprints import Hints, canonical
+from mcp_context_proxy.trust.guard import danger_of, is_stricter
 
 SCHEMAS = ("inputSchema", "outputSchema")
 

@@ -55,8 +55,8 @@ from mcp_context_proxy.errors import (
 )
 from mcp_context_proxy.items import NameOf, Prompt, Snapshot, Tool, ToolClass, TurnedOffTool, Withheld
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.trust.danger import Danger, danger_of
 from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints, fingerprint_if_plain
+from mcp_context_proxy.trust.guard import Danger, danger_of
 
 COMPARED_ON_LOOP: Final = 500
 """Names that an unknown one is compared with on the event loop: 10 ms at most."""

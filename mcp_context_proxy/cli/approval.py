@@ -118,7 +118,7 @@ def _data(server: str, found: list[Change]) -> dict[str, Any]:
 def approve_command(config: Config, server: str, tools: tuple[str, ...], expected: str) -> None:
     """Approve the definitions of SERVER that wait, or those of TOOLS, as `changes` has shown them."""
     from mcp_context_proxy.trust.decisions import decide
-    from mcp_context_proxy.trust.states import State
+    from mcp_context_proxy.trust.fingerprints import State
 
     with _opened(config) as store:
         decided = decide(store, server, tools, State.APPROVED, by=BY, expected=expected)
@@ -133,7 +133,7 @@ def approve_command(config: Config, server: str, tools: tuple[str, ...], expecte
 def reject_command(config: Config, server: str, tools: tuple[str, ...]) -> None:
     """Reject the present definitions of TOOLS of SERVER: they are withheld until they are approved."""
     from mcp_context_proxy.trust.decisions import decide
-    from mcp_context_proxy.trust.states import State
+    from mcp_context_proxy.trust.fingerprints import State
 
     with _opened(config) as store:
         decided = decide(store, server, tools, State.REJECTED, by=BY)

@@ -27,7 +27,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, 
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.source import read
-from mcp_context_proxy.downstream.facts import address, failure, last_output, strays, working_folder
+from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.items import Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line

@@ -101,7 +101,7 @@ async def _log_in(
 
     await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
-    from mcp_context_proxy.oauth import login, loopback
+    from mcp_context_proxy.oauth import login
     from mcp_context_proxy.oauth.credentials import Logins
 
     kept = Logins(shared).of(config)
@@ -121,7 +121,7 @@ async def _log_in(
                 await anyio.to_thread.run_sync(webbrowser.open, address)
 
         port = 0 if config.oauth is None else config.oauth.redirect_port
-        async with loopback.listening(config.name, port) as waiting:
+        async with login.listening(config.name, port) as waiting:
             with anyio.move_on_after(LOGIN_SECONDS) as scope:
                 credentials = await login.log_in(config, waiting, show, tell)
         if scope.cancelled_caught:

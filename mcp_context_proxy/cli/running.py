@@ -363,7 +363,7 @@ def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float]
             return lines
 
         return ask_for
-    from mcp_context_proxy.trust.kept_logs import PROXY, kept_logs
+    from mcp_context_proxy.trust.audit import PROXY, kept_logs
 
     config = source.config
     if name is not None and name not in config.servers and name not in config.off:

@@ -1,15 +1,19 @@
-"""Sessions and handles as rows that all replicas read, written through where somebody has set something.
+"""Sessions and handles as rows that all replicas read; requests of others, for calls to attribute.
 
 A request with a ``context_id`` reads the row first, and what it sets is in the row before its answer leaves;
 the rest, such as the words of a search, is written a moment later. A call of a server's tool waits for no
 row that is known here. A session is in the memory of its home alone; its row is for the replica that adopts
 it.
+
+A call waits for none of this: it is attributed a moment later, when the other replica has written its record.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -18,29 +22,36 @@ import anyio
 import msgspec
 from msgspec import Struct, field
 
-from mcp_context_proxy.cluster.relay import ClusterCounts
-from mcp_context_proxy.cluster.state import (
+from mcp_context_proxy.cluster.replicas import ClusterCounts
+from mcp_context_proxy.cluster.tables import (
+    ALL,
+    NOBODY,
     WRITTEN_THROUGH,
+    ContextRow,
     ContextState,
+    ContextTable,
     Unknown,
     decoded,
     encoded,
+    hash_of,
     merged,
     restore,
     state_of,
     terms_of,
 )
-from mcp_context_proxy.cluster.tables import ALL, NOBODY, ContextRow, ContextTable, hash_of
+from mcp_context_proxy.context.records import RequestContext, RequestRecords
 from mcp_context_proxy.context.session import Handle, Handles, Session, SessionContext
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, may_require_input
 from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server.after_call import WINDOW_SECONDS, Unattributed
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
+
 
 FLUSH_SECONDS: Final = 0.25
 """Time after which a change of a session that nobody waits for is written."""
@@ -409,3 +420,90 @@ def _with_note(result: bytes) -> bytes:
         return result
     note = envelope.raw({"type": "text", "text": KEPT_HERE})
     return envelope.encode({**members, "content": envelope.raw([*content, note])})
+
+
+WRITTEN_SECONDS: Final = 1.5
+"""Time after which the records of another replica are in the store."""
+
+TOGETHER_SECONDS: Final = 0.25
+"""Time between two looks at the store: of the calls in between, the requests are read together."""
+
+WAITING_MOST: Final = 4096
+"""Calls that wait; of more, the first ones teach nothing."""
+
+REQUESTS_READ, REQUESTS_READ_FOR_CALL, REQUESTS_READ_MOST = 40, 10, 500
+"""Requests of one session, or of one owner, that are read: so many, and more for each of the calls that are
+attributed together, since all replicas have answered others meanwhile."""
+
+KEPT_MOST: Final = 2_000
+"""Requests of other replicas in memory, some megabytes."""
+
+CLOCK_SECONDS: Final = 0.25
+"""Difference of the clocks of two replicas, up to which a request may seem later than its call."""
+
+
+class StoredRequests:
+    """Calls that wait for the requests of other replicas."""
+
+    def __init__(self, records: RequestRecords) -> None:
+        self._records = records
+        self._waiting: deque[tuple[float, Unattributed]] = deque(maxlen=WAITING_MOST)
+        self._added = anyio.Event()
+        self._read: OrderedDict[str, RequestContext] = OrderedDict()
+        """Requests of other replicas that were read lately, by id: each is read and decoded once."""
+
+    def ask(self, call: Unattributed) -> None:
+        """Attribute a call soon. Does not block."""
+        self._waiting.append((anyio.current_time() + WRITTEN_SECONDS, call))
+        self._added.set()
+
+    async def run(self) -> None:
+        """Attribute calls until cancelled."""
+        while True:
+            await self._added.wait()
+            self._added = anyio.Event()
+            while self._waiting:
+                await anyio.sleep_until(self._waiting[0][0] + TOGETHER_SECONDS)
+                await self._attribute(list(self._due()))
+
+    def _due(self) -> Iterator[Unattributed]:
+        while self._waiting and self._waiting[0][0] <= anyio.current_time():
+            yield self._waiting.popleft()[1]
+
+    async def _attribute(self, calls: list[Unattributed]) -> None:
+        """Attribute calls; the requests of each session, and of each owner, are read once for all of them."""
+        together: dict[tuple[str | None, str | None], list[Unattributed]] = defaultdict(list)
+        for call in calls:
+            together[call.session, call.principal].append(call)
+        for key, some in together.items():
+            since = min(call.began for call in some) - WINDOW_SECONDS
+            until = max(call.began for call in some) + CLOCK_SECONDS
+            limit = min(REQUESTS_READ + REQUESTS_READ_FOR_CALL * len(some), REQUESTS_READ_MOST)
+            mine = {one.id: one for one in self._records.recent(WINDOW_SECONDS)}
+            known = mine.keys() | self._read.keys()
+            for one in await self._records.stored(since, until, limit, *key, known):
+                self._read[one.id] = one
+                if len(self._read) > KEPT_MOST:
+                    self._read.popitem(last=False)
+            found = _Requests([*self._read.values(), *mine.values()], *key)
+            for call in some:
+                call.attribute(found.likely(call.began))
+
+
+class _Requests:
+    """The requests of one session, or of one owner without a session, the earliest first."""
+
+    def __init__(self, found: list[RequestContext], session: str | None, owner: str | None) -> None:
+        belong = [one for one in found if (one.session, one.owner) == (session, owner)]
+        self._found = sorted(belong, key=lambda one: one.time)
+        self._times = [one.time for one in self._found]
+
+    def likely(self, began: float) -> Iterator[RequestContext]:
+        """Iterate over the requests for which a call may have been made, the most likely first.
+
+        The latest one before the call comes first. One that seems later may be so by the clocks alone.
+        """
+        after = bisect_right(self._times, began)
+        for at in range(after - 1, bisect_left(self._times, began - WINDOW_SECONDS) - 1, -1):
+            yield self._found[at]
+        yield from self._found[after : bisect_right(self._times, began + CLOCK_SECONDS)]

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts
-from mcp_context_proxy.cluster.relay import (
+from mcp_context_proxy.cluster.replicas import (
     NOT_HERE_STATUS,
     REFUSED_STATUS,
     RELAY_HEADER,
@@ -29,13 +29,12 @@ from mcp_context_proxy.cluster.relay import (
     Reason,
     Relay,
     RelayEnd,
+    Replicas,
     Signer,
     not_here,
     refused,
 )
-from mcp_context_proxy.cluster.replicas import Replicas
-from mcp_context_proxy.cluster.state import decoded, hello_of
-from mcp_context_proxy.cluster.tables import NOBODY, ContextRow, hash_of
+from mcp_context_proxy.cluster.tables import NOBODY, ContextRow, decoded, hash_of, hello_of
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.auth import principal_of, rights_of

@@ -14,11 +14,9 @@ from urllib.parse import urlsplit
 import anyio
 from starlette.types import ASGIApp
 
-from mcp_context_proxy.cluster.attribution import StoredRequests
-from mcp_context_proxy.cluster.contexts import SharedContexts
+from mcp_context_proxy.cluster.contexts import SharedContexts, StoredRequests
 from mcp_context_proxy.cluster.homes import Homes
-from mcp_context_proxy.cluster.relay import ClusterCounts, Relay, Signer
-from mcp_context_proxy.cluster.replicas import Announcements, Replicas
+from mcp_context_proxy.cluster.replicas import Announcements, ClusterCounts, Relay, Replicas, Signer
 from mcp_context_proxy.cluster.tables import LeftResultTable, hash_of, tables_of
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import keys_of

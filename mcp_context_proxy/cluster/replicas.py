@@ -1,4 +1,7 @@
-"""The replicas that are there, as this one knows them: each gives signs of life through the database.
+"""The replicas that are there, as this one knows them, and requests that are passed on to them.
+
+A relay is signed with the key of the cluster, for one receiver, one moment and one request. The receiver
+takes each once, and checks the client's own token again. It is never passed on a second time.
 
 While the database is away, those that were known last stay known: whether one of them is still there, its
 address tells.
@@ -11,28 +14,309 @@ just announced the same there.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
+import re
+import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, StrEnum, auto
+from http import HTTPStatus
 from math import inf
 from typing import Final
 
 import anyio
 import anyio.lowlevel
+import httpx2
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
+from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.cluster.relay import ClusterCounts
 from mcp_context_proxy.cluster.tables import ReplicaRow, ReplicaTable
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.front.streamable_http import STREAM_TYPE
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.store.credentials import mark_of
 from mcp_context_proxy.store.hints import ChangeHints
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
+
+
+RELAY_HEADER: Final = b"x-mcp-relay"
+"""Header of a relay: version, sender, receiver, time, number and signature. In an answer it says that the
+receiver is not the home, and that nothing has run."""
+
+NOT_HERE: Final = b"not-here"
+
+VERSION: Final = "1"
+
+CLOCK_SECONDS: Final = 30.0
+"""Difference of the clocks of two replicas, and the time for which a relay is valid."""
+
+CONNECT_SECONDS: Final = 1.0
+"""Time to connect to a replica, which is near; one that takes longer counts as gone."""
+
+_TIMEOUTS: Final = {"timeout": {"connect": CONNECT_SECONDS, "read": None, "write": None, "pool": None}}
+
+KEPT_ALIVE, KEPT_ALIVE_SECONDS = 256, 5.0
+"""Idle connections that are kept for the next relay, and the time for which one is kept: much shorter than
+that of the other side, since nobody knows whether a request was read on a connection that is being closed."""
+
+RELAYS_OPEN: Final = 1024
+"""Connections to all replicas together: as many as one front has."""
+
+SEEN_MOST: Final = 200_000
+"""Numbers of relays that are remembered until they are not valid any more; beyond it, relays are refused."""
+
+_OF_ONE_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"proxy-authorization",
+        b"host",
+        b"origin",
+        RELAY_HEADER,
+    }
+)
+"""Headers of one connection; the Host and Origin were checked by the replica that the client has reached."""
+
+
+_STREAM: Final = re.compile(rb"(?:^|&)(session_id=[A-Za-z0-9_.-]+)(?:&|$)")
+
+
+class RelayEnd(Enum):
+    """Ends of a relay."""
+
+    ANSWERED = auto()
+    """The client has the home's answer."""
+    UNREACHABLE = auto()
+    """There was no connection; nothing has run."""
+    NOT_HERE = auto()
+    """The receiver is not the home, or not any more; nothing has run."""
+    REFUSED = auto()
+    """The receiver does not accept the signature; nothing has run."""
+    BROKEN = auto()
+    """The connection was lost before there was any answer; it may have run."""
+    CUT = auto()
+    """The connection was lost in the middle of the answer."""
+
+
+class Reason(StrEnum):
+    """Reasons for a relay."""
+
+    SESSION = "session"
+    """A request of a session."""
+    REPLY = "reply"
+    """The client's reply to a question that was asked within a session."""
+    CALL = "call"
+    """The answer that a parked call waits for."""
+
+
+class ClusterCounts(Struct, eq=False):
+    """Counts for metrics; the event loop writes them."""
+
+    relays: Counter[tuple[Reason, RelayEnd]] = field(default_factory=Counter)
+    """Relays that this replica has sent."""
+    relays_refused: int = 0
+    """Relays to this replica that were not signed for it."""
+    adoptions: int = 0
+    """Sessions that this replica has taken over."""
+    sessions_lost: int = 0
+    """Sessions of this replica that another one has taken over."""
+    replicas_lost: int = 0
+    """Replicas that were there and gave no sign of life, or could not be reached."""
+    stale: int = 0
+    """Contexts that another replica had changed since they were last read here."""
+    sessions: Callable[[], int] = int
+    """Returns the number of sessions that are at home here."""
+    replicas: Callable[[], int] = int
+    """Returns the number of replicas that are there, this one among them."""
+    does_upkeep: Callable[[], bool] = bool
+    """Returns whether this replica deletes old rows and sums up statistics."""
+    store_up: Callable[[], bool] = bool
+    """Returns whether the store can be used."""
+
+
+class Signer:
+    """Signs relays of this replica, and checks those of others."""
+
+    def __init__(self, keys: Sequence[bytes], name: str, clock: Callable[[], float] = time.time) -> None:
+        """Sign with the first of the keys, and accept what was signed with any of them."""
+        self._keys, self._name, self._clock = keys, name, clock
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def sign(self, receiver: str, scope: Scope, body: bytes) -> bytes:
+        """Return the value of the header of a relay."""
+        said = f"{VERSION} {self._name} {receiver} {self._clock():.3f} {secrets.token_hex(12)}"
+        return f"{said} {_signature(self._keys[0], said, scope, body)}".encode()
+
+    def is_valid(self, value: bytes, scope: Scope, body: bytes) -> bool:
+        """Return whether a header was made by a replica for this request, and comes for the first time."""
+        parts = value.decode("latin-1").split(" ")
+        if len(parts) != 6 or parts[0] != VERSION or parts[2] != self._name:
+            return False
+        said, number = " ".join(parts[:5]), parts[4]
+        given = parts[5].encode("latin-1")
+        made = [_signature(key, said, scope, body).encode() for key in self._keys]
+        # Each is compared, so that the time tells nothing.
+        if sum(hmac.compare_digest(each, given) for each in made) == 0:
+            return False
+        now = self._clock()
+        # Signed by a replica, so it is a number.
+        if abs(now - float(parts[3])) > CLOCK_SECONDS or number in self._seen:
+            return False
+        while self._seen and next(iter(self._seen.values())) < now - 2 * CLOCK_SECONDS:
+            self._seen.popitem(last=False)
+        if len(self._seen) >= SEEN_MOST:
+            return False
+        self._seen[number] = now
+        return True
+
+
+def _signature(key: bytes, said: str, scope: Scope, body: bytes) -> str:
+    sent = dict(scope["headers"])
+    parts = (
+        said.encode(),
+        scope["method"].encode(),
+        scope["path"].encode(),
+        scope["query_string"],
+        sent.get(b"mcp-session-id", b""),
+        hashlib.sha256(sent.get(b"authorization", b"")).digest(),
+        hashlib.sha256(body).digest(),
+    )
+    signed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.digest(key, signed, hashlib.sha256).hex()
+
+
+class Relay:
+    """Passes requests on to other replicas, and their answers back."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+        self._transport: httpx2.AsyncHTTPTransport | None = None
+
+    async def run(self) -> None:
+        """Keep connections open until cancelled."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            transport, self._transport = self._transport, None
+            if transport is not None:
+                with anyio.CancelScope(shield=True):
+                    await transport.aclose()
+
+    async def send(
+        self,
+        receiver: str,
+        address: str,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+        send: Send,
+        *,
+        last_event: bytes = b"",
+    ) -> RelayEnd:
+        """Pass a request on, and its answer back, unless there is none.
+
+        A stream that breaks off ends with `last_event`, which answers the request.
+        """
+        outcome = RelayEnd.BROKEN
+        async with anyio.create_task_group() as group:
+
+            async def leave_with_client() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+            group.start_soon(leave_with_client)
+            outcome = await self._exchange(receiver, address, scope, body, send, last_event)
+            group.cancel_scope.cancel()
+        return outcome
+
+    async def _exchange(
+        self, receiver: str, address: str, scope: Scope, body: bytes, send: Send, last_event: bytes
+    ) -> RelayEnd:
+        if self._transport is None:
+            limits = httpx2.Limits(
+                max_connections=RELAYS_OPEN,
+                max_keepalive_connections=KEPT_ALIVE,
+                keepalive_expiry=KEPT_ALIVE_SECONDS,
+            )
+            # Without a client: its redirects, cookies and hooks cost more than the rest, and none is wanted.
+            # The environment's proxies lead out of the cluster.
+            self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
+        headers = [pair for pair in scope["headers"] if _passes(pair[0])]
+        # Only the id of an event stream means anything. The rest of a query would reach the receiver in
+        # another spelling than was signed, and this replica would take itself for one with another key.
+        found = _STREAM.search(scope["query_string"])
+        query = b"" if found is None else found[1]
+        scope = {**scope, "query_string": query}
+        headers.append((RELAY_HEADER, self._signer.sign(receiver, scope, body)))
+        url = address + scope["path"] + (f"?{query.decode()}" if query else "")
+        request = httpx2.Request(
+            scope["method"], url, headers=headers, content=body or None, extensions=_TIMEOUTS
+        )
+        started = is_stream = False
+        try:
+            response = await self._transport.handle_async_request(request)
+            try:
+                if (said := response.headers.get(RELAY_HEADER.decode())) is not None:
+                    return RelayEnd.NOT_HERE if said == NOT_HERE.decode() else RelayEnd.REFUSED
+                answered = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_ONE_HOP]
+                length = response.headers.get("content-length")
+                if length is not None:
+                    answered.append((b"content-length", length.encode()))
+                start = {"type": "http.response.start", "status": response.status_code, "headers": answered}
+                await send(start)
+                started = True
+                is_stream = response.headers.get("content-type", "").startswith(STREAM_TYPE)
+                stream = response.stream
+                assert isinstance(stream, httpx2.AsyncByteStream)
+                async for piece in stream:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return RelayEnd.ANSWERED
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
+            return RelayEnd.UNREACHABLE
+        except httpx2.HTTPError as error:
+            logger.debug("a relay to replica %s has broken off: %s", receiver, error)
+            if is_stream:
+                # The blank line ends an event of which only a part has come.
+                ending = b"\r\n\r\n" + last_event
+                await send({"type": "http.response.body", "body": ending, "more_body": False})
+            return RelayEnd.CUT if started else RelayEnd.BROKEN
+
+
+def _passes(name: bytes) -> bool:
+    return name not in _OF_ONE_HOP and not name.startswith(b"sec-fetch-")
+
+
+def not_here() -> dict[str, str]:
+    """Return the headers of an answer that says that this replica is not the home."""
+    return {RELAY_HEADER.decode(): NOT_HERE.decode()}
+
+
+def refused() -> dict[str, str]:
+    """Return the headers of an answer to a relay that is not accepted."""
+    return {RELAY_HEADER.decode(): "refused"}
+
+
+NOT_HERE_STATUS: Final = HTTPStatus.MISDIRECTED_REQUEST
+REFUSED_STATUS: Final = HTTPStatus.FORBIDDEN
+
 
 BEATS_MISSED: Final = 3
 """Signs of life after which a replica counts as gone, if all of them are missing."""

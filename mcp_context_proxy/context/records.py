@@ -31,7 +31,7 @@ from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.results import USED_BEFORE
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.statistics.trial import Arm
+from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.store import BatchWriter, DocumentUsage, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread

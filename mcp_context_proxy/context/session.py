@@ -26,7 +26,7 @@ from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Mode, Over
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool, uri_of
-from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import Hello, covers, reaches

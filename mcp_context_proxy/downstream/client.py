@@ -17,13 +17,14 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.connections import Connected, DedicatedConnections
-from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Unprobed
+from mcp_context_proxy.downstream.connections import DedicatedConnections
+from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Connected, Unprobed
 from mcp_context_proxy.downstream.inbound import (
     ELICITATION_COMPLETE,
     LOG_MESSAGE,
     PROGRESS,
     RESOURCE_UPDATED,
+    WATCHED,
     Admission,
     KeepLine,
     OnEvent,
@@ -36,7 +37,6 @@ from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.lifecycle import ServerLifecycle, ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import PLAIN, Ask, Link, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.listing import STALE, ServerListing
-from mcp_context_proxy.downstream.subscriptions import WATCHED
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,

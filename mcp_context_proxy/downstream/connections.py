@@ -12,7 +12,6 @@ dedicated ones.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Hashable, Mapping
@@ -27,9 +26,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream import era_negotiation
-from mcp_context_proxy.downstream.era_negotiation import Introduction
+from mcp_context_proxy.downstream.era_negotiation import Connected, Loss
 from mcp_context_proxy.downstream.inbound import Output, Route, answer
-from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer, ServerRequests
+from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.link import Channel, Link, Outgoing, Party
 from mcp_context_proxy.downstream.stdio import open_sdk_channel, open_stdio
 from mcp_context_proxy.errors import (
@@ -58,47 +57,6 @@ logger = logging.getLogger(__name__)
 
 CREDENTIALS_WANTED = frozenset({401, 403, 407})
 """HTTP statuses about the credentials of the client."""
-
-
-class Loss(Struct):
-    """The end of a connection; the fields are filled in before the event is set."""
-
-    happened: anyio.Event = field(default_factory=anyio.Event)
-    cause: str = ""
-    """The verb of a sentence, such as ``exited (code 1)``."""
-    while_idle: bool = False
-    """True if nobody killed the server and no call of a client was pending that it could have died of."""
-
-
-class Connected(Struct, frozen=True):
-    """An open connection whose era is negotiated."""
-
-    link: Link
-    introduction: Introduction
-    loss: Loss
-    server_requests: ServerRequests | None = None
-    """Open requests of the server; None where it cannot make any."""
-    process_group: int | None = None
-    """See `Channel`."""
-    version: str = ""
-    """Name and version of the server's package; empty where they cannot be told."""
-
-    async def wait_for_first_requests(self, seconds: float) -> None:
-        """Wait, no longer than `seconds`, until the server's requests on connecting are answered.
-
-        Many servers ask for the roots right after the handshake, and need them before they are called. The
-        response to a ping comes after the requests that the server made before, so another round without
-        a new request shows that there are no more.
-        """
-        known = 0
-        with anyio.move_on_after(seconds):
-            while self.server_requests is not None:
-                with contextlib.suppress(RemoteError, BadAnswerError):
-                    await self.link.request("ping", {}, Outgoing(subject="ping", timeout=seconds))
-                await self.server_requests.wait_all_answered()
-                if self.server_requests.taken == known:
-                    break
-                known = self.server_requests.taken
 
 
 @asynccontextmanager
@@ -185,8 +143,10 @@ def _open_channel(
 async def _connect_modern(
     config: ServerConfig, limits: Limits, auth: httpx2.Auth | None, inbound: Inbound, seconds: float
 ) -> AsyncIterator[Connected]:
-    from mcp_context_proxy.downstream.http_client import client_of  # noqa: PLC0415 - as below
-    from mcp_context_proxy.downstream.http_modern import ModernHttp  # noqa: PLC0415 - imports the HTTP client
+    from mcp_context_proxy.downstream.http_client import (  # noqa: PLC0415 - imports the HTTP client
+        ModernHttp,
+        client_of,
+    )
 
     async with await client_of(config, limits, auth) as client:
         link = ModernHttp(config, limits, client, inbound.on_notification)

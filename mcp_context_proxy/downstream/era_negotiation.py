@@ -12,17 +12,19 @@ its next start when it reports another version than before, or turns out to be m
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import connection_key
+from mcp_context_proxy.downstream.jsonrpc import ServerRequests
 from mcp_context_proxy.downstream.link import Link, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -83,6 +85,47 @@ class Introduction(Struct, frozen=True):
         extensions = self.capabilities.get("extensions")
         settings = extensions.get(name) if isinstance(extensions, dict) else None
         return settings if isinstance(settings, dict) else None
+
+
+class Loss(Struct):
+    """The end of a connection; the fields are filled in before the event is set."""
+
+    happened: anyio.Event = field(default_factory=anyio.Event)
+    cause: str = ""
+    """The verb of a sentence, such as ``exited (code 1)``."""
+    while_idle: bool = False
+    """True if nobody killed the server and no call of a client was pending that it could have died of."""
+
+
+class Connected(Struct, frozen=True):
+    """An open connection whose era is negotiated."""
+
+    link: Link
+    introduction: Introduction
+    loss: Loss
+    server_requests: ServerRequests | None = None
+    """Open requests of the server; None where it cannot make any."""
+    process_group: int | None = None
+    """See `Channel`."""
+    version: str = ""
+    """Name and version of the server's package; empty where they cannot be told."""
+
+    async def wait_for_first_requests(self, seconds: float) -> None:
+        """Wait, no longer than `seconds`, until the server's requests on connecting are answered.
+
+        Many servers ask for the roots right after the handshake, and need them before they are called. The
+        response to a ping comes after the requests that the server made before, so another round without
+        a new request shows that there are no more.
+        """
+        known = 0
+        with anyio.move_on_after(seconds):
+            while self.server_requests is not None:
+                with contextlib.suppress(RemoteError, BadAnswerError):
+                    await self.link.request("ping", {}, Outgoing(subject="ping", timeout=seconds))
+                await self.server_requests.wait_all_answered()
+                if self.server_requests.taken == known:
+                    break
+                known = self.server_requests.taken
 
 
 async def negotiate(

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream.connections import Connected
-from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Introduction
+from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected, Introduction
 from mcp_context_proxy.downstream.link import HeaderMap, Link, Outgoing
 from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
@@ -271,7 +270,7 @@ def _header_maps(
     tools: Iterable[bytes],
 ) -> tuple[dict[str, HeaderMap], tuple[bytes, ...], tuple[str, ...]]:
     """Return the header maps by tool, the tools whose maps are valid, and why the others are withheld."""
-    from mcp_context_proxy.downstream.http_modern import header_map  # noqa: PLC0415 - imports the HTTP client
+    from mcp_context_proxy.downstream.http_client import header_map  # noqa: PLC0415 - imports the HTTP client
 
     maps, usable, problems = dict[str, HeaderMap](), list[bytes](), list[str]()
     for definition in tools:

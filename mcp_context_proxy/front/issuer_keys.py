@@ -23,7 +23,7 @@ from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import load_oauth
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.oauth.ssrf_guard import Destinations
+    from mcp_context_proxy.oauth.token_endpoint import Destinations
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +75,6 @@ class PublicKey(Struct, frozen=True):
     algorithms: frozenset[str]
     key: Any
     """The key as the library of signatures takes it."""
-
-
-Fetch = Callable[[str], Any]
-"""Returns the JSON object at a URL; awaitable."""
 
 
 class KeySet:
@@ -213,8 +209,10 @@ class KeySet:
         # Loaded only where an issuer is configured: nothing else of the front needs an HTTP client.
         import httpx2  # noqa: PLC0415
 
-        from mcp_context_proxy.oauth.ssrf_guard import Destinations  # noqa: PLC0415
-        from mcp_context_proxy.oauth.token_endpoint import exchange  # noqa: PLC0415
+        from mcp_context_proxy.oauth.token_endpoint import (  # noqa: PLC0415
+            Destinations,
+            exchange,
+        )
 
         if self._destinations is None:
             self._destinations = Destinations(self._config)

@@ -1,30 +1,40 @@
-"""Learned pairs of query and tool: their confidence, the index that searches read, JSON lines for export.
+"""Learned pairs of query and tool, and the working set: the tools that are used again and again.
 
 The confidence of a pair is a moving average of the signals of its uses; without a use it halves in two weeks.
 Everything here is pure: the time is passed in.
+
+It is chosen once a day (UTC) from the sessions in which tools were used, by the first proxy that needs it,
+and stored: a list that changed with use would cost every prompt its place in the provider's cache, and
+proxies on one store list the same.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId
+from mcp_context_proxy.errors import StoreError
+from mcp_context_proxy.items import IncludeMode, Tool, ToolKey, Vector
+from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
+from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId, Store, ToolSessions
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
 from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
 
 
 class Signal(StrEnum):
@@ -344,3 +354,61 @@ def imported(lines: Sequence[PairLine], model: QueryEmbedder) -> list[Pair]:
             Pair(key, tool, line.query, vector, model_id, confidence, line.uses, line.first, line.last)
         )
     return pairs
+
+
+SEVERAL: Final = 3
+"""Sessions in which a tool of the working set was used: twice may be one task that was resumed."""
+
+
+class WorkingSet(Struct):
+    """The tools of the working set, and why each is in it. Empty until they are chosen."""
+
+    reasons: Mapping[ToolKey, str] = field(default_factory=dict)
+    day: str = ""
+    """The day for which they were chosen."""
+
+    def why(self, tool: Tool) -> str | None:
+        """Return why a tool is in it; None where it is not, or where only a person may add it."""
+        return self.reasons.get(tool.key) if tool.include is IncludeMode.AGENT else None
+
+    def choose(
+        self,
+        store: Store,
+        budget: int,
+        clock: Callable[[], float],
+    ) -> bool:
+        """Choose tools for a budget in tokens, or take those of the day; return whether they are others now.
+
+        Blocks; to be called before anything is listed, and again from time to time.
+        """
+        day = date_of(clock()).date().isoformat()
+        if budget == 0 or day == self.day:
+            return False
+        try:
+            reasons = store.working_sets.get(day, budget)
+            if reasons is None:
+                used = store.tool_sessions.counted(clock() - WINDOW_DAYS * DAY)
+                tokens = {row.key: row.tokens for row in store.statistics.definitions()}
+                reasons = store.working_sets.choose(day, budget, chosen(used, tokens, budget))
+        except StoreError as error:
+            if not self.day:
+                logger.warning("%s. The list has no working set.", error)
+            return False
+        before, self.reasons, self.day = self.reasons.keys(), reasons, day
+        return reasons.keys() != before
+
+
+def chosen(used: Sequence[ToolSessions], tokens: Mapping[ToolKey, int], budget: int) -> dict[ToolKey, str]:
+    """Return the tools used in most sessions that fit into a budget, each with the reason.
+
+    A tool that does not fit makes room for others. A tool of unknown cost is left for the next start.
+    """
+    left, found = budget, {}
+    for one in sorted(used, key=lambda one: (-one.sessions, -one.last, one.server, one.tool)):
+        cost = tokens.get(one.key)
+        if one.sessions >= SEVERAL and cost is not None and cost <= left:
+            left -= cost
+            last = date_of(one.last).date().isoformat()
+            days = f"{WINDOW_DAYS:.0f} days"
+            found[one.key] = f"used in {one.sessions} sessions of the last {days}, last on {last}"
+    return found

@@ -30,8 +30,7 @@ from mcp_context_proxy.interactions import memory
 from mcp_context_proxy.interactions.memory import CALL, SEARCH
 from mcp_context_proxy.interactions.recorder import InteractionRecorder
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
-from mcp_context_proxy.learning.pairs import Signal, Use
-from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.learning.pairs import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.server.caller import Caller

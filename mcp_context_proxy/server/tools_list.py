@@ -27,7 +27,7 @@ from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool, ToolClass
-from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults

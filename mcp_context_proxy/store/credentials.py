@@ -98,10 +98,6 @@ class Seal:
         }
         self.mark = mark_of(keys[0])
 
-    def knows(self, mark: str) -> bool:
-        """Return whether the key with a mark is among them."""
-        return mark in self._keys
-
     def sealed(self, kind: str, name: str, content: bytes) -> bytes:
         """Return content that only the holders of the key can read or make."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - only for replicas
@@ -135,11 +131,6 @@ class Credential(Struct, frozen=True):
     revision: int
     """0 if there never was one."""
     readable: bool = True
-
-    @property
-    def given_up(self) -> bool:
-        """Return whether it was there and is no longer."""
-        return self.readable and self.content is None and self.revision > 0
 
 
 NEVER: Final = Credential(None, 0)

@@ -27,24 +27,22 @@ from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store import Additions, ApprovalRecord, ApprovalRow, ApprovalStore, VersionRow
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.fingerprints import (
-    Approvable,
-    Candidate,
-    Fingerprint,
-    foreign,
-    is_distinctive,
-    list_digest,
-    suspicion,
-)
-from mcp_context_proxy.trust.states import (
     APPROVED,
     DECISIONS,
     TAKEN,
     TOLD,
+    Approvable,
+    Candidate,
     Event,
+    Fingerprint,
     Ruling,
     State,
     event_of,
+    foreign,
+    is_distinctive,
+    list_digest,
     ruling_of,
+    suspicion,
     withheld,
 )
 

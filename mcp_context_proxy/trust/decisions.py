@@ -27,8 +27,7 @@ from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.store import DAY, Additions, ApprovalRecord, ApprovalRow, Store
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.approval import Name
-from mcp_context_proxy.trust.fingerprints import Approvable
-from mcp_context_proxy.trust.states import TAKEN, Event, State
+from mcp_context_proxy.trust.fingerprints import TAKEN, Approvable, Event, State
 
 SHOWN_CHARACTERS: Final = 1_000
 """Characters of a line that are shown unless all of it is asked for."""

@@ -17,7 +17,7 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
-from mcp_context_proxy.trust.states import State
+from mcp_context_proxy.trust.fingerprints import State
 from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation, note_order
 

@@ -19,14 +19,13 @@ from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Reloader
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.downstream.facts import address, failure, server_facts, working_folder
-from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.fleet import Fleet, address, failure, server_facts, working_folder
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.switches import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
-from mcp_context_proxy.learning.working_set import WorkingSet
+from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import described
 from mcp_context_proxy.server.caller import ConnectedHost
@@ -34,8 +33,7 @@ from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.audit import AuditLog
-from mcp_context_proxy.trust.kept_logs import KeptLogs
+from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
 from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import (
     Api,

@@ -33,7 +33,7 @@ from mcp_context_proxy.web.api import HEADERS, needs, refused
 PATH: Final = "/metrics"
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.cluster.relay import ClusterCounts  # most proxies are alone
+    from mcp_context_proxy.cluster.replicas import ClusterCounts  # most proxies are alone
 
 _PREFIX: Final = "mcp_context_proxy"
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.facts import failure
+from mcp_context_proxy.downstream.fleet import failure
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
@@ -27,7 +27,7 @@ from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.kept_logs import PROXY
+from mcp_context_proxy.trust.audit import PROXY
 from mcp_context_proxy.trust.tokens import Role
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation
 from mcp_context_proxy.web.inventory import Done, Served, audit, expect_server, exposed_name

@@ -19,8 +19,7 @@ from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_a
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.downstream.facts import failure
-from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.fleet import Fleet, failure
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope

@@ -24,8 +24,8 @@ from mcp_context_proxy.statistics.report import (
     SearchFigures,
     Stretch,
     ToolStatistics,
+    Trial,
 )
-from mcp_context_proxy.statistics.trial import Trial
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import Role

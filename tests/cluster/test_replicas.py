@@ -40,7 +40,7 @@ from support.replicas import (
 )
 
 from mcp_context_proxy.cluster.homes import COMPLAINTS
-from mcp_context_proxy.cluster.relay import Signer
+from mcp_context_proxy.cluster.replicas import Signer
 from mcp_context_proxy.front.http_sessions import GUESSES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]

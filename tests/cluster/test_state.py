@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mcp_context_proxy.cluster.state import ContextState, decoded, encoded
+from mcp_context_proxy.cluster.tables import ContextState, decoded, encoded
 from mcp_context_proxy.context.records import NO_OVERRIDES
 from mcp_context_proxy.items import Kind
 

@@ -11,7 +11,7 @@ from support.authorization import Protected, protected_server
 from support.postgres import postgres  # noqa: F401 - a fixture
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
-from mcp_context_proxy.oauth import login, loopback
+from mcp_context_proxy.oauth import login
 from mcp_context_proxy.oauth.bearer import BearerAuth
 from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
 
@@ -49,7 +49,7 @@ async def visit(address: str) -> httpx2.Response:
 
 async def logged_in(config: ServerConfig) -> OAuthCredentials:
     """Log in as a person would, and keep it."""
-    async with loopback.listening(config.name, 0) as waiting:
+    async with login.listening(config.name, 0) as waiting:
 
         async def send(address: str) -> None:
             await visit(address)

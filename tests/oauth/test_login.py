@@ -10,7 +10,7 @@ from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected, protect
 
 from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
-from mcp_context_proxy.oauth import login, loopback
+from mcp_context_proxy.oauth import login
 from mcp_context_proxy.oauth.credentials import CredentialFile
 
 from .conftest import fetched, logged_in, server_config, visit
@@ -175,7 +175,7 @@ async def test_a_person_is_sent_only_to_a_web_page(protected: Protected, door: s
     protected.issuer.named_door = door
     sent: list[str] = []
     config = server_config(protected)
-    async with loopback.listening(config.name, 0) as waiting:
+    async with login.listening(config.name, 0) as waiting:
 
         async def send(address: str) -> None:
             sent.append(address)
@@ -193,7 +193,7 @@ async def test_a_configured_client_is_used_and_not_registered(protected: Protect
     from mcp.shared.auth import OAuthClientInformationFull
     from pydantic import AnyUrl
 
-    async with loopback.listening("probe", 0) as waiting:
+    async with login.listening("probe", 0) as waiting:
         port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
     redirect = AnyUrl(f"http://127.0.0.1:{port}/callback")
     protected.issuer.clients["mine"] = OAuthClientInformationFull(
@@ -204,7 +204,7 @@ async def test_a_configured_client_is_used_and_not_registered(protected: Protect
     )
     settings = {"client_id": "mine", "client_secret": "my-s3cr3t", "issuer": protected.issuer.url}
     config = server_config(protected, **settings)
-    async with loopback.listening(config.name, port) as waiting:
+    async with login.listening(config.name, port) as waiting:
 
         async def send(address: str) -> None:
             await visit(address)
@@ -218,14 +218,14 @@ async def test_a_configured_client_is_used_and_not_registered(protected: Protect
 async def test_tokens_never_travel_unencrypted(protected: Protected) -> None:
     config = ServerConfig(name="plain", url="http://mcp.example.com/mcp")
     with pytest.raises(AuthorizationError, match="not reached over https"):
-        await login.log_in(config, loopback.Loopback("plain", "http://127.0.0.1:1/callback"), visit)  # type: ignore[arg-type]
+        await login.log_in(config, login.Loopback("plain", "http://127.0.0.1:1/callback"), visit)  # type: ignore[arg-type]
 
 
 async def test_a_port_in_use_is_reported(protected: Protected) -> None:
-    async with loopback.listening("one", 0) as waiting:
+    async with login.listening("one", 0) as waiting:
         port = int(waiting.redirect_uri.split(":")[2].split("/")[0])
         with pytest.raises(AuthorizationError, match=f"port {port} cannot be opened"):
-            async with loopback.listening("two", port):
+            async with login.listening("two", port):
                 pass
 
 

@@ -9,8 +9,8 @@ import pytest
 from support.authorization import Protected
 
 from mcp_context_proxy.errors import AuthorizationError
-from mcp_context_proxy.oauth import login, loopback
-from mcp_context_proxy.oauth.loopback import Loopback
+from mcp_context_proxy.oauth import login
+from mcp_context_proxy.oauth.login import Loopback
 
 from .conftest import server_config, visit
 
@@ -32,7 +32,7 @@ async def raw(waiting: Loopback, request: str) -> bytes:
 
 
 async def test_it_answers_nothing_but_the_callback() -> None:
-    async with loopback.listening("any", 0) as waiting:
+    async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)
         base = waiting.redirect_uri.removesuffix("/callback")
 
@@ -49,7 +49,7 @@ async def test_it_answers_nothing_but_the_callback() -> None:
     "host", ["evil.example", "evil.example:{}", "localhost:{}", "127.0.0.1", "127.0.0.1:1", ""]
 )
 async def test_a_foreign_host_gets_404(host: str) -> None:
-    async with loopback.listening("any", 0) as waiting:
+    async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)
         named = host.format(port_of(waiting))
         target = "/callback?error=refused&state=right"
@@ -81,7 +81,7 @@ async def test_a_result_without_the_state_of_the_login_is_ignored_and_its_text_a
 ) -> None:
     """An authorization server's result counts afterwards: nobody can end the login of another."""
     config = server_config(protected)
-    async with loopback.listening(config.name, 0) as waiting:
+    async with login.listening(config.name, 0) as waiting:
 
         async def show(address: str) -> None:
             answer = await visit(f"{waiting.redirect_uri}?{query}")
@@ -96,7 +96,7 @@ async def test_a_result_without_the_state_of_the_login_is_ignored_and_its_text_a
 
 
 async def test_before_the_login_has_begun_nothing_is_taken() -> None:
-    async with loopback.listening("any", 0) as waiting:
+    async with login.listening("any", 0) as waiting:
         assert (await visit(waiting.redirect_uri + "?code=x&state=")).status_code == 400
         assert (await visit(waiting.redirect_uri + "?code=x")).status_code == 400
 
@@ -106,7 +106,7 @@ async def test_an_authorization_server_that_returns_another_state_logs_nobody_in
 ) -> None:
     protected.issuer.wrong_state = True
     config = server_config(protected)
-    async with loopback.listening(config.name, 0) as waiting:
+    async with login.listening(config.name, 0) as waiting:
         statuses = []
 
         async def show(address: str) -> None:
@@ -122,7 +122,7 @@ async def test_an_authorization_server_that_returns_another_state_logs_nobody_in
 
 async def test_the_reason_of_a_refusal_is_shown_clean_short_and_on_one_line() -> None:
     said = "%1b[2J%E2%80%AEdenied%0ALogged in to bank " + "x" * 5000
-    async with loopback.listening("any", 0) as waiting:
+    async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)
         await visit(f"{waiting.redirect_uri}?error={said}&state=right")
         with pytest.raises(AuthorizationError) as refused:
@@ -140,7 +140,7 @@ async def test_the_reason_of_a_refusal_is_shown_clean_short_and_on_one_line() ->
     "request_line", ["GET //[ HTTP/1.1", "GET", "", "\x00", "GET /callback?%00=%ff HTTP/1.1"]
 )
 async def test_a_malformed_request_does_not_end_the_login(request_line: str) -> None:
-    async with loopback.listening("any", 0) as waiting:
+    async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)
         host = f"Host: 127.0.0.1:{port_of(waiting)}"
         assert b" 40" in await raw(waiting, f"{request_line}\r\n{host}\r\n\r\n")
@@ -148,7 +148,7 @@ async def test_a_malformed_request_does_not_end_the_login(request_line: str) -> 
 
 
 async def test_a_connection_that_is_reset_does_not_end_the_login() -> None:
-    async with loopback.listening("any", 0) as waiting:
+    async with login.listening("any", 0) as waiting:
         waiting.expect(ADDRESS)
         for sent in (b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", port_of(waiting))) as stream:

@@ -24,8 +24,7 @@ from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
 from mcp_context_proxy.oauth import token_endpoint
 from mcp_context_proxy.oauth.credentials import OAuthCredentials
-from mcp_context_proxy.oauth.ssrf_guard import Destinations, NetworkReach
-from mcp_context_proxy.oauth.token_endpoint import exchange
+from mcp_context_proxy.oauth.token_endpoint import Destinations, NetworkReach, exchange
 
 pytestmark = pytest.mark.anyio
 
@@ -189,7 +188,7 @@ async def test_a_renewal_connects_to_no_nearer_address_than_the_login(canary: Ca
 ASK = """
 import sys, anyio, httpx2
 from mcp_context_proxy.oauth.token_endpoint import exchange
-from mcp_context_proxy.oauth.ssrf_guard import Destinations, NetworkReach
+from mcp_context_proxy.oauth.token_endpoint import Destinations, NetworkReach
 from mcp_context_proxy.config import ServerConfig
 
 async def main():

@@ -16,8 +16,8 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.inbound import ClientSubscriptions
 from mcp_context_proxy.downstream.listing import ServerListing
-from mcp_context_proxy.downstream.subscriptions import ClientSubscriptions
 from mcp_context_proxy.server.notifications import Watches
 
 NAMES = ("a", "b", "c")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mcp_context_proxy.statistics.trial import Trial, arm_of, compared
+from mcp_context_proxy.statistics.report import Trial, arm_of, compared
 from mcp_context_proxy.store import DAY, SearchRow
 
 NOW = 1_700_000_000.0

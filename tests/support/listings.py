@@ -18,7 +18,7 @@ from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.decisions import decide, hash_of, pending
-from mcp_context_proxy.trust.states import State
+from mcp_context_proxy.trust.fingerprints import State
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 

@@ -22,7 +22,7 @@ from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.session import result_text
-from mcp_context_proxy.downstream.facts import redacted
+from mcp_context_proxy.downstream.fleet import redacted
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
 from mcp_context_proxy.front import issuer

@@ -15,7 +15,7 @@ from mcp_context_proxy.errors import StoreError, UnknownItemError, WithheldError
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.store import ApprovalStore, Store, open_store
 from mcp_context_proxy.trust.decisions import ApprovalError, decide, hash_of, pending
-from mcp_context_proxy.trust.states import DECISIONS, Event, State
+from mcp_context_proxy.trust.fingerprints import DECISIONS, Event, State
 
 MODES = ("notice", "changed", "all")
 ADD = tool("add")

@@ -15,7 +15,7 @@ from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.store import ApprovalStore, open_store
 from mcp_context_proxy.trust.decisions import decide, hash_of, latest, pending
-from mcp_context_proxy.trust.states import State
+from mcp_context_proxy.trust.fingerprints import State
 
 NAMES = ("add", "sub", "mul")
 TEXTS = ("One.", "Two.", "Three.", "Four.")
