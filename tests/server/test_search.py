@@ -247,6 +247,27 @@ async def test_if_nothing_fits_the_nearest_tools_are_named_and_can_be_called(hos
     assert lines[-1] == "Call one only if it does exactly this; else search in other words or do without."
 
 
+async def test_tools_that_something_else_has_brought_are_not_called_documents(workshop: Workshop) -> None:
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    text = "# Commit messages\n\nSay why, in the imperative. Use `tides` first."
+    (rules / "commit-style.md").write_text(text, encoding="utf-8")
+    workshop.server("weather", tools=[tool("forecast", "Weather of a city"), tool("tides"), tool("moon")])
+    config = workshop.config(
+        documents=[{"kind": "rule", "path": str(rules)}],
+        context={"expansion_rules": {"forecast": ["moon"]}},
+    )
+    async with inside(config, patience=None) as opened:
+        host = Host(opened, "handshake")
+        named = await host.call(SEARCH, {"query": "style of commit messages"})
+        await host.call("weather__forecast", {})
+        later = await host.call(SEARCH, {"query": "zyxgh qwvut"})
+
+    beside, after = named["content"][0]["text"], later["content"][0]["text"]
+    assert "But one document fits, and one tool may go with it:\n\nweather__tides" in beside
+    assert "But one tool may be next after what was done:\n\nweather__moon" in after
+
+
 async def test_no_more_is_returned_than_was_asked_for(host: Host) -> None:
     result = await host.data(
         SEARCH, {"query": "weather tides commit forecast", "top_n": 1, "kinds": ["tool"]}
