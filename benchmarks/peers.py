@@ -10,7 +10,6 @@ rows are left out. Linux only (it reads /proc).
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any, Literal
 
 from figures import Figure, measured, percentile
 from raw_clients import StdioClient, call_params
-from subjects import HERE, SERVERS, TOOLS, Workbench, child
+from subjects import HERE, SERVERS, TOOLS, Workbench, child, processor_seconds
 
 IN_FLIGHT = 32
 CALLS, BURST = 2000, 5000
@@ -46,14 +45,14 @@ def calls(bench: Workbench, rounds: int) -> list[Figure]:
             p50, p95, rate, one, many = (dict[str, list[float]]() for _ in range(5))
             for name in _turning(clients, rounds):
                 pid = clients[name].process.pid
-                began = _processor_seconds(pid)
+                began = processor_seconds(pid)
                 taken = clients[name].timed("tools/call", _call(name), CALLS)
-                between = _processor_seconds(pid)
+                between = processor_seconds(pid)
                 p50.setdefault(name, []).append(median(taken) * 1e3)
                 p95.setdefault(name, []).append(percentile(taken, 0.95) * 1e3)
                 rate.setdefault(name, []).append(clients[name].pipelined(_call(name), BURST, IN_FLIGHT))
                 one.setdefault(name, []).append((between - began) / CALLS * 1e6)
-                many.setdefault(name, []).append((_processor_seconds(pid) - between) / BURST * 1e6)
+                many.setdefault(name, []).append((processor_seconds(pid) - between) / BURST * 1e6)
             found += _table(f"{era}: call p50", p50, "ms", {BARE: 1.15, RUST: 1.0})
             found += _table(f"{era}: call p95", p95, "ms", {BARE: 1.3})
             found += _table(f"{era}: {IN_FLIGHT} in flight", rate, "calls/s", {RUST: 1.5}, "at least")
@@ -72,7 +71,7 @@ def start(bench: Workbench, rounds: int) -> list[Figure]:
         hello.setdefault(name, []).append(time.perf_counter() - client.spawned)
         client.request("tools/list")
         listed.setdefault(name, []).append(time.perf_counter() - client.spawned)
-        spent.setdefault(name, []).append(_processor_seconds(client.process.pid))
+        spent.setdefault(name, []).append(processor_seconds(client.process.pid))
         memory.setdefault(name, []).append(_pss_mib(client.process.pid))
         client.close()
     return [
@@ -137,12 +136,6 @@ def _answers(params: dict[str, Any], client: StdioClient) -> bool:
     except Exception:  # boundary: the server has not started yet
         return False
     return True
-
-
-def _processor_seconds(pid: int) -> float:
-    """Return the processor time of a process without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _pss_mib(pid: int) -> float:

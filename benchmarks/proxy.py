@@ -13,7 +13,8 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,8 +22,9 @@ from statistics import median
 
 import definitions
 from figures import Figure, measured, percentile
-from raw_clients import FailureError, HttpClient, StdioClient, call_params, frame
+from raw_clients import FailureError, HttpClient, StdioClient, call_params, crowd, frame
 from subjects import (
+    HERE,
     SERVERS,
     SUBJECTS,
     TOOLS,
@@ -31,6 +33,7 @@ from subjects import (
     bare_command,
     free_port,
     listening,
+    processor_seconds,
     proxy_command,
     tool_name,
 )
@@ -43,6 +46,9 @@ INDEXING_SECONDS = 0.1
 """Between two looks at how far indexing is."""
 
 IN_FLIGHT = 32
+LEAST, LEAST_PROXY = "bare asyncio server", "bare asyncio proxy"
+"""Over HTTP, beside the SDK's: what the language itself takes."""
+CROWD_CALLS = 4000
 
 PEAK_MIB = 250e6 / 2**20
 
@@ -122,20 +128,25 @@ def calls(bench: Workbench, rounds: int) -> list[Figure]:
 
 
 def http(bench: Workbench, rounds: int) -> list[Figure]:
-    """``tools/call`` over one kept-alive HTTP connection."""
-    direct, through, bare = free_port(), free_port(), free_port()
-    config = bench.config()
-    serve = [*proxy_command(config), "serve", "--http", "--no-auth", "--port", str(through)]
+    """``tools/call`` over kept-alive HTTP connections: one, and 32 with a call under way on each."""
+    ports = {name: free_port() for name in (*SUBJECTS, LEAST, LEAST_PROXY)}
+    at = {name: str(port) for name, port in ports.items()}
+    serve = [*proxy_command(bench.config()), "serve", "--http", "--no-auth", "--port", at["proxy"]]
+    least = [sys.executable, str(HERE / "bare_asyncio_proxy.py")]
     found = []
-    with (
-        listening([*bare_command(0, 0, False), "--http", str(direct)], direct),
-        listening(serve, through),
-        listening([*bare_command(SERVERS, TOOLS, False), "--http", str(bare)], bare),
-    ):
-        ports = dict(zip(SUBJECTS, (direct, through, bare), strict=True))
-        time.sleep(1)
+    with ExitStack() as stack:
+        running = stack.enter_context(listening(serve, ports["proxy"]))
+        for name, command in {
+            "direct": bare_command(0, 0, False),
+            "bare SDK": bare_command(SERVERS, TOOLS, False),
+            LEAST: [*least, "0", "0"],
+            LEAST_PROXY: [*least, str(SERVERS), str(TOOLS)],
+        }.items():
+            stack.enter_context(listening([*command, "--http", at[name]], ports[name]))
+        time.sleep(2)
         for era in ("handshake", "modern"):
             found += _over_http(ports, era, rounds)
+            found += _crowd(ports["proxy"], running.pid, era, rounds)
     return found
 
 
@@ -237,21 +248,25 @@ def _sequential(
     return _compared(label, p50, p99, bar)
 
 
-def _percentiles(times: Callable[[str], list[float]], rounds: int) -> tuple[Values, Values]:
-    p99: Values = {name: [] for name in SUBJECTS}
+def _percentiles(
+    times: Callable[[str], list[float]], rounds: int, subjects: Iterable[str] = SUBJECTS
+) -> tuple[Values, Values]:
+    p99: Values = {name: [] for name in subjects}
 
     def measure(name: str) -> float:
         taken = times(name)
         p99[name].append(percentile(taken, 0.99) * 1e3)
         return median(taken) * 1e3
 
-    p50 = _alternating({name: partial(measure, name) for name in SUBJECTS}, rounds)
+    p50 = _alternating({name: partial(measure, name) for name in subjects}, rounds)
     return p50, {name: values[1:] for name, values in p99.items()}
 
 
-def _compared(label: str, p50: Values, p99: Values, bar: float | None) -> list[Figure]:
+def _compared(
+    label: str, p50: Values, p99: Values, bar: float | None, subjects: Iterable[str] = SUBJECTS
+) -> list[Figure]:
     found = []
-    for name in SUBJECTS:
+    for name in subjects:
         found.append(Figure(f"{label}: {name}, p50", p50[name], "ms"))
         found.append(Figure(f"{label}: {name}, p99", p99[name], "ms"))
     for name in SUBJECTS[1:]:
@@ -302,13 +317,41 @@ def _throughput(clients: dict[str, StdioClient], rounds: int, era: str) -> list[
 
 
 def _over_http(ports: dict[str, int], era: str, rounds: int) -> list[Figure]:
-    clients = {name: HttpClient(port, era) for name, port in ports.items()}
+    # The least proxy passes on what it gets to servers of the handshake era.
+    eras = {LEAST_PROXY: "handshake"}
+    clients = {name: HttpClient(port, eras.get(name, era)) for name, port in ports.items()}
     for client in clients.values():
         client.open()
-    p50, p99 = _percentiles(lambda name: clients[name].timed_calls(tool_name(name), 200), rounds)
+    p50, p99 = _percentiles(lambda name: clients[name].timed_calls(tool_name(name), 200), rounds, ports)
     for client in clients.values():
         client.close()
-    return _compared(f"{era}, small", p50, p99, None)
+    over = _over(p50, "proxy", LEAST)
+    return [
+        *_compared(f"{era}, small", p50, p99, 0.12, ports),
+        Figure(f"{era}, small: proxy over {LEAST}, p50", over, "ms"),
+        Figure(f"{era}, small: proxy over {LEAST_PROXY}, p50", _over(p50, "proxy", LEAST_PROXY), "ms"),
+    ]
+
+
+def _crowd(port: int, pid: int, era: str, rounds: int) -> list[Figure]:
+    """Calls of many clients, each on a connection of its own."""
+    values: Values = {"rate": [], "processor": [], "one core": [], "p50": [], "p99": []}
+    for _ in range(rounds):
+        before = processor_seconds(pid)
+        rate, taken = crowd(port, era, tool_name("proxy"), IN_FLIGHT, CROWD_CALLS)
+        used = (processor_seconds(pid) - before) / CROWD_CALLS
+        for name, value in (("rate", rate), ("processor", used * 1e6), ("one core", 1 / used)):
+            values[name].append(value)
+        values["p50"].append(median(taken) * 1e3)
+        values["p99"].append(percentile(taken, 0.99) * 1e3)
+    label, bar = f"{era}, {IN_FLIGHT} clients", 2500.0 if era == "modern" else None
+    return [
+        Figure(f"{label}: calls/s", values["rate"], "calls/s"),
+        Figure(f"{label}: processor time of a call", values["processor"], "us"),
+        Figure(f"{label}: for which one core has time", values["one core"], "calls/s", bar, "at least"),
+        Figure(f"{label}: p50", values["p50"], "ms"),
+        Figure(f"{label}: p99", values["p99"], "ms"),
+    ]
 
 
 def _searches(bench: Workbench, count: int, rounds: int) -> Values:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import selectors
+import socket
 import subprocess
 import threading
 import time
@@ -219,6 +221,22 @@ class HttpClient:
         frames = [frame(next(self._ids), "tools/call", call_params(name), self.era) for _ in range(count)]
         return list(self._timed(frames, extra))
 
+    def request(self, name: str, call_id: int) -> bytes:
+        """One call as it goes over the connection."""
+        body = frame(call_id, "tools/call", call_params(name), self.era)
+        modern = {"Mcp-Method": "tools/call", "Mcp-Name": name} if self.era == "modern" else {}
+        host = f"{self._connection.host}:{self._connection.port}"
+        headers = {"Host": host, "Content-Length": str(len(body)), **self._headers, **modern}
+        lines = [f"{key}: {value}\r\n" for key, value in headers.items()]
+        return "".join(["POST /mcp HTTP/1.1\r\n", *lines, "\r\n"]).encode() + body
+
+    @property
+    def socket(self) -> socket.socket:
+        """The connection itself, between two requests."""
+        if self._connection.sock is None:
+            self._connection.connect()
+        return self._connection.sock
+
     def timed_ping(self) -> float:
         """Seconds of one ping."""
         return next(self._timed([frame(next(self._ids), "ping", {}, self.era)], {}))
@@ -245,3 +263,45 @@ class HttpClient:
         if response.status >= 400:
             raise FailureError(f"{response.status} {answer[:300]!r}")
         return answer
+
+
+def crowd(port: int, era: str, name: str, clients: int, count: int) -> tuple[float, list[float]]:
+    """Calls per second of so many clients, each with one call under way, and the seconds of each call."""
+    opened = [HttpClient(port, era) for _ in range(clients)]
+    for client in opened:
+        client.open()
+    waiting, began = selectors.DefaultSelector(), dict[socket.socket, float]()
+    taken, sent = list[float](), 0
+
+    def send(peer: socket.socket, request: bytes) -> None:
+        nonlocal sent
+        sent, began[peer] = sent + 1, time.perf_counter()
+        peer.sendall(request)
+
+    started = time.perf_counter()
+    for number, client in enumerate(opened):
+        request = client.request(name, 1_000 + number)
+        waiting.register(client.socket, selectors.EVENT_READ, request)
+        send(client.socket, request)
+    while len(taken) < count:
+        for key, _ in waiting.select():
+            assert isinstance(key.fileobj, socket.socket)
+            answer = _answer(key.fileobj)
+            taken.append(time.perf_counter() - began[key.fileobj])
+            if b'"result"' not in answer or b'"isError":true' in answer:
+                raise FailureError(answer[:500].decode())
+            if sent < count:
+                send(key.fileobj, key.data)
+    seconds = time.perf_counter() - started
+    for client in opened:
+        client.close()
+    return count / seconds, taken
+
+
+def _answer(peer: socket.socket) -> bytes:
+    data = b""
+    while True:
+        data += peer.recv(1 << 16)
+        head, ended, body = data.partition(b"\r\n\r\n")
+        if ended and len(body) >= int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]):
+            return body

@@ -134,6 +134,12 @@ def free_port() -> int:
         return port
 
 
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process without its children, in the system's steps of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _toml(data: dict[str, Any], prefix: str = "") -> Iterator[str]:
     tables = {key: value for key, value in data.items() if isinstance(value, dict)}
     for key, value in data.items():

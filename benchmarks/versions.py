@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -26,7 +25,16 @@ from typing import Any
 
 import definitions
 from raw_clients import HttpClient, StdioClient, call_params
-from subjects import SERVERS, Workbench, answers, free_port, listening, proxy_command, tool_name
+from subjects import (
+    SERVERS,
+    Workbench,
+    answers,
+    free_port,
+    listening,
+    processor_seconds,
+    proxy_command,
+    tool_name,
+)
 
 SEARCH = "search_available_tools"
 CALLS, SEARCHES, LISTS = 100, 5, 20
@@ -69,7 +77,7 @@ def starts(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
         client.request("tools/list")
         seconds = time.perf_counter() - client.spawned
         if processor:
-            seconds = _processor_seconds(client.process.pid)
+            seconds = processor_seconds(client.process.pid)
         client.close()
         return seconds * 1e3
 
@@ -132,16 +140,10 @@ def _http_batch(port: int, era: str) -> float:
 
 
 def _http_processor(port: int, era: str, pid: int) -> float:
-    before = _processor_seconds(pid)
+    before = processor_seconds(pid)
     for _ in range(4):  # the system counts in steps of 10 ms
         _http_batch(port, era)
-    return (_processor_seconds(pid) - before) / (4 * CALLS) * 1e3
-
-
-def _processor_seconds(pid: int) -> float:
-    """Seconds of processor that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (processor_seconds(pid) - before) / (4 * CALLS) * 1e3
 
 
 def searches(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
