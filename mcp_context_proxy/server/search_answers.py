@@ -111,10 +111,6 @@ class Detail(Struct, frozen=True):
     """Levels of nested objects that are spelled out; deeper ones read ``object``."""
 
 
-SHOWN: Final = (Delivery.WHOLE, Delivery.OUTLINE)
-"""Forms of a skill in which its files are named."""
-
-
 DETAILS: Final = (Detail(240, 6, 2), Detail(110, 6, 1), Detail(110, 0, 1), Detail(0, 0, 1))
 """Details from the most to the least; after the last one there is the name alone."""
 
@@ -252,12 +248,12 @@ def search_text(
     """
     found = answer.found
     searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
-    results, known, documents = found.results, _known(*searched), _documents(answer)
+    results, known = found.results, _known(*searched)
     if not results:
         text = _nothing_fits(found, known, notes, count, name_of)
         if answer.context.dropped:
             text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_TO_GO_ON}"
-        return "\n\n".join([text, *_titled(documents)])
+        return "\n\n".join([text, *_documents(answer, titled=True)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = some_of([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
@@ -275,37 +271,34 @@ def search_text(
     if whole or is_one:
         tail = [call] if call else []
         told = [_whole(result, name_of, about) for result in (results if whole else named)]
-        told += (
-            [] if whole else further([item_name(result, name_of) for result in results if not result.exact])
-        )
+        if not whole:
+            told += further([item_name(result, name_of) for result in results if not result.exact])
     else:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
         told = Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
-    return "\n\n".join([*head, *told, *tail, *(_titled(documents) if told else documents)])
+    return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told))])
 
 
 def _all_the_same(results: Sequence[Result]) -> str:
     """Return that documents fit, and tools that something in the context has brought, where no tool does."""
     tools = sum(isinstance(one.item, Tool) for one in results)
     documents = len(results) - tools
-    fit = "one document fits" if documents == 1 else f"{documents} documents fit"
     some = "one tool" if tools == 1 else f"{tools} tools"
     if not documents:
         return f"{some} may be next after what was done"
-    return f"{fit}, and {some} may go with {'it' if documents == 1 else 'them'}" if tools else fit
+    fit, them = ("one document fits", "it") if documents == 1 else (f"{documents} documents fit", "them")
+    return f"{fit}, and {some} may go with {them}" if tools else fit
 
 
-def _titled(documents: Sequence[str]) -> Sequence[str]:
-    return ["Rules and references:", *documents] if documents and documents[0] != FOR_SESSION else documents
-
-
-def _documents(answer: SearchAnswer) -> list[str]:
-    """Return the texts of the rules and references that an answer tells."""
+def _documents(answer: SearchAnswer, *, titled: bool) -> list[str]:
+    """Return the texts of the rules and references that an answer tells, some under a title."""
     texts = [one.text for one in answer.told if one.is_found]
+    texts = ["Rules and references:", *texts] if texts and titled else texts
     if standing := [one.text for one in answer.told if not one.is_found]:
         texts += [FOR_SESSION, *standing]
-    if any(one.document.folder is not None and one.delivery in SHOWN for one in answer.told):
+    named = Delivery.WHOLE, Delivery.OUTLINE
+    if any(one.document.folder is not None and one.delivery in named for one in answer.told):
         texts.append(HOW_TO_READ_FILES)
     if any(one.delivery in (None, Delivery.OUTLINE) for one in answer.told):
         texts.append(HOW_TO_READ)
@@ -321,10 +314,8 @@ def _nothing_fits(
     brief = [f"Note: {note.brief}" for note in notes if note.brief]
     read = f"Read as: {one_line(found.read_as, READ_AS_CHARACTERS)}\n" if found.read_as is not None else ""
     text = ""
-    for head, read_as, most in (
-        (full, read, NEAREST),
-        *((brief, "", most) for most in range(NEAREST, 0, -1)),
-    ):
+    brief_forms = ((brief, "", most) for most in range(NEAREST, 0, -1))
+    for head, read_as, most in ((full, read, NEAREST), *brief_forms):
         text = "\n\n".join([*head, read_as + _nearest(found, known, most, name_of)])
         if max(count(text), -(-len(text) // CHARACTERS_PER_TOKEN)) <= NOTHING_FITS_TOKENS:
             break

@@ -466,13 +466,13 @@ LOGS_FOLDER: Final = "logs"
 PROXY: Final = ""
 """Key of the proxy's own messages, among the names of servers."""
 
-LOG_BYTES: Final = MIB
+KEPT_LOG_BYTES: Final = MIB
 """Size from which a file is rotated: a day of a server that says a line a second."""
 
 LOG_FILES: Final = 3
 """Files of one server, the older ones among them."""
 
-LOG_SECONDS: Final = 0.5
+KEPT_LOG_SECONDS: Final = 0.5
 """Time for which lines are gathered."""
 
 LINES_WAITING: Final = 5_000
@@ -513,7 +513,7 @@ class KeptLogs(logging.Handler):
         """Write until cancelled, and then what is left."""
         try:
             while self._folder is not None:
-                await anyio.sleep(LOG_SECONDS)
+                await anyio.sleep(KEPT_LOG_SECONDS)
                 if self._waiting:
                     await in_thread(self.flush)
             await anyio.sleep_forever()
@@ -551,7 +551,7 @@ class KeptLogs(logging.Handler):
 
     @staticmethod
     def _file(folder: Path, name: str) -> AuditFile:
-        return AuditFile(folder, LOG_BYTES, LOG_FILES, name=f"server-{name}" if name else "proxy")
+        return AuditFile(folder, KEPT_LOG_BYTES, LOG_FILES, name=f"server-{name}" if name else "proxy")
 
 
 def kept_logs(config: Config) -> KeptLogs:

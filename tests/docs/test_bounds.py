@@ -20,7 +20,6 @@ MODULES = [
         "downstream.jsonrpc",
         "downstream.inbound",
         "downstream.listing",
-        "downstream.subscriptions",
         "downstream.stdio",
         "downstream.http_session",
         "results.kept",
