@@ -6,7 +6,6 @@ variables, credentials in URLs, and arguments with the name of a secret are repl
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from mcp_context_proxy.config.settings import LAUNCH
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.system.later import pattern
 
 HIDDEN: Final = "***"
 """Replaces a secret."""
@@ -25,8 +25,8 @@ STDERR_SHOWN: Final = 5
 
 _REDACTED: Final = r"\[redacted [^\]]{0,200}+\]"
 """What stands for a secret; it has a space."""
-_USER_INFO: Final = re.compile(rf"(?:{_REDACTED}|[^/?#\s@])++@")
-_QUERY: Final = re.compile(rf"((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
+_USER_INFO: Final = pattern(rf"(?:{_REDACTED}|[^/?#\s@])++@")
+_QUERY: Final = pattern(rf"((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
 
 
 def redacted(config: ServerConfig, text: str) -> str:

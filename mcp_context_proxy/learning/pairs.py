@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
@@ -21,7 +20,7 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +94,7 @@ NEW_IN_A_SESSION: Final = 20
 QUERY_CHARACTERS: Final = 1_000
 """Characters of a query that are kept."""
 
-_WORD = re.compile(r"\w+")
+_WORD = pattern(r"\w+")
 
 
 def updated(

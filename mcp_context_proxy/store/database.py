@@ -9,9 +9,9 @@ has seen skips nothing.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -152,7 +152,7 @@ class Database(ABC):
         self.replica = replica
         self.place: str | None = None
         """Address of the database, without its secrets; None for a file, and in memory."""
-        self.writer = uuid.uuid4().hex
+        self.writer = secrets.token_hex(16)
         """Id of this process in the batches that it writes."""
 
     @property

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Self
 
-import platformdirs
-
 from mcp_context_proxy.config import StoreConfig
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.approvals import ApprovalStore
@@ -38,6 +36,7 @@ from mcp_context_proxy.store.tables import (
     VectorStore,
 )
 from mcp_context_proxy.system import process
+from mcp_context_proxy.system.later import platformdirs
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ The class is decided once, where the catalog is made, and is a field of the tool
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 
 from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.system.later import pattern
 
 ORDER: Final = (ToolClass.READ, ToolClass.WRITE, ToolClass.DESTRUCTIVE)
 """The classes, from the least harm to the most."""
@@ -49,7 +49,7 @@ another: ``get_delete_status`` deletes nothing. Verbs that say nothing, such as 
 NAME_CHARACTERS: Final = 256
 """Beginning of a name that is read; no honest one is longer."""
 
-_WORD: Final = re.compile(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++")
+_WORD: Final = pattern(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++")
 _JOINS: Final = frozenset({"and", "or"})
 """Words after which another verb counts as well, as in ``find_and_delete``."""
 

@@ -11,7 +11,6 @@ calls public.
 
 from __future__ import annotations
 
-import html
 import re
 import string
 from collections import deque
@@ -34,7 +33,7 @@ from mcp_context_proxy.config.secrets import (
     secrets_of,
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.later import html, pattern
 from mcp_context_proxy.trust.tokens import reaches
 
 SHORTEST: Final = 8
