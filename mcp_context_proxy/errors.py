@@ -7,12 +7,13 @@ error by hand. There is one class for each reaction that a caller can have.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 NOTICE: Final = 35
 """A log level that is shown like a warning and not called one, such as for the address that is served."""
@@ -22,8 +23,7 @@ class ContextProxyError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigProblem:
+class ConfigProblem(Struct, frozen=True):
     """One mistake in a configuration file."""
 
     file: Path | None
@@ -55,8 +55,7 @@ class ConfigProblem:
         return name if self.line is None else f"{name}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOff:
+class ServerOff(Struct, frozen=True):
     """The reason why a server is off although nobody switched it off: mistakes in its settings."""
 
     reason: str

@@ -71,6 +71,8 @@ plane regular expressions write escapes in different ways."""
 _SUSPECT = pattern(rb"\\[ubfr]|(?:\\[nt]| ){%d}|(?i:\[(?: |\\[nt])*+server)" % (BLANK_LINES + 1))
 """Control characters, spaces in a row and marks of servers (`unmarked`), as they are written in JSON."""
 
+_BLANK = b" " * (BLANK_LINES + 1)
+
 _VALUE = pattern(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
 _VALID_NAME = pattern(r"[a-zA-Z_][a-zA-Z0-9_-]*")
 _INVALID_IN_NAME = pattern(r"[^a-zA-Z0-9_-]")
@@ -112,7 +114,7 @@ def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> t
     if nests_deeper(definition, limits.nesting_definitions):
         raise UnfitError(f"it nests deeper than {limits.nesting_definitions} levels")
     is_plain = fingerprints.is_plain(definition) if is_plain is None else is_plain
-    if not is_plain or not definition.isascii() or _SUSPECT.search(definition) is not None:
+    if not is_plain or not definition.isascii() or _is_suspect(definition):
         objects = _Objects()
         try:
             # Not msgspec: its numbers end at 64 bits.
@@ -134,6 +136,12 @@ def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> t
     kept = description[:limit].decode("utf-8", "ignore")
     shown["description"] = envelope.raw(f"{kept} … [cut here: {limit:,} of {size:,} bytes]")
     return envelope.encode(shown), f"its description is cut: {limit:,} of {size:,} bytes are shown"
+
+
+def _is_suspect(definition: bytes) -> bool:
+    # Each match has one of these, and a word is looked for much faster than an expression.
+    some = b"\\" in definition or _BLANK in definition or b"server" in definition.lower()
+    return some and _SUSPECT.search(definition) is not None
 
 
 def with_description(definition: bytes, description: str) -> bytes:

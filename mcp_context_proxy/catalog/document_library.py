@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import anyio
-import watchfiles
 from msgspec import Struct
 
 from mcp_context_proxy.catalog.documents import Loaded, load_documents
 from mcp_context_proxy.catalog.files import SUFFIXES
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Document, Kind, Source
+from mcp_context_proxy.system.later import watchfiles
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
 logger = logging.getLogger(__name__)
@@ -123,18 +123,20 @@ def _changes(before: Iterable[Document], after: Iterable[Document]) -> DocumentC
 
 
 OnChange: TypeAlias = Callable[[DocumentChanges], Awaitable[None]]
-WatchPaths: TypeAlias = Callable[..., AsyncGenerator[set[tuple[watchfiles.Change, str]], None]]
+WatchPaths: TypeAlias = "Callable[..., AsyncGenerator[set[tuple[watchfiles.Change, str]], None]]"
 """`watchfiles.awatch`; yields changes, and an empty set after the timeout."""
 
 
 async def watch(
-    library: DocumentLibrary, on_change: OnChange, *, watch_paths: WatchPaths = watchfiles.awatch
+    library: DocumentLibrary, on_change: OnChange, *, watch_paths: WatchPaths | None = None
 ) -> None:
     """Reload the library whenever its files change, and report changed documents. Runs until cancelled."""
     if not library.folders:
         return
     async with cancellation_event() as stop:
-        await _FolderWatcher(library, on_change, partial(watch_paths, stop_event=stop)).run()
+        await _FolderWatcher(
+            library, on_change, partial(watch_paths or watchfiles.awatch, stop_event=stop)
+        ).run()
 
 
 class _FolderWatcher:

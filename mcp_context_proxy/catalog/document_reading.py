@@ -22,6 +22,7 @@ from mcp_context_proxy.catalog.files import UnsafePathError, read_skill_file, sk
 from mcp_context_proxy.errors import ContextProxyError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, SkillFolder, Snapshot, uri_of
 from mcp_context_proxy.protocol.strangers import clean, one_line
+from mcp_context_proxy.system.later import pattern
 
 PAGE_CHARACTERS: Final = 20_000
 """Length of a page: some 5,000 tokens, half of where hosts begin to warn of a large result."""
@@ -38,7 +39,7 @@ TITLE_CHARACTERS: Final = 80
 FILES_NAMED: Final = 30
 """Files of a skill that are named with it; the others are counted."""
 
-_HEADING: Final = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
+_HEADING: Final = pattern(r" {0,3}(#{1,6})[ \t]+(.*)")
 
 
 class UnreadableDocumentError(ContextProxyError):

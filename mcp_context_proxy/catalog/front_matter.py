@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from mcp_context_proxy.items import IncludeMode
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system.later import yaml
+from mcp_context_proxy.system.later import pattern, yaml
 
 FRONT_MATTER_LIMIT: Final = 16 * 1024
 """Characters in which the closing line must come: more than any tool writes, and quickly parsed."""
@@ -39,13 +39,13 @@ PRIORITY_MAX: Final = 999
 FIRST_LINE: Final = 2
 """Line of the first entry in its file: a line ``---`` comes before it."""
 
-_OPENING: Final = re.compile(r"---[ \t]*(?:\n|$)")
-_CLOSING: Final = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
-_TOP_LEVEL_KEY: Final = re.compile(r"^(?=[A-Za-z_][\w-]*[ \t]*:)", re.MULTILINE)
+_OPENING: Final = pattern(r"---[ \t]*(?:\n|$)")
+_CLOSING: Final = pattern(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
+_TOP_LEVEL_KEY: Final = pattern(r"^(?=[A-Za-z_][\w-]*[ \t]*:)", re.MULTILINE)
 _NOT_PLAIN: Final = ("'", '"', "|", ">", "[", "{")
 """First characters of values that are no plain text: with a mistake in them they are not used."""
 _NOT_GIVEN: Final = frozenset({"", "~", "null", "Null", "NULL"})
-_MARK: Final = re.compile(r"[,{}]")
+_MARK: Final = pattern(r"[,{}]")
 
 WORDS_LIMIT: Final = 100
 """Words of a list that are used: each is kept with every section of a file."""

@@ -19,7 +19,6 @@ Prompts and resources are not tools: only ``enabled = false`` for the whole serv
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -55,6 +54,7 @@ from mcp_context_proxy.errors import (
 )
 from mcp_context_proxy.items import NameOf, Prompt, Snapshot, Tool, ToolClass, TurnedOffTool, Withheld
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints, fingerprint_if_plain
 from mcp_context_proxy.trust.guard import Danger, danger_of
 
@@ -68,7 +68,7 @@ NEAREST: Final = 3
 EXPOSED: Final[Callable[[Any], str]] = attrgetter("exposed_name")
 """Returns the name that every host has room for."""
 
-_HAS_DIGEST: Final = re.compile(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
+_HAS_DIGEST: Final = pattern(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
 Named = TypeVar("Named", Tool, Prompt, TurnedOffTool, Withheld)
 

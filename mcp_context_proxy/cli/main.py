@@ -6,7 +6,6 @@ to stderr: stdout belongs to the protocol, or to the results of a command.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import os
@@ -18,7 +17,7 @@ import click
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.cli.options import config_option, shown
-from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.errors import ContextProxyError, nearest_names
 from mcp_context_proxy.protocol.strangers import LogFormatter
 
 COMMANDS: Final = {
@@ -119,8 +118,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command; the error about an unknown one names the nearest."""
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        if near and args[0] not in COMMANDS:
+        if args[0] not in COMMANDS and (near := nearest_names(args[0], list(COMMANDS), 1)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 

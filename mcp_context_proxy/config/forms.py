@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.source import KeyPath, Mistake, dotted
-from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.errors import ConfigError, ConfigProblem, nearest_names
 from mcp_context_proxy.system.later import pattern
 
 
@@ -243,10 +243,8 @@ _OTHER_WORDS: Final = {
 
 def unknown_key(key: str, allowed: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
-    import difflib  # noqa: PLC0415 - a file without mistakes does without
-
     other = _OTHER_WORDS.get(key)
-    near = [other] if other in allowed else difflib.get_close_matches(key, allowed, n=1)
+    near = [other] if other in allowed else nearest_names(key, allowed, 1)
     if near:
         return f"unknown key; did you mean {near[0]}?"
     return f"unknown key; allowed here: {', '.join(allowed)}"

@@ -8,12 +8,13 @@ an entry of theirs becomes one of the common form, so that the rest of the progr
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
+
+from mcp_context_proxy.system.later import pattern
 
 Dialect: TypeAlias = str
 """``common``, ``codex``, ``zed``, ``opencode``, ``goose``, ``continue`` or ``gemini``."""
@@ -30,10 +31,10 @@ PLACES: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
 )
 """Keys under which hosts write their servers, with the form that they have there."""
 
-_OPENCODE_VARIABLE: Final = re.compile(r"\{env:([A-Za-z_]\w*)\}")
-_DOLLAR: Final = re.compile(r"\$([A-Za-z_]\w*)")
+_OPENCODE_VARIABLE: Final = pattern(r"\{env:([A-Za-z_]\w*)\}")
+_DOLLAR: Final = pattern(r"\$([A-Za-z_]\w*)")
 _BUILT_IN: Final = frozenset({"builtin", "platform", "frontend", "inline_python"})
-_LITERAL: Final = re.compile(r"\$(?=\{)")
+_LITERAL: Final = pattern(r"\$(?=\{)")
 
 
 class Converted(Struct, frozen=True):

@@ -20,6 +20,7 @@ from mcp_context_proxy.config.host_entries import PLACES, converted, dialect_of
 from mcp_context_proxy.config.settings import SERVER_NAME, SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import ConfigSource, KeyPath, Mistake, dotted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.system.later import pattern
 
 Warn: TypeAlias = Callable[[str], None]
 """Receives a sentence about an entry that is skipped without being a mistake."""
@@ -64,7 +65,7 @@ _EXCLUDED_SERVERS: Final[tuple[KeyPath, ...]] = (("mcp", "excluded"), ("excludeM
 """Lists of servers beside the entries, in the settings of Gemini CLI."""
 _NAMED: Final = 5
 """Names of a list that a remark repeats."""
-_OURSELVES: Final = re.compile(
+_OURSELVES: Final = pattern(
     r"(?<![\w-])(?:mcp-context-proxy(?![\w/\\-])|(?<![/\\])mcp_context_proxy(?![\w./\\-]))"
 )
 """Our program or package as a word. It does not match a module of the package, such as an example server, nor

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +50,7 @@ from mcp_context_proxy.config.source import (
 )
 from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.places import default_path
 
 logger = logging.getLogger(__name__)
@@ -441,8 +441,8 @@ def _copied(value: Any) -> Any:
 
 _COMMAND_KEYS: Final = ("args", "env", "cwd")
 _URL_KEYS: Final = ("headers", "oauth")
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE: Final = re.compile(r"([!-~]([\t -~]*[!-~])?)?")
+_HEADER_NAME: Final = pattern(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = pattern(r"([!-~]([\t -~]*[!-~])?)?")
 _OTHER_MODEL_KEYS: Final = ("pooling", "max_tokens", "query_prefix", "passage_prefix")
 
 

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
 from mcp_context_proxy.config.settings import ServerConfig
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.variables import INHERITED, matches
 
 
@@ -150,7 +151,7 @@ RUNNERS: Final = {
 _PACKAGE_FLAGS: Final = {"-p", "--package", "--from"}
 _FLAGS_WITH_VALUE: Final = {"--python", "--with", "--index-url", "--index", "--registry", "--directory"}
 
-_VERSION: Final = re.compile(r"\d[0-9A-Za-z.+!-]{0,63}")
+_VERSION: Final = pattern(r"\d[0-9A-Za-z.+!-]{0,63}")
 _PACKAGE_BYTES: Final = 1024 * 1024
 """Size up to which the description of a package is read: strangers write it."""
 _MODULES: Final = "/node_modules/"
@@ -159,7 +160,7 @@ SCRIPT_BYTES: Final = 16 * 1024 * 1024
 """Size up to which a program that belongs to no installed package is read; a larger one has no version."""
 _DISTRIBUTIONS: Final = 5_000
 """Installed packages of Python that are looked at."""
-_INTERPRETERS: Final = re.compile(r"node|nodejs|bun|deno|tsx|python[0-9.]*w?|pypy[0-9.]*|uv")
+_INTERPRETERS: Final = pattern(r"node|nodejs|bun|deno|tsx|python[0-9.]*w?|pypy[0-9.]*|uv")
 
 
 def program_of(config: ServerConfig) -> str:

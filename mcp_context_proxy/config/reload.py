@@ -21,7 +21,6 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 import msgspec
-import watchfiles
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
@@ -29,6 +28,7 @@ from mcp_context_proxy.config.forms import Reload, Table, marked
 from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError
+from mcp_context_proxy.system.later import watchfiles
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
 LOOK_MS: Final = 1_000

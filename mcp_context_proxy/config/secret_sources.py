@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.system.later import pattern
 
 SERVICE: Final = "mcp-context-proxy"
 """Name under which the keyring has the secrets."""
@@ -29,7 +30,7 @@ SERVICE: Final = "mcp-context-proxy"
 INDEX: Final = ":names"
 """Entry with the names of all others, because keyrings list nothing. No secret can have this name."""
 
-NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+NAME: Final = pattern(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 KEYRING_SECONDS: Final = 10.0
 COMMAND_SECONDS: Final = 5.0

@@ -7,7 +7,6 @@ Text that only looks like a credential is replaced, too.
 from __future__ import annotations
 
 import base64
-import html
 import json
 import logging
 import re
@@ -17,7 +16,7 @@ from typing import AnyStr, Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from mcp_context_proxy.config.settings import Config, ServerConfig
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.later import html, pattern
 
 SHORTEST: Final = 6
 """Shortest value that is redacted; shorter ones occur in innocent text."""

@@ -43,10 +43,11 @@ from mcp_context_proxy.config.tables import (
 )
 from mcp_context_proxy.errors import ConfigProblem, ServerOff
 from mcp_context_proxy.items import IncludeMode
+from mcp_context_proxy.system.later import pattern
 
 SERVER_NAME_CHARACTERS: Final = 32
 """Longest name of a server: half of the characters that hosts allow for a tool name."""
-SERVER_NAME: Final = re.compile(rf"(?!.*__)[A-Za-z0-9_-]{{1,{SERVER_NAME_CHARACTERS}}}", re.ASCII)
+SERVER_NAME: Final = pattern(rf"(?!.*__)[A-Za-z0-9_-]{{1,{SERVER_NAME_CHARACTERS}}}", re.ASCII)
 """Names that a server may have; they become part of the names of its tools."""
 
 Transport: TypeAlias = Literal["stdio", "http", "sse"]

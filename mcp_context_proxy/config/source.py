@@ -27,13 +27,14 @@ from msgspec import Struct, field
 
 from mcp_context_proxy.config.secret_sources import SecretSource, SecretSourceError
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.system.later import pattern
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """``("servers", "github", "args", 0)``."""
 
 MOST_ROWS: Final = 100
 """Rows of one TOML statement, such as an array, that are searched: each takes a parse of all before it."""
-_LAST_ROW: Final = re.compile(r"]|\"{3}|'{3}")
+_LAST_ROW: Final = pattern(r"]|\"{3}|'{3}")
 """Part of the last row of each statement that has several."""
 _ENDS: Final = ("", "]", "]}", "]]", "]}]", "]}}")
 """Ends that complete a statement of which only the first rows are known."""
@@ -94,10 +95,10 @@ def _paths(value: Any) -> Iterator[KeyPath]:
                 found.append(((*above, part), inner))
 
 
-_COMMENT: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*+|/\*.*?\*/', re.DOTALL)
-_TRAILING_COMMA: Final = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|,(?=\s*+[\]}])')
-_VISIBLE: Final = re.compile(r"\S")
-_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
+_COMMENT: Final = pattern(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*+|/\*.*?\*/', re.DOTALL)
+_TRAILING_COMMA: Final = pattern(r'("(?:[^"\\\n]|\\.)*+"?)|,(?=\s*+[\]}])')
+_VISIBLE: Final = pattern(r"\S")
+_TOKEN: Final = pattern(r'"(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
 
 
 def plain_json(text: str) -> str:
@@ -184,10 +185,10 @@ TRUST_VARIABLE: Final = "MCP_CONTEXT_PROXY_TRUST_CONFIG"
 _JSON_SUFFIXES: Final = frozenset({".json", ".jsonc", ".code-workspace"})
 _YAML_SUFFIXES: Final = frozenset({".yaml", ".yml"})
 _CODEX: Final = "mcp_servers"
-_POSITION: Final = re.compile(
+_POSITION: Final = pattern(
     r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$"
 )
-_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY: Final = pattern(r"[A-Za-z0-9_-]+")
 
 
 class Mistake(Struct, frozen=True):
@@ -384,8 +385,8 @@ def _yaml_loader() -> Any:
         """Reads plain values by the core schema."""
 
     Loader.yaml_implicit_resolvers = {}
-    for kind, pattern in _YAML_KINDS.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), None)
+    for kind, written in _YAML_KINDS.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(written), None)
     return Loader
 
 
@@ -475,8 +476,8 @@ def _failure(file: Path, line: int | None, message: str, key: str = "") -> Confi
 REFERENCE: Final = "${"
 """Beginning of every reference. A text without one stands for itself."""
 
-_REFERENCE: Final = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
-_VARIABLE: Final = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_REFERENCE: Final = pattern(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}|(?P<open>\$\{)")
+_VARIABLE: Final = pattern(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 _EVERYWHERE: Final[Mapping[str, Callable[[], str]]] = {
     "userHome": lambda: str(Path.home()),
     "pathSeparator": lambda: os.sep,
@@ -484,7 +485,7 @@ _EVERYWHERE: Final[Mapping[str, Callable[[], str]]] = {
 }
 """Variables of editors that mean the same in every program of a user, with their values."""
 
-_HOST_VARIABLE: Final = re.compile(r"workspaceFolder\w*|cwd|file([A-Z]\w*)?|config:.*|command:.*")
+_HOST_VARIABLE: Final = pattern(r"workspaceFolder\w*|cwd|file([A-Z]\w*)?|config:.*|command:.*")
 """References that only the editor of a host can replace."""
 
 

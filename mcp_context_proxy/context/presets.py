@@ -24,12 +24,13 @@ from mcp_context_proxy.context.session import NO_SESSION, ItemKey, SessionContex
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, Kind
 from mcp_context_proxy.system import process
+from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "presets.json"
 
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", re.ASCII)
+NAME: Final = pattern(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", re.ASCII)
 
 MOST_SAVED: Final = 200
 """Saved presets: each has a person behind it."""

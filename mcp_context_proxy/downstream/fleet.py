@@ -6,7 +6,6 @@ that came from variables, credentials in URLs, and arguments with the name of a 
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
@@ -28,6 +27,7 @@ from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store import ListingStore
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.tokens import reaches
 
@@ -336,8 +336,8 @@ STDERR_SHOWN: Final = 5
 
 _REDACTED: Final = r"\[redacted [^\]]{0,200}+\]"
 """What stands for a secret; it has a space."""
-_USER_INFO: Final = re.compile(rf"(?:{_REDACTED}|[^/?#\s@])++@")
-_QUERY: Final = re.compile(rf"((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
+_USER_INFO: Final = pattern(rf"(?:{_REDACTED}|[^/?#\s@])++@")
+_QUERY: Final = pattern(rf"((?:{_REDACTED}|[^\s?#])*+)\?(?:{_REDACTED}|[^\s#'\"])*+")
 
 
 def redacted(config: ServerConfig, text: str) -> str:

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -44,7 +43,7 @@ from mcp_context_proxy.embedding.shipped_vectors import shipped_vectors
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import VectorStore
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 BULK_THREADS = 2
 """Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two
@@ -222,7 +221,7 @@ WORDS_KEPT = 32_768
 WORD_CHARACTERS = 64
 """A longer run of letters and digits is counted in parts."""
 
-_WORD = re.compile(rf"\w{{1,{WORD_CHARACTERS}}}|[^\w\s]+")
+_WORD = pattern(rf"\w{{1,{WORD_CHARACTERS}}}|[^\w\s]+")
 
 _opened: dict[Path, Any] = {}
 """The tokenizers opened, by file."""

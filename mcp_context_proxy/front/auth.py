@@ -27,7 +27,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
-import platformdirs
 from msgspec import Struct, field
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,6 +50,7 @@ from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.flights import Cancellable, assigned, in_task
+from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.trust.tokens import ACTING, OWNER, THE_USER, NamedToken, Principal, TokenBook
 
 logger = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import platformdirs
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from mcp_context_proxy.config.source import MAX_BYTES
 from mcp_context_proxy.installation.editing import EditError, Form, edited, entries
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
+from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.process import make_private_folder
 
 _PRIVATE: Final = 0o600

@@ -24,6 +24,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
 
 SEARCH: Final = "search"
@@ -51,7 +52,7 @@ LEVELS: Final = 32
 
 LEFT_OUT: Final = "..."
 
-_SECRET_NAME: Final = re.compile(
+_SECRET_NAME: Final = pattern(
     r"passw|passphrase|secret|token|api_?-?key|private_?-?key|credential|authorization|cookie", re.IGNORECASE
 )
 """Names of arguments that are not kept."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
@@ -28,7 +27,7 @@ from mcp_context_proxy.items import IncludeMode, Tool, ToolKey, Vector
 from mcp_context_proxy.statistics.recorder import WINDOW_DAYS
 from mcp_context_proxy.store import DAY, DECAY_PER_DAY, Pair, PairId, Store, ToolSessions
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ NEW_IN_A_SESSION: Final = 20
 QUERY_CHARACTERS: Final = 1_000
 """Characters of a query that are kept."""
 
-_WORD = re.compile(r"\w+")
+_WORD = pattern(r"\w+")
 
 
 def updated(

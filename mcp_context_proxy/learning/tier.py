@@ -8,8 +8,8 @@ there as far as this process can tell.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -235,7 +235,7 @@ class LearnedTier:
         """
         use = replace(use, query=clean(use.query))
         model_id, (vector,) = self._model.vectors([use.query])
-        row = UseRow(uuid.uuid4().hex, self._clock(), use.owner, use.session, use.tool)
+        row = UseRow(secrets.token_hex(16), self._clock(), use.owner, use.session, use.tool)
         with self._writing:
             lesson = _Lesson(row, use, model_id, vector)
             self._pending.append(lesson)

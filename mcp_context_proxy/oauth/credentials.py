@@ -22,7 +22,6 @@ from typing import IO, Final, Protocol
 
 import anyio
 import msgspec
-import platformdirs
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.reload import watch_file
@@ -36,6 +35,7 @@ from mcp_context_proxy.store.credentials import (
     SharedCredentials,
 )
 from mcp_context_proxy.system import process
+from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ large to check.
 
 from __future__ import annotations
 
-import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -208,9 +207,7 @@ def holds_a_flood(raw: bytes | Raw, most: int = MOST_ENTRIES) -> bool:
     return has_more_entries(bytes(raw), most)
 
 
-_HALVES = re.compile(
-    rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(\\u[dD][c-fC-F][\da-fA-F]{2})?|[c-fC-F][\da-fA-F]{2})"
-)
+_HALVES = pattern(rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(\\u[dD][c-fC-F][\da-fA-F]{2})?|[c-fC-F][\da-fA-F]{2})")
 """A surrogate pair in JSON, with its second half as the group, or half of one."""
 
 ESCAPES_MENDED = 10_000
@@ -323,7 +320,7 @@ def error_reply(request_id: RequestId | None, code: int, message: str, data: Any
     return encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
-_ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18}(?=\s*[,}])|"[^"\\]{1,128}")')
+_ID = pattern(rb'"id"\s*:\s*(-?\d{1,18}(?=\s*[,}])|"[^"\\]{1,128}")')
 _SCAN_BYTES = 256
 
 
@@ -387,7 +384,7 @@ _OTHER: Final = bytes(set(range(256)) - set(b'"[]{},'))
 _UNMARKED: Final = bytes(set(range(256)) - set(b'"[{, \t\r\n'))
 _MARKS: Final = b",[{"
 _BLANKS: Final = b" \t\r\n"
-_STRING: Final = re.compile(rb'"[^"]*"')
+_STRING: Final = pattern(rb'"[^"]*"')
 _STEPS: Final = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
 """Levels by which each byte goes deeper, as signed bytes."""
 _SIGNED: Final = (*range(128), *range(-128, 0))

@@ -8,7 +8,6 @@ an event of megabytes is neither decoded nor joined from pieces more than once.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +19,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.protocol.envelope import is_large, is_utf8
 from mcp_context_proxy.system.flights import in_task
+from mcp_context_proxy.system.later import pattern
 
 EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
@@ -80,9 +80,9 @@ class LineFramer:
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-_ID = re.compile(rb"[^\x00-\x1f\x7f]{1,1024}")
+_ID = pattern(rb"[^\x00-\x1f\x7f]{1,1024}")
 """An id that can be sent back in a header; others are ignored."""
-_RETRY = re.compile(rb"\d{1,9}")
+_RETRY = pattern(rb"\d{1,9}")
 """Milliseconds; longer numbers, which are years, are ignored."""
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, TAKEN_APART_BYTES, Members, RequestError
+from mcp_context_proxy.system.later import pattern
 
 VERSION_HEADER: Final = "mcp-protocol-version"
 METHOD_HEADER: Final = "mcp-method"
@@ -31,11 +31,11 @@ SCHEMA_KEY: Final = "x-mcp-header"
 
 _PARAM_PREFIX: Final = PARAM_PREFIX.lower()
 _ONCE: Final = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER)
-_PLAIN: Final = re.compile(r"[\x20-\x7e]*")
-_WRAPPED: Final = re.compile(r"=\?base64\?(.*)\?=")
-_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_DECIMAL: Final = re.compile(r"(-?\d+)(?:\.0+)?")
-_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
+_PLAIN: Final = pattern(r"[\x20-\x7e]*")
+_WRAPPED: Final = pattern(r"=\?base64\?(.*)\?=")
+_TOKEN: Final = pattern(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_DECIMAL: Final = pattern(r"(-?\d+)(?:\.0+)?")
+_NUMBER: Final = pattern(r"-?\d+(\.\d+)?")
 _TYPES: Final = ("string", "integer", "boolean")
 """Types of arguments that may be repeated: their text is the same in every language."""
 

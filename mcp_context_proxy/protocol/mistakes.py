@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
-from msgspec import inspect
 
 from mcp_context_proxy.errors import nearest_names
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.later import inspect, pattern
 
 SHOWN_CHARACTERS: Final = 60
 """Length to which a value or a name of a stranger is repeated in an error."""

@@ -28,6 +28,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import clean, one_line
+from mcp_context_proxy.system.later import pattern
 
 SYSTEM: Final = (
     "You put tools in the order of how well they serve a request. "
@@ -54,12 +55,10 @@ ANSWER_CHARACTERS: Final = 4_000
 LINE_CHARACTERS: Final = 200
 """A longer line is prose."""
 
-_THOUGHTS: Final = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
+_THOUGHTS: Final = pattern(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
 """Thoughts of a model before its answer; unfinished ones are no answer."""
 
-_NUMBERS: Final = re.compile(
-    r"(?:\D{0,40}:)?[\s*_`#\[(]*(?P<numbers>\d{1,4}(?:[\s,;>#]+\d{1,4})*)[\s*_`.\])]*"
-)
+_NUMBERS: Final = pattern(r"(?:\D{0,40}:)?[\s*_`#\[(]*(?P<numbers>\d{1,4}(?:[\s,;>#]+\d{1,4})*)[\s*_`.\])]*")
 """A line of numbers, in brackets or not, perhaps after a label such as ``Ranking:``. There are few ways to
 match it, so that no answer takes long to be refused."""
 

@@ -17,6 +17,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.results.texts import cut
+from mcp_context_proxy.system.later import pattern
 
 ENTRIES: Final = 100_000
 """Entries of an object or array, and values of an answer, that are taken apart: some 10 MB."""
@@ -45,8 +46,8 @@ PATH_STEPS: Final = 32
 WALKED_BYTES: Final = 128 * 1024 * 1024
 """Bytes that the steps of a path go through together: the largest result eight times, which is a second."""
 
-_INDEX: Final = re.compile(r"-?\d{1,9}", re.ASCII)
-_SLICE: Final = re.compile(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
+_INDEX: Final = pattern(r"-?\d{1,9}", re.ASCII)
+_SLICE: Final = pattern(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
 
 _list = msgspec.json.Decoder(list[Raw]).decode
 _any = msgspec.json.Decoder(Raw).decode

@@ -14,7 +14,6 @@ same); see docs/results.md.
 from __future__ import annotations
 
 import logging
-import re
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -34,6 +33,7 @@ from mcp_context_proxy.results import json_values
 from mcp_context_proxy.results.json_values import NoSmallerCopyError
 from mcp_context_proxy.results.kept import PAGE_BYTES, KeptResults, KeptText, new_id
 from mcp_context_proxy.results.texts import excerpt, line_count
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -80,13 +80,13 @@ COMPARED_AT_ONCE: Final = 64 * 1024
 NOTE_MEMBER: Final = "shortened"
 """Member that is added to shortened structured content."""
 
-_DEMANDING: Final = re.compile(
+_DEMANDING: Final = pattern(
     rb'"(?:min(?:Items|Properties|Length|Contains)|pattern|format|contains|const|not|if|oneOf|prefixItems)"\s*:'
 )
 """Keywords by which a schema may refuse fewer elements or shorter texts. Schemas are searched for words, and
 never resolved; a property of such a name only keeps a result whole."""
 
-_CLOSED: Final = re.compile(rb'"(?:additional|unevaluated)Properties"\s*:\s*(?!true)')
+_CLOSED: Final = pattern(rb'"(?:additional|unevaluated)Properties"\s*:\s*(?!true)')
 """Keywords by which a schema may refuse a further member."""
 
 POINTER: Final = "The result is in the structured content."

@@ -67,7 +67,7 @@ QUESTIONS: Final = frozenset(
 )
 """Words with which a question begins."""
 
-ASKED_FOR_ALL: Final = re.compile(
+ASKED_FOR_ALL: Final = pattern(
     r"^(\W*(?:what|how|where|which|when|why) )(?:do|can|could|should|shall|would|must) (?:i|we)\b",
     re.IGNORECASE,
 )
@@ -113,7 +113,7 @@ _WHOLE: Final = {
     for meant, _, phrases in (line.partition("=") for line in _PHRASES.strip().splitlines())
     for phrase in phrases.split(";")
 }
-_AROUND = re.compile(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
+_AROUND = pattern(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
 PHRASES: Final[Mapping[str, str]] = _WHOLE | {
     f"{divided['verb']} {object_} {divided['rest']}": f"{meant.removesuffix(' for')} {object_}"
     for phrase, meant in _WHOLE.items()

@@ -8,7 +8,6 @@ best on twelve public sets of tools, and the factor stays the same whichever of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import inf, isinf
 from pathlib import Path
@@ -148,29 +147,27 @@ ELSEWHERE_UNIT = 127
 """Number that stands for 1 in the stored vectors of things elsewhere."""
 
 
-@dataclass(frozen=True, eq=False)
 class Background:
     """Vectors that the catalog is compared with to tell whether it has anything that is meant."""
 
-    requests: NDArray[np.float32]
-    """Vectors of general requests, one a row."""
-    elsewhere: NDArray[np.float32]
-    """Vectors of tools of other catalogs, and of small talk."""
+    def __init__(self, requests: NDArray[np.float32], elsewhere: NDArray[np.float32]) -> None:
+        """Take vectors of general requests, and those of tools of other catalogs and of small talk."""
+        self.requests, self.elsewhere = requests, elsewhere
 
 
 class PackagedBackground(Background):
     """The same by a packaged model, read from the package at their first use."""
 
     def __init__(self, model: str) -> None:
-        object.__setattr__(self, "_model", model)
+        self._model = model
 
     def __getattr__(self, name: str) -> Any:
         if name == "requests":
             requests: NDArray[np.float16] = np.load(BACKGROUND / f"{self._model}.npy")
-            object.__setattr__(self, name, requests.astype(np.float32))
+            self.requests = requests.astype(np.float32)
         elif name == "elsewhere":
             elsewhere: NDArray[np.int8] = np.load(BACKGROUND / f"{self._model}.elsewhere.npy")
-            object.__setattr__(self, name, elsewhere.astype(np.float32) / np.float32(ELSEWHERE_UNIT))
+            self.elsewhere = elsewhere.astype(np.float32) / np.float32(ELSEWHERE_UNIT)
         return object.__getattribute__(self, name)
 
 

@@ -97,27 +97,36 @@ def _letters(*categories: str) -> str:
     return "".join(chr(point) for point in range(0x600) if unicodedata.category(chr(point)) in categories)
 
 
-_UPPER = _letters("Lu", "Lt")
-_LOWER = _letters("Ll")
-_MARKS = "".join(chr(p) for p in range(0x300, 0x3100) if unicodedata.category(chr(p)).startswith("M"))
-"""Vowel signs and accents: part of a word, although `\\w` does not count them."""
+@cache
+def _marks() -> str:
+    """Return vowel signs and accents: part of a word, although expressions do not count them."""
+    return "".join(chr(p) for p in range(0x300, 0x3100) if unicodedata.category(chr(p)).startswith("M"))
+
+
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
 """Thai, Lao, Burmese, Khmer, kana, Han, Hangul: words are not, or not only, divided by spaces."""
 
-_RUN = pattern(f"(?:[^\\W_]|[{_MARKS}])+")
+_RUN = pattern(lambda: f"(?:[^\\W_]|[{_marks()}])+")
 _ASCII_RUN = pattern("[A-Za-z0-9]+")
 """The same for ASCII text, in a quarter of the time."""
-_PART = pattern(
-    f"(?P<unspaced>[{_UNSPACED}]+)"
-    f"|[{_UPPER}]{{2,}}s(?![{_LOWER}])"  # URLs, IDs
-    f"|[{_UPPER}]+(?![{_LOWER}])"
-    f"|[{_UPPER}]?[{_LOWER}]+"
-    "|\\d+"
-    f"|(?:[^\\W\\d_{_UPPER}{_LOWER}{_UNSPACED}]|[{_MARKS}])+"
-)
+
+
+def _part() -> str:
+    upper, lower = _letters("Lu", "Lt"), _letters("Ll")
+    return (
+        f"(?P<unspaced>[{_UNSPACED}]+)"
+        f"|[{upper}]{{2,}}s(?![{lower}])"  # URLs, IDs
+        f"|[{upper}]+(?![{lower}])"
+        f"|[{upper}]?[{lower}]+"
+        "|\\d+"
+        f"|(?:[^\\W\\d_{upper}{lower}{_UNSPACED}]|[{_marks()}])+"
+    )
+
+
+_PART = pattern(_part)
 _ARABIC_ARTICLE = "\u0627\u0644"
 _WRITTEN_WORD = pattern(r"[\w'-]+")
 _ACCENTS = pattern("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")

@@ -6,7 +6,6 @@ process, so that the prompt cache of a host stays valid.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -18,6 +17,7 @@ from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening
+from mcp_context_proxy.system.later import pattern
 
 if TYPE_CHECKING:
     pass
@@ -56,7 +56,7 @@ CUT = "…"
 SERVER_LINE_CHARACTERS = 200
 """Characters of a server's own instructions that are passed on: its first sentences."""
 
-_HEADING: Final = re.compile(r"\s{0,3}#{1,6}\s")
+_HEADING: Final = pattern(r"\s{0,3}#{1,6}\s")
 """Beginning of a heading of markdown."""
 
 NOTHING_SAID: Final[Mapping[str, str]] = {}

@@ -9,7 +9,6 @@ told whole.
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
@@ -31,6 +30,7 @@ from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.fingerprints import withheld
 from mcp_context_proxy.trust.tokens import reaches
 
@@ -466,7 +466,7 @@ def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None)
 _MARKS: Final = "#*->=_`~ \t"
 """Characters of markdown at the beginning of a line."""
 
-_SENTENCE_END: Final = re.compile(r"(?<=[.!?]) (?![a-z])")
+_SENTENCE_END: Final = pattern(r"(?<=[.!?]) (?![a-z])")
 
 
 def summary(tool: Tool, snapshot: Snapshot, characters: int) -> str:

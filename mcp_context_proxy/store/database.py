@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import sqlite3
 import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -151,7 +151,7 @@ class Database(ABC):
         self.replica = replica
         self.place: str | None = None
         """Address of the database, without its secrets; None for a file, and in memory."""
-        self.writer = uuid.uuid4().hex
+        self.writer = secrets.token_hex(16)
         """Id of this process in the batches that it writes."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -212,7 +212,7 @@ class InteractionStore(Tables):
 
 def new_origin() -> str:
     """Return an id for an interaction that is written now."""
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def _where(scope: InteractionScope) -> tuple[str, list[Any]]:

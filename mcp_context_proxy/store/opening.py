@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-import platformdirs
 from msgspec import Struct
 
 from mcp_context_proxy.config import StoreConfig
@@ -47,6 +46,7 @@ from mcp_context_proxy.store.tables import (
     VectorStore,
 )
 from mcp_context_proxy.system import process
+from mcp_context_proxy.system.later import platformdirs
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -29,20 +29,28 @@ class _Later(ModuleType):
 
 
 if TYPE_CHECKING:
+    import html
+
     import numpy as np
+    import platformdirs
+    import watchfiles
     import yaml
+    from msgspec import inspect
 else:
-    np, yaml = _Later("numpy"), _Later("yaml")
+    np, yaml, html, inspect, platformdirs, watchfiles = map(
+        _Later, ("numpy", "yaml", "html", "msgspec.inspect", "platformdirs", "watchfiles")
+    )
 
 
 class _LaterPattern:
     """Stands for a regular expression, and has its methods from the first access on."""
 
-    def __init__(self, source: str | bytes, flags: int) -> None:
+    def __init__(self, source: str | bytes | Callable[[], str | bytes], flags: int) -> None:
         self._source, self._flags = source, flags
 
     def __getattr__(self, name: str) -> Any:
-        compiled = re.compile(self._source, self._flags)
+        source = self._source() if callable(self._source) else self._source
+        compiled = re.compile(source, self._flags)
         self.__dict__.update({method: getattr(compiled, method) for method in _METHODS})
         return getattr(compiled, name)
 
@@ -50,8 +58,11 @@ class _LaterPattern:
 _METHODS: Final = ("findall", "finditer", "fullmatch", "match", "search", "split", "sub", "subn")
 
 
-def pattern(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Return a regular expression that is compiled at its first use; for a module that a start imports."""
+def pattern(source: AnyStr | Callable[[], AnyStr], flags: int = 0) -> re.Pattern[AnyStr]:
+    """Return a regular expression that is compiled at its first use; for a module that a start imports.
+
+    A function returns a source that takes time itself, such as one with all letters of a kind.
+    """
     return cast("re.Pattern[AnyStr]", _LaterPattern(source, flags))
 
 
@@ -67,4 +78,4 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-__all__ = ["importing", "np", "pattern", "yaml"]
+__all__ = ["html", "importing", "inspect", "np", "pattern", "platformdirs", "watchfiles", "yaml"]

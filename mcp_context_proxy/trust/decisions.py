@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
 from typing import Any, Final, get_args
 
 import msgspec
@@ -25,6 +23,7 @@ from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.protocol.strangers import clean
 from mcp_context_proxy.store import DAY, Additions, ApprovalRecord, ApprovalRow, Store
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.trust.approval import Name
 from mcp_context_proxy.trust.fingerprints import TAKEN, Approvable, Event, State
@@ -38,8 +37,8 @@ COMPARISONS: Final = 2 * COMPARED_WORDS**2
 LINES: Final = 60
 """Lines about one definition."""
 
-_SENTENCE: Final = re.compile(r"[^.!?\n]+[.!?]*")
-_WORDS: Final = re.compile(r"\s+|[^\s]+")
+_SENTENCE: Final = pattern(r"[^.!?\n]+[.!?]*")
+_WORDS: Final = pattern(r"\s+|[^\s]+")
 
 
 def changed_lines(before: bytes | None, after: bytes) -> list[str]:
@@ -164,6 +163,8 @@ def word_difference(old: str, new: str, left: list[int]) -> str:
     if max(len(gone), len(come)) > COMPARED_WORDS or left[0] < 0:
         middle = _marked("".join(gone), "".join(come))
     else:
+        from difflib import SequenceMatcher  # noqa: PLC0415 - a person compares, seldom
+
         matcher = SequenceMatcher(a=gone, b=come, autojunk=False)
         middle = "".join(
             visible("".join(gone[i:j]))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final, get_args
@@ -201,7 +201,7 @@ def hides(value: Any) -> bool:
 
     Regular expressions may speak of such characters, and are shown with escapes.
     """
-    return any(clean(text) != text for text in map(_without_returns, _texts(value, patterns=False)))
+    return any(clean(text) != text for text in map(_without_returns, _texts_in(value, patterns=False)))
 
 
 def _without_returns(text: str) -> str:
@@ -209,18 +209,19 @@ def _without_returns(text: str) -> str:
     return text.replace("\r", "")
 
 
-def _texts(value: Any, *, patterns: bool = True) -> Iterator[str]:
-    """Yield all texts in a value, names of members too. Recursion is bounded by the depth checked before."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item, patterns=patterns)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            if patterns or key != "pattern":
-                yield from _texts(item, patterns=patterns)
+def _texts_in(value: Any, *, patterns: bool = True) -> list[str]:
+    """Return all texts in a value, names of members too, in the order in which they stand."""
+    texts, left = list[str](), [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            texts.append(value)
+        elif isinstance(value, list):
+            left += reversed(value)
+        elif isinstance(value, dict):
+            for key, item in reversed(value.items()):
+                left += [item, key] if patterns or key != "pattern" else [key]
+    return texts
 
 
 GAP: Final = 3
@@ -268,6 +269,12 @@ _TAG: Final = pattern(
     r"|\[[ /]{0,2}(?:system|inst)[ /]{0,2}\]",
     re.IGNORECASE,
 )
+_OF_TAG: Final = (
+    frozenset("<["),
+    frozenset({"important", "system", "secret", "hidden", "inst", "admin", "assistant"}),
+)
+"""One of each is in all that the expression finds."""
+
 _WORD: Final = pattern(r"[^\W_]+(?:['\u2019][^\W_]+)?")
 _NAME: Final = pattern(r"[A-Za-z0-9_-]{8,128}")
 _COMPOUND: Final = pattern(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-z0-9]+)+")
@@ -318,22 +325,37 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     """
     if candidate.hidden:
         return HIDDEN
+    written = candidate.definition
+    if written.isascii() and b"\\" not in written and not _may_show_sign(written.decode("ascii"), owners):
+        return None
     try:
-        text = "\n".join(_texts(_decode(candidate.definition)))
+        text = "\n".join(_texts_in(_decode(written)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # What msgspec cannot read, such as half of a surrogate pair, is withheld or shown as it is written.
-        text = candidate.definition.decode("utf-8", "replace")
+        text = written.decode("utf-8", "replace")
     names, text = text, in_plain_letters(text)
     if _TAG.search(text):
         return "it has a mark of a system's own messages"
     lowered, words = text.lower().replace("\u2019", "'"), list[str]()
     for reason, phrase in _PHRASES:
-        if all(any(word in lowered for word in alternatives) for alternatives in phrase):
+        if _has_each(lowered, phrase):
             words = words or _WORD.findall(lowered)
             if _follow(words, phrase):
                 return reason
     named = owners.keys() & set(_NAME.findall(names)) if owners else ()
     return f"it names a tool of server {owners[min(named)]!r}" if named else None
+
+
+def _may_show_sign(written: str, owners: Mapping[str, str]) -> bool:
+    """Return whether JSON without escapes has the words of a sign somewhere; nearly none has."""
+    lowered = written.lower()
+    if any(_has_each(lowered, words) for words in (_OF_TAG, *(phrase for _, phrase in _PHRASES))):
+        return True
+    return bool(owners) and not owners.keys().isdisjoint(_NAME.findall(written))
+
+
+def _has_each(lowered: str, sets: tuple[frozenset[str], ...]) -> bool:
+    return all(any(map(lowered.__contains__, words)) for words in sets)
 
 
 def _follow(words: list[str], phrase: tuple[frozenset[str], ...]) -> bool:

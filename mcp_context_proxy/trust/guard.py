@@ -17,7 +17,6 @@ The class is decided once, where the catalog is made, and is a field of the tool
 
 from __future__ import annotations
 
-import html
 import re
 import string
 from collections import deque
@@ -41,7 +40,7 @@ from mcp_context_proxy.config.secrets import (
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.later import html, pattern
 from mcp_context_proxy.trust.tokens import reaches
 
 SHORTEST: Final = 8
@@ -325,7 +324,7 @@ another: ``get_delete_status`` deletes nothing. Verbs that say nothing, such as 
 NAME_CHARACTERS: Final = 256
 """Beginning of a name that is read; no honest one is longer."""
 
-_WORD: Final = re.compile(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++")
+_WORD: Final = pattern(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++")
 _JOINS: Final = frozenset({"and", "or"})
 """Words after which another verb counts as well, as in ``find_and_delete``."""
 

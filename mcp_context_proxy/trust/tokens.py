@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import logging
 import os
-import re
 import secrets
 import tempfile
 import time
@@ -31,7 +30,6 @@ from typing import Final
 
 import anyio
 import msgspec
-import platformdirs
 from msgspec import Struct
 
 from mcp_context_proxy.config import Config
@@ -39,6 +37,7 @@ from mcp_context_proxy.errors import ContextProxyError, StoreError
 from mcp_context_proxy.items import Document, Tool, ToolClass
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
 from mcp_context_proxy.system import process
+from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import state_folder
 from mcp_context_proxy.trust.profiles import MARK, Profile
@@ -50,7 +49,7 @@ FILE_NAME: Final = "tokens.json"
 OWNER: Final = "owner"
 """Principal of the proxy's own token."""
 
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+NAME: Final = pattern(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names that a token may have: they stand in the audit, in commands and in logs."""
 
 NAME_SHOWN: Final = 70

@@ -277,7 +277,10 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "clauses": lambda written: links.units_of(f"x{written}y"),
     "repeated argument": lambda written: headers.decoded(f"=?base64?{written}?="),
     "argument as a number": lambda written: refused(
-        headers.check_arguments, [("mcp-param-n", written)], NUMBERED, {"n": msgspec.Raw(b"1")}
+        headers.check_arguments,
+        headers.HeaderFields([(b"mcp-param-n", written.encode())]),
+        NUMBERED,
+        {"n": msgspec.Raw(b"1")},
     ),
     "claims of a token": lambda written: list(issuer.values({"roles": written}, "roles")),
     "form of a token": IssuedTokens.may_be,

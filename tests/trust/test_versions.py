@@ -51,7 +51,7 @@ def python_package(prefix: Path, name: str, version: str, *, script: str = "", m
 
 
 def server(folder: Path, command: object, *args: object, **more: Any) -> ServerConfig:
-    given = {"name": "s", "command": str(command), "args": tuple(map(str, args)), "cwd": str(folder), **more}
+    given = {"name": "s", "command": str(command), "args": tuple(map(str, args)), "cwd": folder, **more}
     return ServerConfig(**given)
 
 
