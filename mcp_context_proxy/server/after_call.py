@@ -8,7 +8,6 @@ nothing. Nothing here blocks, and no caller waits for it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -33,6 +32,7 @@ from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning.pairs import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
@@ -44,6 +44,10 @@ WINDOW_SECONDS: Final = 600.0
 
 MOST_BYTES: Final = 1024 * 1024
 """Size of a result up to which it is decoded; a larger one counts as a success."""
+
+SETTLED_SECONDS: Final = 60.0
+"""Time for which a call says nothing new where an equal one was attributed and no request came since."""
+SETTLED_KEPT: Final = 1_000
 
 NO_ARGUMENTS: Final = Raw(b"{}")
 
@@ -124,6 +128,9 @@ class EndedCalls(Struct, kw_only=True, eq=False):
     """Takes calls that may belong to a request of another replica; None where there is none."""
     _waiting: list[_Ended] = field(default_factory=list)
     """Answered calls until the end of this step of the event loop: callers do not wait for what follows."""
+    _settled: set[tuple[str, str | None, str | None, str, str | None]] = field(default_factory=set)
+    """Calls that were attributed since `_settled_since`: tool, session, principal, owner and goal."""
+    _settled_since: float = 0.0
 
     def answered(
         self,
@@ -143,7 +150,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         """
         ended = _Ended(tool, params, caller, session, goal, outcome_of(result), len(result), seconds, rule)
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._follow_up)
+            after_step(self._follow_up)
         self._waiting.append(ended)
 
     def _follow_up(self) -> None:
@@ -250,6 +257,9 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         principal, owner = caller.principal, "" if caller.rights.teaches else caller.rights.owner
         if self.in_session is not None and not owner:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
+        call = (tool.exposed_name, None if session is None else session.id, principal, owner, goal)
+        if self._is_settled(call):
+            return
         context = self._request_of(tool, session, principal)
         # A session is served by one replica. Of the requests of others, the latest may be another replica's.
         is_sure = context is not None and isinstance(session, Session)
@@ -270,6 +280,20 @@ class EndedCalls(Struct, kw_only=True, eq=False):
             )
             return
         self._teach(tool, context, session, principal, owner, goal)
+
+    def _is_settled(self, call: tuple[str, str | None, str | None, str, str | None]) -> bool:
+        """Return whether an equal call was attributed already, and no request came since."""
+        now = time.monotonic()
+        if self.records.newest >= self._settled_since or now - self._settled_since > SETTLED_SECONDS:
+            self._settled.clear()
+            self._settled_since = now
+        if call in self._settled:
+            # A request of another replica may be newer than those that are known here.
+            return self.elsewhere is None
+        if len(self._settled) >= SETTLED_KEPT:
+            self._settled.clear()
+        self._settled.add(call)
+        return False
 
     def _teach(
         self,
