@@ -37,7 +37,7 @@ from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.results import FITTING, SearchOptions
 from mcp_context_proxy.server.search_answers import answer_tokens, search_text
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.web.prompts import FURTHER, PROMPT_TOOLS, prompt_text
+from mcp_context_proxy.web.running import FURTHER, PROMPT_TOOLS, prompt_text
 
 Count = Callable[[str], int]
 """Counts the tokens of a text."""

@@ -23,7 +23,7 @@ from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
-from mcp_context_proxy.server import meta_definitions, prompts
+from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
@@ -32,8 +32,7 @@ from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
 from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.profiles import Profiles
-from mcp_context_proxy.server.prompts import Prompts
-from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
@@ -74,7 +73,7 @@ def build(config: Config, store: Store) -> Proxy:
         logins=Logins(shared_credentials(config, store)),
     )
     library = DocumentLibrary(config.documents, config.limits)
-    reserved = meta_definitions.RESERVED | {prompts.NAME}
+    reserved = meta_definitions.RESERVED | {CONTEXT_PROMPT}
     approvals = Approvals(store.approvals, config.approval.mode)
     approvals.observers.append(audit.observer())
     catalog = Catalog(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from mcp_context_proxy.app.proxy import Proxy
-from mcp_context_proxy.front.probes import Readiness
+from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.system.process import time_of_day
 
 STARTING_SECONDS: Final = 15.0

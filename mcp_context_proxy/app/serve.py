@@ -22,8 +22,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.protocol.strangers import shown_json
-from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.server.subscriptions import Subscriptions
+from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import (
     SIGNALS,
@@ -285,7 +284,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         OSError: the address is in use or not available.
     """
     from mcp_context_proxy.app.readiness import Needed, ReadinessCheck  # noqa: PLC0415
-    from mcp_context_proxy.front import auth, http, probes  # noqa: PLC0415 - a stdio front needs none of it
+    from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.issuer import IssuedTokens, ResourceMetadata  # noqa: PLC0415
 
     settings, limits = proxy.config.http, proxy.config.limits
@@ -322,7 +321,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ready = ReadinessCheck(proxy, needed)
         routes = [
             *web_routes(proxy, member),
-            *probes.routes(ready),
+            *http.probe_routes(ready),
             *([] if resource is None else resource.routes()),
         ]
         homes = None if member is None else member.homes
@@ -397,13 +396,11 @@ def _within_profiles(proxy: Proxy) -> Callable[[ASGIApp], ASGIApp]:
 
 def operations(proxy: Proxy) -> list[Operation]:
     """Return the operations of the REST API, which pages, commands and hooks use as well."""
-    from mcp_context_proxy.web.approvals import ApprovalsApi  # noqa: PLC0415
-    from mcp_context_proxy.web.audit import AuditApi  # noqa: PLC0415
+    from mcp_context_proxy.web.approvals import ApprovalsApi, AuditApi  # noqa: PLC0415
     from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
     from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.inventory import InventoryApi  # noqa: PLC0415
-    from mcp_context_proxy.web.prompts import PromptsApi  # noqa: PLC0415
-    from mcp_context_proxy.web.running import RunningApi  # noqa: PLC0415
+    from mcp_context_proxy.web.running import PromptsApi, RunningApi  # noqa: PLC0415
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
     from mcp_context_proxy.web.usage import UsageApi  # noqa: PLC0415
 

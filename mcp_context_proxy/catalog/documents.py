@@ -33,7 +33,7 @@ from mcp_context_proxy.catalog.front_matter import (
     read_front_matter,
     shorten,
 )
-from mcp_context_proxy.catalog.own_skills import SkillPlace, place_of
+from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import SEARCHED_CHARACTERS, Document, IncludeMode, Kind, SkillFolder
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line

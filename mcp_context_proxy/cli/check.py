@@ -252,7 +252,7 @@ async def _check_proxy(
 ) -> list[Verdict]:
     """Start every server once; fill in the `versions` of those that run without a pinned one."""
     from mcp_context_proxy import app
-    from mcp_context_proxy.cli import host_check
+    from mcp_context_proxy.cli import pins
 
     # Every server is started, even one that would otherwise start at its first call.
     awake = {"start": "eager", "idle_timeout": None}
@@ -285,9 +285,9 @@ async def _check_proxy(
         verdicts += await in_thread(_taken_lately, proxy)
         verdicts += await _copies(proxy)
         verdicts += _suspected(proxy)
-        for seen in host_check.profiles(proxy):
+        for seen in pins.profiles(proxy):
             verdicts.append(Verdict(Level(seen.severity), seen.about, seen.message, remedy=seen.remedy))
-        for one in host_check.names(proxy) if host is None else host_check.effects(proxy, host):
+        for one in pins.names(proxy) if host is None else pins.effects(proxy, host):
             subject = one.about if host is None else f"{host.title}: {one.about}"
             verdicts.append(Verdict(Level(one.severity), subject, one.message, remedy=one.remedy))
         if (reranking := await proxy.search.reranker.try_model()) is not None:

@@ -26,13 +26,14 @@ from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
 from mcp_context_proxy.evaluation.data import read_corpus, read_queries
-from mcp_context_proxy.evaluation.replay import in_random_order, replay
 from mcp_context_proxy.evaluation.run import (
     Evaluation,
     MeasureDifference,
     Report,
     compare_files,
     evaluate,
+    in_random_order,
+    replay,
     write_run,
 )
 from mcp_context_proxy.retrieval import FITTING, METHODS, Engine, Method

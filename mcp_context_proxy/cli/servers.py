@@ -1,11 +1,15 @@
-"""``servers``, ``tools`` and ``index``: show the servers and their tools, or index them.
+"""``servers``, ``tools``, ``index``, ``session``: servers, their tools, and what a host's session has.
 
 Servers are shown without their secrets.
+
+Every command asks the proxies that run. A model may change nothing that a person has chosen here.
 """
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -14,21 +18,24 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import configured, echo_json, json_option, run
-from mcp_context_proxy.cli.running import AnswerSource, asking
+from mcp_context_proxy.cli.options import WholeNumber, configured, echo_json, json_option, run
+from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
 from mcp_context_proxy.cli.terminal import (
     Terminal,
     counted,
     duration,
     marked,
+    moment,
     open_started_proxy,
     results,
 )
+from mcp_context_proxy.config.settings import PRESETS
 from mcp_context_proxy.items import Kind, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
+
 
 STYLES: Final = {
     "ready": "green",
@@ -239,3 +246,250 @@ def _show_index(console: Terminal, report: dict[str, Any]) -> None:
     if report["model_error"] is None:
         kept = f"Kept in {report['store']}" if report["store"] else "Nothing is kept: there is no store."
         console.note(kept, style="dim")
+
+
+KINDS: Final = click.Choice([kind.value for kind in Kind])
+
+DOMAINS: Final = ("tools", "documents")
+"""Parts of a selection with options of their own."""
+
+
+class ChosenSession:
+    """A session that a command is about, and the proxy that has it."""
+
+    def __init__(self, proxy: RunningProxy, facts: Mapping[str, Any]) -> None:
+        self.proxy, self.facts = proxy, facts
+
+    @property
+    def id(self) -> str:
+        """Its public id."""
+        return str(self.facts["id"])
+
+    @property
+    def path(self) -> str:
+        """Path of its context."""
+        return f"/sessions/{quote(self.id, safe='')}/context"
+
+
+def all_sessions(source: AnswerSource) -> list[ChosenSession]:
+    """Return the sessions of all proxies that run, each with the name of its host, oldest first."""
+    source.expect_running()
+    found = []
+    for proxy in source.every():
+        hosts = {one["session"]: one for one in proxy.get("/status")["hosts"]}
+        for one in proxy.get("/sessions")["sessions"]:
+            host = hosts.get(one["id"], {})
+            found.append(
+                ChosenSession(proxy, {**one, "host": host.get("name"), "folder": host.get("folder")})
+            )
+    return found
+
+
+def chosen_session(source: AnswerSource, wanted: str | None) -> ChosenSession:
+    """Return the session with an id that begins so; without one, the only session.
+
+    Raises:
+        click.UsageError: there is no such session, or it cannot be told which is meant.
+    """
+    found = all_sessions(source)
+    fitting = [one for one in found if one.id.startswith(wanted or "")]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not found:
+        raise click.UsageError("no session is open: a host of the handshake era opens one when it connects")
+    known = ", ".join(f"{one.id} ({_host(one.facts)})" for one in fitting or found)
+    if wanted is None:
+        raise click.UsageError(f"there are {len(found)} sessions; choose one with --session: {known}")
+    which = "several sessions begin so" if fitting else f"there is no session {wanted!r}"
+    raise click.UsageError(f"{which}; there are: {known}")
+
+
+def _of_one(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as its first argument, the session that it is about."""
+
+    @of_running
+    @click.option("--session", "wanted", metavar="ID", help="The session, by the beginning of its id.")
+    @json_option
+    @functools.wraps(command)
+    def find_and_run(source: AnswerSource, wanted: str | None, **options: Any) -> None:
+        command(chosen_session(source, wanted), **options)
+
+    return find_and_run
+
+
+def _named(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name an item."""
+    for add in (
+        click.argument("names", metavar="NAME...", nargs=-1, required=True),
+        click.option("--type", "kind", type=KINDS, default=Kind.TOOL.value, show_default=True),
+        click.option("--server", help="Server of a tool, if several have one of that name."),
+    ):
+        command = add(command)
+    return command
+
+
+@click.group("session")
+def session_command() -> None:
+    """Choose what a session has in its context, and save that as a preset for later sessions.
+
+    What you add or remove here, no model can change.
+    """
+
+
+@session_command.command("list")
+@of_running
+@json_option
+def list_sessions(source: AnswerSource, as_json: bool) -> None:
+    """List the sessions that are open, with the items that each has in every context."""
+    found = [dict(one.facts) for one in all_sessions(source)]
+    if as_json:
+        echo_json({"sessions": found})
+        return
+    console = results()
+    if not found:
+        console.say("No session is open.")
+    for one in found:
+        _show(console, one)
+
+
+@session_command.command("add")
+@_of_one
+@_named
+def add_items(
+    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
+) -> None:
+    """Add items to every context of a session, whatever their include mode."""
+    _change(session, "add", names, kind, server, as_json)
+
+
+@session_command.command("remove")
+@_of_one
+@_named
+def remove_items(
+    session: ChosenSession, names: Sequence[str], kind: str, server: str | None, as_json: bool
+) -> None:
+    """Remove items from all contexts of a session: no query finds them until they are added again."""
+    _change(session, "remove", names, kind, server, as_json)
+
+
+@session_command.command("options")
+@_of_one
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="How much is selected.")
+@click.option("--max-tokens", type=WholeNumber(1), help="Budget of each context.")
+@click.option("--history", type=WholeNumber(0, 100), help="Earlier queries that count.")
+@click.option("--expansion-depth", type=WholeNumber(0, 5), help="Steps from selected items to similar ones.")
+def set_options(session: ChosenSession, as_json: bool, **given: Any) -> None:
+    """Change how much is selected in a session, beside what was changed before.
+
+    Without an option, everything is as configured again.
+    """
+    changed = _set(given)
+    options = {**_set(session.facts["options"]), **changed} if changed else {}
+    if (preset := options.pop("preset", None)) is not None:
+        options |= {domain: {**options.get(domain, {}), "preset": preset} for domain in DOMAINS}
+    _told(session, session.proxy.patch(session.path, {"options": options}), as_json)
+
+
+def _set(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are set, in either domain as well."""
+    found = {name: _set(own) if isinstance(own, dict) else own for name, own in options.items()}
+    return {name: own for name, own in found.items() if own not in (None, {})}
+
+
+@session_command.command("save")
+@_of_one
+@click.argument("name")
+def save_session(session: ChosenSession, name: str, as_json: bool) -> None:
+    """Save what you have chosen in a session as the preset NAME.
+
+    Other sessions begin with it by `serve --preset NAME`, or by `presets` in a table [clients.PROFILE].
+    """
+    saved = session.proxy.post("/presets", {"name": name, "session": session.id})["presets"]
+    preset = next(one for one in saved if one["name"] == name)
+    if as_json:
+        echo_json(preset)
+    else:
+        results().say(Text(f"Saved as preset {name}: {_summary(preset)}."))
+
+
+@session_command.command("presets")
+@of_running
+@click.option("--forget", metavar="NAME", help="Forget this one.")
+@json_option
+def list_presets(source: AnswerSource, forget: str | None, as_json: bool) -> None:
+    """List the saved presets, or forget one."""
+    proxy = source.expect_running()
+    if forget is None:
+        saved = proxy.get("/presets")["presets"]
+    else:
+        saved = proxy.delete(f"/presets/{quote(forget, safe='')}")["presets"]
+    if as_json:
+        echo_json({"presets": saved})
+        return
+    console = results()
+    if not saved:
+        console.say("No preset is saved.")
+    console.columns([(Text(one["name"], style="cyan"), _summary(one)) for one in saved])
+
+
+def _change(
+    session: ChosenSession, how: str, names: Sequence[str], kind: str, server: str | None, as_json: bool
+) -> None:
+    items = [{"type": kind, "name": name, "server": server} for name in names]
+    _told(session, session.proxy.patch(session.path, {how: items}), as_json)
+
+
+def _told(session: ChosenSession, answer: Mapping[str, Any], as_json: bool) -> None:
+    facts = {**session.facts, **answer}
+    if as_json:
+        echo_json(facts)
+    else:
+        _show(results(), facts)
+
+
+def _host(facts: Mapping[str, Any]) -> str:
+    unnamed = "a handle" if facts["kind"] == "handle" else "an unnamed host"
+    return one_line(facts["host"] or facts.get("client") or unnamed)
+
+
+def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
+    told = [_host(facts), f"since {moment(facts['created'])}"]
+    told += [f"profile {facts['profile']}"] if facts["profile"] else []
+    told += [one_line(facts["folder"])] if facts["folder"] else []
+    console.say(Text(facts["id"], style="bold cyan"), Text(f"  {', '.join(told)}"))
+    decided = {(one["type"], one["name"]) for one in facts["by_person"]}
+    rows: list[tuple[Text | str, ...]] = [
+        (
+            Text(one["name"], style="cyan"),
+            one["type"],
+            one["why"] + _by(one, decided),
+            f"{one['tokens']:,} tokens",
+        )
+        for one in facts["items"]
+    ]
+    rows += [
+        (Text(one["name"], style="cyan"), one["type"], "removed" + _by(one, decided), "")
+        for one in facts["removed"]
+    ]
+    console.columns(rows or [("nothing but what each query selects", "", "", "")], indent=2, right=(3,))
+    changed = _set(facts["options"])
+    said = [f"{name} {value}" for name, value in changed.items() if not isinstance(value, dict)]
+    said += [
+        f"{domain} {name} {value}" for domain in DOMAINS for name, value in changed.get(domain, {}).items()
+    ]
+    if said:
+        console.prose(Text(f"Options: {', '.join(said)}", style="dim"), indent=2, hanging=11)
+
+
+def _by(item: Mapping[str, Any], decided: set[tuple[str, str]]) -> str:
+    return ", by you" if (item["type"], item["name"]) in decided else ""
+
+
+def _summary(preset: Mapping[str, Any]) -> str:
+    changed = [value for value in preset["options"].values() if value not in (None, {})]
+    domains = [one for one in changed if isinstance(one, dict)]
+    options = (
+        len(changed) - len(domains) + sum(value is not None for one in domains for value in one.values())
+    )
+    told = [f"{counted(len(preset['added']), 'item')} added", f"{len(preset['removed'])} removed"]
+    return ", ".join([*told, *([counted(options, "option")] if options else [])])

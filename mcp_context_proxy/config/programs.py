@@ -28,7 +28,7 @@ from typing import Any, Final
 from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
 from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.variables import INHERITED, matches
+from mcp_context_proxy.system.places import INHERITED, matches
 
 
 def inherited(server: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:

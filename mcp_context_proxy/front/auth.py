@@ -39,13 +39,12 @@ from mcp_context_proxy.front.issuer import (
     WELL_KNOWN,
     Issued,
     IssuedTokens,
+    KeysUnavailableError,
     ResourceMetadata,
     RoleMissingError,
     TokenRefusedError,
     undecided,
 )
-from mcp_context_proxy.front.issuer_keys import KeysUnavailableError
-from mcp_context_proxy.front.probes import PROBE_PATHS
 from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
@@ -54,6 +53,9 @@ from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.trust.tokens import ACTING, OWNER, THE_USER, NamedToken, Principal, TokenBook
 
 logger = logging.getLogger(__name__)
+
+PROBE_PATHS: Final = frozenset({"/livez", "/readyz"})
+"""Paths of the probes, which are answered without a token and under any Host."""
 
 PRINCIPAL_KEY = "mcp-context-proxy/principal"
 """Key of an ASGI scope: the identity behind the request."""
@@ -94,7 +96,6 @@ FIELDS_KEY: Final = "mcp-context-proxy/fields"
 
 
 def fields_of(scope: Scope) -> HeaderFields:
-    """Return the headers of an HTTP request."""
     found: HeaderFields | None = scope.get(FIELDS_KEY)
     if found is None:
         found = scope[FIELDS_KEY] = HeaderFields(scope["headers"])
@@ -138,12 +139,10 @@ class Policy(Struct, frozen=True):
 
     @property
     def required(self) -> bool:
-        """True if a token is required."""
         return self.token is not None or self.issued is not None
 
 
 def policy(host: str, port: int, extra_hosts: Iterable[str], token: str | None) -> Policy:
-    """Return the policy for a front that listens on `host` and `port`."""
     if not is_loopback(host) and not extra_hosts:
         return Policy(None, token)
     names = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(host) else []

@@ -1,4 +1,8 @@
-"""The HTTP front: streamable HTTP in both eras at ``/mcp``, HTTP+SSE at ``/sse``, health at ``/healthz``."""
+"""The HTTP front: streamable HTTP in both eras at ``/mcp``, HTTP+SSE at ``/sse``, and the probes.
+
+They are asked without a token and under any Host, because a balancer asks by address. So they tell numbers
+and words of ours alone: no name of a server, path, variable or principal.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from http import HTTPStatus
+from typing import Any, Final, TypeAlias
 
 import anyio
 import uvicorn
+from msgspec import Struct, json
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -49,6 +55,7 @@ from mcp_context_proxy.system.process import connections_for_hosts
 from mcp_context_proxy.trust.tokens import THE_USER, Role
 
 logger = logging.getLogger(__name__)
+
 
 PAGES_PATH = "/ui"
 """Path of the pages and their files."""
@@ -339,3 +346,46 @@ def throttle_warnings() -> Iterator[None]:
         yield
     finally:
         noted.removeFilter(passes)
+
+
+HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Readiness(Struct, frozen=True):
+    """The answer of the probe ``/readyz``."""
+
+    missing: list[str] = []
+    """Reasons why no new client should come yet, or any more; it is ready if there are none."""
+    degraded: list[str] = []
+    """Parts that do not work and without which requests are served all the same."""
+
+
+class _Answer(Struct, frozen=True):
+    ready: bool
+    missing: list[str]
+    degraded: list[str]
+
+
+Ready: TypeAlias = Callable[[], Readiness]
+
+
+def probe_routes(ready: Ready) -> list[BaseRoute]:
+    """Return the routes of both probes; `ready` must neither block nor wait.
+
+    ``/livez`` depends on nothing. ``/readyz`` is answered with 503 if new clients should not come here.
+    """
+
+    async def live(_request: Request) -> Response:
+        return _answered(HTTPStatus.OK, b'{"live":true}')
+
+    async def readyz(_request: Request) -> Response:
+        found = ready()
+        answer = _Answer(not found.missing, found.missing, found.degraded)
+        status = HTTPStatus.OK if answer.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _answered(status, json.encode(answer))
+
+    return [Route("/livez", live, methods=["GET"]), Route("/readyz", readyz, methods=["GET"])]
+
+
+def _answered(status: HTTPStatus, body: bytes) -> Response:
+    return Response(body, status, HEADERS, "application/json")

@@ -44,8 +44,7 @@ from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions, Send
 from mcp_context_proxy.server.profiles import Profiles
-from mcp_context_proxy.server.prompts import Prompts
-from mcp_context_proxy.server.resources import Resources
+from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList

@@ -1,32 +1,37 @@
-"""Resources: the proxy's own rules, references and contexts, and those of the downstream servers.
+"""Resources and prompts: the proxy's own, and those of the downstream servers.
 
 A URI is only ever read from its owner (`catalog.uri_owners`): the server that listed it, or whose template it
 matches. URIs of the proxy's own schemes never reach a server. Links in results are
 never followed. The ``context://`` resources show the current context and the latest request contexts, each
 only to the principal that asked; all callers without credentials are one principal: over standard streams
 that is the person who started the proxy.
+
+The proxy has one prompt of its own, ``with_context``: it takes a query and returns the rules and references
+that apply to it, as messages for the conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
+import msgspec
 from msgspec import Raw, Struct
 
-from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
 from mcp_context_proxy.context import records
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.session import Handles, Session, handle_of
+from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
+from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Outgoing
-from mcp_context_proxy.errors import WithheldError
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Resource
+from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
@@ -36,6 +41,7 @@ from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.notifications import Watches
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
+from mcp_context_proxy.system.threads import in_thread
 
 SCHEME = "context://"
 DOCUMENT_SCHEMES = tuple(f"{kind}://" for kind in DOCUMENT_KINDS)
@@ -269,3 +275,128 @@ def _refusing(era: Era, uri: str) -> Iterator[None]:
         if era is Era.HANDSHAKE and error.code == INVALID_PARAMS and names_uri:
             error.code = RESOURCE_NOT_FOUND
         raise
+
+
+CONTEXT_PROMPT = "with_context"
+
+DEFINITION: dict[str, Any] = {
+    "name": CONTEXT_PROMPT,
+    "title": "With context",
+    "description": "The rules and references that apply to a query, and the tools that fit it.",
+    "arguments": [{"name": "query", "description": "What you want to do", "required": True}],
+}
+
+
+class Prompts(Struct, frozen=True, kw_only=True, eq=False):
+    """Answers the ``prompts/*`` methods and ``completion/complete``."""
+
+    catalog: Catalog
+    fleet: Fleet
+    forwarder: Forwarder
+    resources: Resources
+    contexts: ContextEngine
+    handles: Handles
+    catch_up: Callable[[], Awaitable[None]]
+    """Waits for the catalog, if a server has just become ready."""
+
+    async def list(self, params: Members, caller: Caller) -> Members:
+        """Return the result of ``prompts/list``."""
+        del params, caller
+        prompts = self.catalog.snapshot.prompts.values()
+        return {"prompts": await encoded_list((), definitions.prompt_definition, prompts, (DEFINITION,))}
+
+    async def get(self, params: Members, caller: Caller) -> bytes:
+        """Return the result of ``prompts/get``, fitted to the caller's era."""
+        name = envelope.text(params["name"]) or ""
+        if name == CONTEXT_PROMPT:
+            return eras.fit_result_to_client(
+                "prompts/get", await self._with_context(params, caller), caller.era
+            )
+        prompt = await self._resolve(name, params, caller)
+        sent = {**params, "name": envelope.raw(prompt.name)}
+        return await self._forward(prompt.server, "prompts/get", sent, caller, f"prompt {prompt.name!r}")
+
+    async def complete(self, params: Members, caller: Caller) -> bytes:
+        """Return the result of ``completion/complete``, fitted to the caller's era."""
+        reference = envelope.members(params["ref"])
+        of_prompt = envelope.text(reference.get("type")) == "ref/prompt"
+        name, uri = (envelope.text(reference.get(key)) or "" for key in ("name", "uri"))
+        if name == CONTEXT_PROMPT if of_prompt else uri.startswith(SCHEME):
+            # There are no completions for the proxy's own prompt and resources.
+            result = envelope.encode({"completion": {"values": [], "total": 0, "hasMore": False}})
+            return eras.fit_result_to_client("completion/complete", result, caller.era)
+        if of_prompt:
+            prompt = await self._resolve(name, params, caller)
+            server, reference = prompt.server, {**reference, "name": envelope.raw(prompt.name)}
+        else:
+            template = self.catalog.snapshot.templates.get(uri)
+            # The URI is a parameter here, so an unknown one is an invalid parameter in either era.
+            server = self.resources.owner(uri, Era.MODERN).name if template is None else template.server
+        sent = {**params, "ref": envelope.raw(reference)}
+        return await self._forward(server, "completion/complete", sent, caller, "a completion")
+
+    async def _with_context(self, params: Members, caller: Caller) -> bytes:
+        """Return the query's rules and references, one message each, then its tools, then the query."""
+        given = params.get("arguments", Raw(b"{}"))
+        if len(given) > envelope.TAKEN_APART_BYTES:
+            text = f"arguments of prompt {CONTEXT_PROMPT!r} have {len(given):,} bytes"
+            raise RequestError(INVALID_PARAMS, f"{text}; {envelope.TAKEN_APART_BYTES:,} are allowed")
+        try:
+            arguments = envelope.members(given)
+        except (KeyError, msgspec.DecodeError):
+            arguments = {}
+        query = envelope.text(arguments.get("query"))
+        if query is None or not query.strip():
+            raise RequestError(
+                INVALID_PARAMS, f"prompt {CONTEXT_PROMPT!r} needs a query: what you want to do"
+            )
+        query = query[:QUERY_CHARACTERS]
+        session = handle_of(params, self.handles, caller.principal) or caller.session
+        selected = await self.contexts.select(query, session, owner=caller.principal, deliver="whole")
+        context, snapshot = selected.context, selected.found.snapshot
+        texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
+        if tools := rendering.tools_text(context, snapshot, caller.name_of):
+            texts.append(tools)
+        if selected.recalled:
+            texts.append(rendering.recalled_text(selected.recalled))
+        messages = [{"role": "user", "content": {"type": "text", "text": text}} for text in (*texts, query)]
+        return envelope.encode({"description": f"Context for: {query}", "messages": messages})
+
+    async def _resolve(self, name: str, params: Members, caller: Caller) -> Prompt:
+        """Return the prompt that a request names; `catalog.names` tells which names a prompt has."""
+        prompts, servers = self.catalog.snapshot.prompts, self.catalog.snapshot.servers
+        prompt = names.by_full_name(prompts, name, servers)
+        if prompt is None:
+            await self.catch_up()
+            prompts, servers = self.catalog.snapshot.prompts, self.catalog.snapshot.servers
+            prompt = names.by_full_name(prompts, name, servers)
+        if prompt is None:
+            with downstream_errors(caller.era):
+                self.fleet.raise_if_unavailable(names.owner(name, servers))
+            self._raise_if_withheld(name)
+            near = await in_thread(names.suggested, prompts, name, servers, names.COMPARED_IN_THREAD)
+            raise RequestError(INVALID_PARAMS, str(UnknownItemError("prompt", name, near)))
+        if names.is_full(name):
+            return prompt
+        self._raise_if_withheld(name)
+        session = handle_of(params, self.handles, caller.principal) or caller.session
+        if session is not None:
+            try:
+                session.means("prompt", name, prompt.server)
+            except ChangedMeaningError as error:
+                raise RequestError(INVALID_PARAMS, str(error)) from None
+        return prompt
+
+    def _raise_if_withheld(self, name: str) -> None:
+        snapshot = self.catalog.snapshot
+        try:
+            names.raise_if_withheld("prompt", snapshot.withheld_prompts, name, snapshot.servers)
+        except WithheldError as error:
+            raise RequestError(INVALID_PARAMS, str(error)) from None
+
+    async def _forward(
+        self, server: str, method: str, params: Members, caller: Caller, subject: str
+    ) -> bytes:
+        with downstream_errors(caller.era):
+            client = self.fleet.clients[server]
+            return await self.forwarder.forward(client, method, params, caller, subject)

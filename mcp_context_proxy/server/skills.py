@@ -23,21 +23,19 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import UnfitError, fit
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.catalog.files import SUFFIXES
-from mcp_context_proxy.catalog.own_skills import (
-    SkillPlace,
-    own_roots,
-    own_skill,
-    own_skills,
-    read_own_file,
-)
 from mcp_context_proxy.catalog.skills import (
     MANIFEST,
     REASON_CHARACTERS,
+    SkillPlace,
     UnverifiedError,
     check_content,
     check_listed,
     entry_of,
+    own_roots,
+    own_skill,
+    own_skills,
     parse_skill,
+    read_own_file,
 )
 from mcp_context_proxy.catalog.uri_owners import OWN_SKILLS, SKILL_SCHEME
 from mcp_context_proxy.config import Limits

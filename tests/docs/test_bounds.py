@@ -30,7 +30,7 @@ MODULES = [
         "server.meta_tools",
         "server.notifications",
         "server.resources",
-        "server.subscriptions",
+        "server.negotiation",
         "front.http_exchange",
         "server.skills",
         "catalog.skills",

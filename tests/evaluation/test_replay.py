@@ -11,7 +11,7 @@ import pytest
 from support.commands import forked_command
 
 from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
-from mcp_context_proxy.evaluation.replay import REVEALED, in_random_order, replay
+from mcp_context_proxy.evaluation.run import REVEALED, in_random_order, replay
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING
 

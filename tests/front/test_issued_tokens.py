@@ -17,13 +17,16 @@ from support.issuer import AUDIENCE, Issuer, ec_key, encoded, issuing, jwk, pem,
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.front.issuer import IssuedTokens, RoleMissingError, TokenRefusedError, principal_name
-from mcp_context_proxy.front.issuer_keys import (
+from mcp_context_proxy.front.issuer import (
     FRESH_SECONDS,
     REFETCH_SECONDS,
     STALE_SECONDS,
+    IssuedTokens,
     KeySet,
     KeysUnavailableError,
+    RoleMissingError,
+    TokenRefusedError,
+    principal_name,
 )
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.trust.tokens import NOTHING, Principal, Reach, Role

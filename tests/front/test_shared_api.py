@@ -288,12 +288,11 @@ def test_a_prompt_hook_imports_nothing_that_takes_long(desk: Desk) -> None:
     # What Python imports at its start is not ours to choose.
     ours = names[names.index("mcp_context_proxy") :]
     assert "desk__create_note(" in done.stdout
-    assert "mcp_context_proxy.bridge.hook" in ours
+    assert "mcp_context_proxy.bridge.asking" in ours
     slow = {"pathlib", "typing", "hashlib", "socket", "subprocess", "threading", "urllib.parse", "logging"}
     assert slow.intersection(ours) == set()
     assert [one for one in ours if one.startswith("mcp_context_proxy")] == [
         "mcp_context_proxy",
         "mcp_context_proxy.bridge",
         "mcp_context_proxy.bridge.asking",
-        "mcp_context_proxy.bridge.hook",
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.installation.editing import EditError
-from mcp_context_proxy.installation.switches import KEPT_END, switch
+from mcp_context_proxy.installation.hooks import KEPT_OF_SWITCHES, switch
 
 TEXT = """# mine
 [servers.a]  # the first
@@ -34,7 +34,7 @@ def test_a_switch_changes_one_key_and_back_again(file: Path, server: str, tool: 
     assert {*TEXT.replace("true # for now", "").split("\n")} - {"enabled = "} <= {
         *file.read_text(encoding="utf-8").replace("false # for now", "").split("\n")
     }
-    assert file.with_name(file.name + KEPT_END).read_text(encoding="utf-8") == TEXT
+    assert file.with_name(file.name + KEPT_OF_SWITCHES).read_text(encoding="utf-8") == TEXT
     assert not switch(file, server, tool, False).changed
     assert switch(file, server, tool, True).changed
     config = load(file).servers[server]

@@ -17,7 +17,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.trust.tokens import Principal
 from mcp_context_proxy.web.api import Given
-from mcp_context_proxy.web.prompts import PromptsApi, PromptWanted
+from mcp_context_proxy.web.running import PromptsApi, PromptWanted
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from support.shop import environment
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.app.serve import web_routes
-from mcp_context_proxy.cli import host_check
+from mcp_context_proxy.cli import pins
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.tables import ClientConfig
 from mcp_context_proxy.context.presets import ChosenItem, SavedPreset
@@ -446,7 +446,7 @@ def test_a_mistake_in_a_profile_keeps_the_proxy_from_starting(workshop: Workshop
 
 
 async def test_check_says_what_each_profile_sees(proxy: Proxy) -> None:
-    told = {(one.about, one.message) for one in host_check.profiles(proxy)}
+    told = {(one.about, one.message) for one in pins.profiles(proxy)}
 
     assert ("clients.coding", "sees 3 tools of 1 server, 1 document") in told
     assert ("clients.chat", "sees 2 tools of 1 server, 1 document") in told
