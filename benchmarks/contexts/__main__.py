@@ -31,6 +31,7 @@ from mcp_context_proxy.retrieval import text
 from mcp_context_proxy.retrieval.next_steps import KnownSteps
 
 LISTS = Path(__file__).parents[2] / "tests" / "data" / "tools"
+DOCS = Path(__file__).parents[2] / "docs"
 SERVERS_OF_A_PART = 7
 DOCUMENTS_PRESENT = 50
 TOPICS_OF_A_FILE = 5
@@ -221,6 +222,26 @@ async def handbooks(tools: Sequence[Tool], documents: Sequence[sets.Written], ti
         )
 
 
+async def long_documents(tools: Sequence[Tool], requests: Iterable[str], title: str) -> None:
+    """The documentation of this project: pages shown for questions about it, and for requests for tools."""
+    pages = [reference(path.stem, path.read_text(encoding="utf-8")) for path in sorted(DOCS.glob("*.md"))]
+    questions, counts = sets.questions(), dict[str, int]()
+    found = 0
+    with ContextEngine(Catalog([*tools, *pages]), store=STORE) as engine:
+        for asked in (*questions, *requests):
+            context = await engine.build(asked, remember=False)
+            names = {item.name for item in context.of(*DOCUMENT_KINDS)}
+            counts[asked] = len(names)
+            found += bool(names & questions.get(asked, frozenset()))
+    plain = [number for asked, number in counts.items() if asked not in questions]
+    print(
+        f"{title}: {len(pages)} long documents: questions answered {found}/{len(questions)} with "
+        f"{sum(counts[asked] for asked in questions) / len(questions):.2f} documents each; "
+        f"{len(plain)} plain requests: {sum(plain) / len(plain):.3f} documents each, "
+        f"with any {sum(map(bool, plain)) / len(plain):.3f}"
+    )
+
+
 async def speed(lists, documents, requests) -> None:
     """Processor time of a request with and without expansion, in turn, on the same catalog."""
     items = [*(one for own in lists.values() for one in own), *map(made, documents[:DOCUMENTS_PRESENT])]
@@ -290,6 +311,7 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
                     await repeated(engine, present, title)
         if not number:
             await handbooks(tools, documents, title)
+            await long_documents(tools, requests, title)
             with ContextEngine(Catalog(tools), config, store=STORE) as engine:
                 for file, own in results.items():
                     await after_results(engine, own, f"{title}, {file}")

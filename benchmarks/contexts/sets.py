@@ -13,6 +13,8 @@ RESULTS = ("results.txt", "results-later.txt", "results-third.txt")
 
 STEPS = HERE / "steps.txt"
 
+QUESTIONS = HERE / "questions.txt"
+
 REQUESTS = ("requests.txt", "requests-later.txt")
 """The later ones, and `documents-later.txt`, were written after the others were measured, in other styles."""
 
@@ -123,6 +125,12 @@ def steps() -> list[Recorded]:
             keys = frozenset((server, prefix + name) for name in following.split() if name != "none")
             found.append(Recorded((server, prefix + name), (keys,) if keys else (), text))
     return found
+
+
+def questions() -> dict[str, frozenset[str]]:
+    """Questions about this project, each with the pages of its documentation that answer it."""
+    lines = (line.split(" | ") for line in QUESTIONS.read_text(encoding="utf-8").splitlines())
+    return {line[0]: frozenset(line[1].split()) for line in lines}
 
 
 def requests() -> dict[str, frozenset[str]]:

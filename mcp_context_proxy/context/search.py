@@ -116,6 +116,16 @@ class Found(Struct, frozen=True):
         return self.tools.considered + (self.documents.considered if self.documents else 0)
 
     @property
+    def all_the_same(self) -> str:
+        """Documents that fit, and tools that something in the context has brought, where no tool fits."""
+        tools = sum(isinstance(one.item, Tool) for one in self.results)
+        some = "one tool" if tools == 1 else f"{tools} tools"
+        if (documents := len(self.results) - tools) == 0:
+            return f"{some} may be next after what was done"
+        fit, them = ("one document fits", "it") if documents == 1 else (f"{documents} documents fit", "them")
+        return f"{fit}, and {some} may go with {them}" if tools else fit
+
+    @property
     def filter_note(self) -> str | None:
         """Note about the filters, and the items that they left out; None if something fits among the rest."""
         told = [note for note in (self.leaves_note, self.excluded_note) if note]
@@ -220,6 +230,13 @@ is nearer to it than any short rule can be."""
 WORDS_ELSEWHERE = 0.08
 """Score that the words of a request would add to the nearest tool of other catalogs, with which a document is
 compared where no tool here is as near."""
+
+FEW_PASSAGES = 75
+"""Chunks of documents up to which the best is not near by chance: those of fifty short rules."""
+
+NEARER_BY_PASSAGES = 0.03
+"""Distance that a document has to be nearer where there are e times as many chunks; its share of the best
+document as well. benchmarks/contexts.md has figures for the long documents of this project."""
 
 TOOLS_COMPARED = 3
 """Best tools whose scores are looked at."""
@@ -398,18 +415,27 @@ class Searcher:
         request for something else finds no document where there are few tools.
         """
         candidates = documents.results or documents.near_misses
-        if not candidates or documents.best_cosine is None or documents.evidence is None:
+        rivals = (*tools.results, *tools.near_misses)[:TOOLS_COMPARED]
+        if documents.best_cosine is None or documents.indexed is not None:
+            most = max((one.lexical for one in rivals), default=0.0)
+            results = tuple(one for one in documents.results if one.exact or one.lexical >= most)
+            return replace(documents, results=results, fits=bool(results))
+        if not candidates or documents.evidence is None:
             return documents
         if not documents.fits and not tools.fits:
             return documents  # nothing is meant at all
-        best = max((*tools.results, *tools.near_misses)[:TOOLS_COMPARED], key=_plain_score, default=None)
+        best = max(rivals, key=_plain_score, default=None)
         here = -math.inf if best is None else _plain_score(best)
         nearest = self._engine.elsewhere(query, snapshot)
         elsewhere = -math.inf if nearest is None else nearest + WORDS_ELSEWHERE
-        least, about = max(here, elsewhere), max(min(here, REPEATED), elsewhere)
+        nearer = NEARER_BY_PASSAGES * math.log(max(self._engine.passages(snapshot) / FEW_PASSAGES, 1.0))
+        least, about = max(here, elsewhere) + nearer, max(min(here, REPEATED), elsewhere) + nearer
+        share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
 
         def is_meant(one: Result) -> bool:
             score = _plain_score(one)
+            if one.score < share and not one.exact:
+                return False
             if one.exact or score >= least - BEHIND_TOOL:
                 return True
             if score < about - BEHIND_TOOL - FOR_TOOL or best is None or self._expander is None:

@@ -258,6 +258,10 @@ class Engine:
         except ModelError:
             return None
 
+    def passages(self, snapshot: Snapshot) -> int:
+        """Return the number of chunks of all rules and references."""
+        return self.index_of(snapshot).passages()
+
     def elsewhere(self, query: str, snapshot: Snapshot) -> float | None:
         """Return the cosine of a query with tools of other catalogs; None without a background."""
         if not isinstance(self._calibration, Background):

@@ -219,6 +219,11 @@ class Index(Struct, frozen=True, eq=False):
     word_lists: list[WordList] = field(default_factory=list)
     """The cached result of `words`."""
 
+    def passages(self) -> int:
+        """Return the number of texts of all rules and references."""
+        of_documents = (part for (_, kind), part in self.parts.items() if kind != Kind.TOOL)
+        return sum(int(part.reading.sizes.sum()) for part in of_documents)
+
     def words(self) -> WordList:
         """Return the words with which misspelled words of a query are corrected."""
         if not self.word_lists:

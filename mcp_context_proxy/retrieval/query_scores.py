@@ -6,14 +6,16 @@ An immutable value between the arrays of the index and the answer; nothing here 
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from mcp_context_proxy.items import Item, Tool
+from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
-from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.index import KINDS, Index
+from mcp_context_proxy.retrieval.passages import MOST_PASSAGES, PASSAGES_WANTED, Passage, best_passage
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
@@ -186,6 +188,12 @@ class QueryScores:
             cosines = self.dense.by_item(self.by_chunk)
             self.cosine = near = cosines.max(axis=0)
         self.lexical = query.lexical.scores[self.items]
+        self.passages = self._passages()
+        """Passages of the best documents of several chunks, by place."""
+        for place, passage in self.passages.items():
+            self.lexical[place] = passage.lexical
+            if near is not None:
+                near[place] = passage.cosine
         self.exact = frozenset(_by_place(dict.fromkeys(query.named), self.items))
         self.supports = _by_place(query.supports, self.items)
         self.novel = _by_place(query.novel, self.items)
@@ -234,6 +242,43 @@ class QueryScores:
             self.fused, self.boosted_by = boost_uncovered_sentences(
                 self.plain, self.sentences + LEXICAL_FACTOR * words + self.acting[1:], query.orders
             )
+
+    def _passages(self) -> dict[int, Passage]:
+        """Return the passages of the best documents of several chunks.
+
+        All words of a document give an upper bound of its score. So once enough passages score as much as the
+        next bound, no other document comes before them.
+        """
+        index, is_tool = self.query.index, KINDS.index(Kind.TOOL)
+        if self.query.method not in ("hybrid", "lexical"):
+            return {}
+        places = np.flatnonzero((index.kinds[self.items] != is_tool) & (self.lexical > 0))
+        several = [len(index.chunks[item]) > 1 for item in self.items[places].tolist()]
+        places = places[np.array(several, bool)]
+        bounds = LEXICAL_FACTOR * self.lexical[places]
+        if self.cosine is not None:
+            bounds = bounds + self.cosine[places]
+        found = dict[int, Passage]()
+        scores = list[float]()
+        for at in np.argsort(-bounds, kind="stable")[:MOST_PASSAGES].tolist():
+            if len(scores) >= PASSAGES_WANTED and scores[-PASSAGES_WANTED] >= bounds[at]:
+                break
+            place = int(places[at])
+            item = int(self.items[place])
+            parts = index.lexical.parts(item, self.query.lexical.idf)
+            found[place] = best_passage(index.chunks[item], self._of_chunks(place), parts)
+            insort(scores, found[place].score)
+        return found
+
+    def _of_chunks(self, place: int) -> NDArray[np.float32] | None:
+        """Return the cosine of each chunk of the item at a place with its nearest text of the query."""
+        if self.dense is None or self.by_chunk is None:
+            return None
+        start = int(self.dense.starts[place])
+        chunks: NDArray[np.float32] = self.by_chunk[:, start : start + int(self.dense.sizes[place])].max(
+            axis=0
+        )
+        return chunks
 
     def ranked(self, options: SearchOptions) -> tuple[list[Result], list[Result]]:
         """Return the selected items and those that follow them down to the depth asked for, best first."""
@@ -424,13 +469,17 @@ class QueryScores:
         """Return the item at a place with its scores and reasons."""
         query, index, item = self.query, self.query.index, int(self.items[place])
         cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
-        parts = index.lexical.parts(item, query.lexical.idf) if self.lexical[place] else []
+        passage = self.passages.get(place)
+        if passage is not None:
+            parts = list(passage.terms)
+        else:
+            parts = index.lexical.parts(item, query.lexical.idf) if self.lexical[place] else []
         chunks = index.chunks[item]
-        text, chunk = None, chunks[0]
+        text, chunk = None, chunks[0 if passage is None else passage.chunk]
         if self.dense is not None and self.by_chunk is not None:
             start = int(self.dense.starts[place])
             own = self.by_chunk[:, start : start + len(chunks)]
-            nearest = int(own.max(axis=0).argmax())
+            nearest = int(own.max(axis=0).argmax()) if passage is None else passage.chunk
             text, chunk = query.texts[int(own[:, nearest].argmax())], chunks[nearest]
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
         learned = 0.0

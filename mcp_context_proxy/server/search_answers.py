@@ -257,7 +257,7 @@ def search_text(
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:
         names = some_of([item_name(one, name_of) for one in found.near_misses[:NEAREST]])
-        head.append(f"No tool fits. Nearest: {names}. {HOW_TO_GO_ON}\n\nBut {_all_the_same(results)}:")
+        head.append(f"No tool fits. Nearest: {names}. {HOW_TO_GO_ON}\n\nBut {found.all_the_same}:")
     else:
         best = "The best match" if len(results) == 1 else f"The {len(results)} best matches"
         head.append(f"{best} of {known}:")
@@ -278,17 +278,6 @@ def search_text(
         told = Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
     return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told))])
-
-
-def _all_the_same(results: Sequence[Result]) -> str:
-    """Return that documents fit, and tools that something in the context has brought, where no tool does."""
-    tools = sum(isinstance(one.item, Tool) for one in results)
-    documents = len(results) - tools
-    some = "one tool" if tools == 1 else f"{tools} tools"
-    if not documents:
-        return f"{some} may be next after what was done"
-    fit, them = ("one document fits", "it") if documents == 1 else (f"{documents} documents fit", "them")
-    return f"{fit}, and {some} may go with {them}" if tools else fit
 
 
 def _documents(answer: SearchAnswer, *, titled: bool) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,43 @@ async def test_a_topic_is_found_among_others_in_one_file() -> None:
     with ContextEngine(Catalog([*TOOLS, book])) as engine:
         for query in ("how should I answer an angry customer", "how are migrations of data tried"):
             assert "book" in {one.name for one in (await engine.build(query)).of(Kind.REFERENCE)}, query
+
+
+ROOMS = (f"Room {number} has a table and {number % 7} chairs." for number in range(40))
+HANDBOOK = reference(
+    "handbook",
+    "\n\n".join(
+        (
+            "Open a window when you leave the kitchen.",
+            "The shell of the snail on our logo is blue, and its name is never translated.",
+            "Run along the river on Thursdays at six, whoever likes to.",
+            "Pods of the coffee machine are in the second drawer, and the empty ones belong in the bin.",
+            "Web addresses are written without a prefix. We list them at the end of each page.",
+            "Error 4107 of the till: a quantity is below the minimum. Error 4110: the customer is blocked.",
+            *ROOMS,
+        )
+    ),
+)
+
+
+async def test_words_from_all_chapters_of_a_handbook_do_not_make_it_meant() -> None:
+    shell = tool("exec_in_pod", "Execute a command inside of a container", server="kubernetes")
+    with ContextEngine(Catalog([*TOOLS, shell, HANDBOOK])) as engine:
+        context = await engine.build("open a shell and run a command in the pod web-1, then list the pages")
+        asked = await engine.build("what does error 4107 of the till mean")
+
+    assert [one.name for one in context.of(Kind.REFERENCE)] == []
+    assert [one.name for one in asked.of(Kind.REFERENCE)] == ["handbook"]
+
+
+async def test_without_a_model_a_request_for_a_tool_brings_no_handbook(tmp_path: Path) -> None:
+    config = Config.model_validate({"embedding": {"model": str(tmp_path / "none")}})
+    with ContextEngine(Catalog([*TOOLS, HANDBOOK]), config) as engine:
+        context = await engine.build("write the list of open rooms to a file, and run along")
+        asked = await engine.build("what does error 4107 of the till mean")
+
+    assert [one.name for one in context.of(Kind.REFERENCE)] == []
+    assert [one.name for one in asked.of(Kind.REFERENCE)] == ["handbook"]
 
 
 async def test_a_question_that_a_rule_answers_shows_it(engine: ContextEngine) -> None:
