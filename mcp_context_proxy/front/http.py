@@ -187,7 +187,6 @@ class LocalApi:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=int(limits.http_idle_seconds),
             http=connection_class(limits, self._backlog),
             h11_max_incomplete_event_size=HEADER_BYTES,
             ws="none",
@@ -280,7 +279,6 @@ async def serve(
             server_header=False,
             # Nothing here depends on the client's address, and nobody should be able to claim one.
             proxy_headers=False,
-            timeout_keep_alive=int(limits.http_idle_seconds),
             http=connection_class(limits, backlog, group),
             h11_max_incomplete_event_size=HEADER_BYTES,
             # Uvicorn refuses the connection that reaches its number.

@@ -263,7 +263,14 @@ class BoundedConnection(H11Protocol):
         """Time at which the phase began."""
         self._proven = False
         """Whether its last request had a token that is known."""
+        self._seconds = {
+            _Phase.HEADERS: self.limits.http_header_seconds,
+            _Phase.BODY: self.limits.http_body_seconds,
+            _Phase.IDLE: self.limits.http_idle_seconds,
+        }
+        """Time that each phase may take."""
         self._deadline: asyncio.TimerHandle | None = None
+        """The next look at the time that the phase has taken; phases that end before it leave it alone."""
         self._bounded: BoundedTransport | None = None
         self._plain: _PlainCycle | None = None
         """The plain request that is under way, or whose body is."""
@@ -283,12 +290,13 @@ class BoundedConnection(H11Protocol):
         self._enter(_Phase.HEADERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadlines."""
+        """Cancel the deadline."""
         self._enter(_Phase.RESPONSE)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         if self._bounded is not None:
             self.backlog.connections.discard(self._bounded)
-        # Uvicorn lets its own timer expire, which would keep a minute of clients that came and went.
-        self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self._plain is not None:
             self._plain.broken_off()
@@ -322,7 +330,6 @@ class BoundedConnection(H11Protocol):
     def _serve(self, request: _PlainRequest, data: bytes) -> None:
         """Answer a plain request, of whose body some data has come."""
         assert self.group is not None
-        self._unset_keepalive_if_required()
         path, _, query = request.target.partition(b"?")
         scope: Scope = {
             "type": "http",
@@ -379,7 +386,13 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the rest of the body as long as before, or for the next request as long as it may idle."""
-        super().on_response_complete()
+        # As uvicorn does, without its timer of idle connections, which is set and unset for each request.
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE:
+                self.conn.start_next_cycle()
+                self.handle_events()
         self._settle()
 
     def pause_writing(self) -> None:
@@ -401,22 +414,32 @@ class BoundedConnection(H11Protocol):
         if phase is self._phase:
             return
         self._phase, self._since = phase, self.loop.time()
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        if phase in (_Phase.HEADERS, _Phase.BODY):
-            headers = phase is _Phase.HEADERS
-            seconds = self.limits.http_header_seconds if headers else self.limits.http_body_seconds
-            self._deadline = self.loop.call_later(seconds, self._expire)
+        if phase is not _Phase.RESPONSE:
+            self._look_at(self._since + self._seconds[phase])
 
-    def _expire(self) -> None:
-        if self._phase is _Phase.BODY and self.flow.read_paused:
+    def _look_at(self, due: float) -> None:
+        """Look at the phase at a time, unless that is done earlier in any case."""
+        if self._deadline is not None:
+            if self._deadline.when() <= due:
+                return
+            self._deadline.cancel()
+        self._deadline = self.loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        phase, self._deadline = self._phase, None
+        if phase is _Phase.RESPONSE or self.transport.is_closing():
+            return
+        if self.loop.time() < (due := self._since + self._seconds[phase]):
+            self._look_at(due)
+        elif phase is _Phase.BODY and self.flow.read_paused:
             # It is the proxy that does not read the body: the time starts again.
             self._phase = _Phase.RESPONSE
             self._enter(_Phase.BODY)
-            return
-        logger.info("closed a connection that took too long to send its %s", self._phase.name.lower())
-        self.transport.abort()
+        elif phase is _Phase.IDLE:
+            self.timeout_keep_alive_handler()
+        else:
+            logger.info("closed a connection that took too long to send its %s", phase.name.lower())
+            self.transport.abort()
 
     @property
     def _is_answered(self) -> bool:

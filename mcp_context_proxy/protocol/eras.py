@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -52,6 +53,9 @@ REQUEST_KEY = OWN_PREFIX + "request_id"
 META_BYTES = envelope.TAKEN_APART_BYTES
 """Largest ``_meta`` of a request; it is looked at several times on the way. A larger one of a result is
 passed on as it came, and nothing in it is changed."""
+
+USUAL_META_BYTES = 512
+"""Size of a ``_meta`` of a result that is remembered: most servers send the same with each result."""
 
 PER_CONNECTION_KEYS = frozenset(
     {VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, "progressToken"}
@@ -194,32 +198,36 @@ def fit_params_to_server(
     """
     out = dict(params)
     out.pop(TASK_KEY, None)
-    meta: dict[str, Any] = {}
+    sent: dict[str, Any] = {}
     if out.pop("_meta", None) is not None:
         for key, raw in meta_of(params).items():
             if key not in PER_CONNECTION_KEYS and not key.startswith(OWN_PREFIX):
-                meta[key] = raw
+                sent[key] = raw
     if era is Era.MODERN:
-        meta[VERSION_KEY] = MODERN_VERSION
-        meta[CLIENT_CAPABILITIES_KEY] = without_tasks(capabilities or {})
+        sent[VERSION_KEY] = MODERN_VERSION
+        sent[CLIENT_CAPABILITIES_KEY] = without_tasks(capabilities or _NOTHING)
         if client_info is not None:
-            meta[CLIENT_INFO_KEY] = client_info
+            sent[CLIENT_INFO_KEY] = client_info
         if log_level is not None:
-            meta[LOG_LEVEL_KEY] = log_level
+            sent[LOG_LEVEL_KEY] = log_level
     else:
         for key in RETRY_KEYS:
             out.pop(key, None)
     if progress_token is not None:
-        meta["progressToken"] = progress_token
-    if meta:
-        out["_meta"] = envelope.raw(meta)
+        sent["progressToken"] = progress_token
+    if sent:
+        out["_meta"] = envelope.raw(sent)
     return out
+
+
+_NOTHING = Raw(b"{}")
+_TASKS_WORD = TASKS_CAPABILITY.encode()
 
 
 def without_tasks(capabilities: Mapping[str, Any] | Raw) -> Mapping[str, Any] | Raw:
     """Remove tasks from the capabilities of a client, because this proxy does not relay them."""
     if isinstance(capabilities, Raw):
-        if TASKS_CAPABILITY.encode() not in bytes(capabilities):
+        if len(capabilities) <= len(_NOTHING) or _TASKS_WORD not in bytes(capabilities):
             return capabilities
         declared = envelope.members(capabilities)
     else:
@@ -283,9 +291,17 @@ def _to_modern(method: str, parts: Members) -> bytes:
     meta = parts.get("_meta")
     if meta is None:
         parts["_meta"] = _OUR_META
+    elif len(meta) <= USUAL_META_BYTES:
+        parts["_meta"] = _with_our_name(bytes(meta))
     elif len(meta) <= META_BYTES:
         parts["_meta"] = envelope.raw({**meta_of(parts), SERVER_INFO_KEY: SERVER_INFO})
     return envelope.encode(parts)
+
+
+@lru_cache(maxsize=64)
+def _with_our_name(meta: bytes) -> Raw:
+    """Return the ``_meta`` of a result with this proxy in the place of the server."""
+    return envelope.raw({**meta_of({"_meta": Raw(meta)}), SERVER_INFO_KEY: SERVER_INFO})
 
 
 def _bounded_ttl(raw: Raw | None) -> Raw:

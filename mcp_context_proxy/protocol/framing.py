@@ -8,6 +8,7 @@ an event of megabytes is neither decoded nor joined from pieces more than once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections import deque
@@ -20,6 +21,8 @@ from msgspec import Struct
 
 from mcp_context_proxy.protocol.envelope import is_large, is_utf8
 from mcp_context_proxy.system.flights import in_task
+
+logger = logging.getLogger(__name__)
 
 EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
@@ -317,6 +320,7 @@ class _Step:
     def __init__(self) -> None:
         self._depth = 0
         self._writers: list[PipeWriter] = []
+        self._then: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Read some messages from here on."""
@@ -325,10 +329,20 @@ class _Step:
     def end(self) -> None:
         """Have all frames written that are gathered: these messages are read."""
         self._depth -= 1
-        if not self._depth and self._writers:
+        if self._depth:
+            return
+        if self._writers:
             writers, self._writers = self._writers, []
             for writer in writers:
                 writer.end_step()
+        if self._then:
+            then, self._then = self._then, []
+            for follow_up in then:
+                try:
+                    follow_up()
+                except Exception:
+                    # boundary: a bug in it must not end the pipe whose messages were read
+                    logger.exception("the follow-up of a message failed")
 
     def gathers_for(self, writer: PipeWriter) -> None:
         """Tell a writer when the step is over; one outside of any reading ends with the loop's step."""
@@ -337,8 +351,17 @@ class _Step:
         else:
             asyncio.get_running_loop().call_soon(writer.end_step)
 
+    def then(self, follow_up: Callable[[], None]) -> None:
+        """Call a function once all frames of the step are written."""
+        if self._depth:
+            self._then.append(follow_up)
+        else:
+            asyncio.get_running_loop().call_soon(follow_up)
+
 
 _step = _Step()
+after_step = _step.then
+"""Calls a function when what is being read is answered: at once, without another step of the event loop."""
 
 
 class PipeWriter(asyncio.BaseProtocol):

@@ -8,7 +8,6 @@ nothing. Nothing here blocks, and no caller waits for it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -33,6 +32,7 @@ from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning.pairs import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
@@ -143,7 +143,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         """
         ended = _Ended(tool, params, caller, session, goal, outcome_of(result), len(result), seconds, rule)
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._follow_up)
+            after_step(self._follow_up)
         self._waiting.append(ended)
 
     def _follow_up(self) -> None:
