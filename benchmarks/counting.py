@@ -1,10 +1,12 @@
-"""The cost of counting for a call: the same proxy with statistics and without, over stdio; run by hand.
+"""The cost of all that follows a call: proxies with one part of it and without any, over stdio; run by hand.
 
     python benchmarks/counting.py [--rounds N] [--calls N]
 
-Both run beside each other, on a store in a file, and are measured in turns of some hundred calls, so that
-whatever else the machine does hits both; the figure is the difference of the p50 of neighbouring turns.
-Beside it, the cost of one call in the recorder alone. POSIX only.
+The parts are results that are shortened, statistics, learning (calls are attributed to a search of their
+session) and the audit. All proxies run beside each other, on a store in a file, and are measured in turns of
+some hundred calls, so that whatever else the machine does hits all; the figures are the differences of the
+p50, and of the processor time of a call, of neighbouring turns. Beside it, the cost of one call in the
+recorder alone. Linux only.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import anyio
 from figures import Figure, machine, table
@@ -26,7 +30,16 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.statistics.recorder import Inventory, UsageRecorder
 from mcp_context_proxy.store import open_store
 
-BAR_MS = 0.05
+BAR_MS = 0.005
+"""All parts together may add that to the p50 of a call."""
+
+OFF: dict[str, dict[str, Any]] = {
+    "results": {"max_tokens": 0, "duplicates": "keep"},
+    "statistics": {"enabled": False},
+    "learning": {"enabled": False},
+    "audit": {"enabled": False},
+}
+NOTHING, ALL = "none of it", "all of it"
 
 RECORDED = 20_000
 """Calls in a turn of the recorder alone."""
@@ -43,39 +56,58 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = over_stdio(Workbench(Path(folder)), arguments.rounds, arguments.calls)
     figures.append(Figure("in the recorder, a call", [anyio.run(recorder) for _ in range(5)], "ms"))
-    print("\n" + table("What counting adds to a call", figures))
+    print("\n" + table("What results, statistics, learning and the audit add to a call", figures))
 
 
 def over_stdio(bench: Workbench, rounds: int, calls: int) -> list[Figure]:
-    """p50 of calls with and without, and the difference of each pair of turns."""
+    """p50 and processor time of calls without any part, and what each part and all of them add."""
     configs = {
-        enabled: bench.config(store=bench.folder / f"{enabled}.sqlite3", statistics={"enabled": enabled})
-        for enabled in (False, True)
+        name: bench.config(servers=1, store=bench.folder / f"{number}.sqlite3", **_settings(name))
+        for number, name in enumerate((NOTHING, *OFF, ALL))
     }
-    clients = {enabled: bench.proxy(config) for enabled, config in configs.items()}
-    values: dict[bool, list[float]] = {False: [], True: []}
-    try:
+    p50: dict[str, list[float]] = {name: [] for name in configs}
+    used: dict[str, list[float]] = {name: [] for name in configs}
+    with ExitStack() as stack:
+        clients = {name: bench.proxy(config) for name, config in configs.items()}
         for client in clients.values():
+            stack.callback(client.close)
             client.open()
             client.until(partial(answers, tool_name("proxy")))
+            # The calls that follow are made for it.
+            client.call("search_available_tools", query="create an issue")
+        order = list(clients)
         for number in range(rounds + 1):
-            for enabled in (False, True) if number % 2 else (True, False):
-                p50 = _p50_ms(clients[enabled], calls)
+            for name in order[number % len(order) :] + order[: number % len(order)]:
+                before = _nanoseconds(clients[name])
+                taken = clients[name].timed("tools/call", call_params(tool_name("proxy")), calls)
                 if number:
-                    values[enabled].append(p50)
-    finally:
-        for client in clients.values():
-            client.close()
-    added = [with_ - without for with_, without in zip(values[True], values[False], strict=True)]
-    return [
-        Figure("without statistics, p50", values[False], "ms"),
-        Figure("with statistics, p50", values[True], "ms"),
-        Figure("added to the p50", added, "ms", BAR_MS),
+                    p50[name].append(median(taken) * 1e3)
+                    used[name].append((_nanoseconds(clients[name]) - before) / calls / 1e6)
+    figures = [
+        Figure(f"{NOTHING}, p50", p50[NOTHING], "ms"),
+        Figure(f"{NOTHING}, processor time of a call", used[NOTHING], "ms"),
     ]
+    for name in (*OFF, ALL):
+        bar = BAR_MS if name == ALL else None
+        figures.append(Figure(f"{name}: added to the p50", _added(p50, name), "ms", bar))
+        figures.append(Figure(f"{name}: added processor time, in all", _added(used, name), "ms"))
+    return figures
 
 
-def _p50_ms(client: StdioClient, calls: int) -> float:
-    return median(client.timed("tools/call", call_params(tool_name("proxy")), calls)) * 1e3
+def _settings(name: str) -> dict[str, Any]:
+    if name == ALL:
+        return {}
+    return {part: off for part, off in OFF.items() if part != name}
+
+
+def _added(values: dict[str, list[float]], name: str) -> list[float]:
+    return [with_ - without for with_, without in zip(values[name], values[NOTHING], strict=True)]
+
+
+def _nanoseconds(client: StdioClient) -> int:
+    """Processor time of all threads of a proxy, as the kernel has counted it."""
+    threads = Path(f"/proc/{client.process.pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text(encoding="ascii").split()[0]) for thread in threads)
 
 
 async def recorder() -> float:

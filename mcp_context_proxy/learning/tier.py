@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -97,6 +97,8 @@ WAITING: Final = 1_000
 """Uses that wait to be learned; of more, the oldest are dropped."""
 AT_ONCE: Final = 10
 """Uses that are learned in one go: some ten milliseconds, for which a proxy that stops has to wait."""
+TAKEN_KEPT: Final = 1_000
+"""Uses that are remembered, so that a loop teaches each once."""
 REFRESH_SECONDS: Final = 2.0
 """Time between two looks at the pairs that other processes have learned or forgotten."""
 
@@ -519,9 +521,16 @@ class UseRecorder:
     def __init__(self, tier: LearnedTier) -> None:
         self._tier = tier
         self._uses = BatchWriter(self._learn_all, seconds=0, limit=WAITING, at_once=AT_ONCE)
+        self._taken: OrderedDict[Use, None] = OrderedDict()
+        """The latest uses: one that comes again says nothing new, and takes longer to learn than its call."""
 
     def learn(self, use: Use) -> None:
-        """Learn from a use soon. Does not block."""
+        """Learn from a use soon, unless it was taken before. Does not block."""
+        if use in self._taken:
+            return
+        self._taken[use] = None
+        if len(self._taken) > TAKEN_KEPT:
+            self._taken.popitem(last=False)
         self._uses.add(use)
 
     async def flush(self) -> None:
@@ -544,6 +553,7 @@ class UseRecorder:
             try:
                 self._tier.learn(use)
             except (ModelError, EmbeddingCancelledError) as error:
+                self._taken.pop(use, None)
                 logger.debug("nothing was learned from a use: %s", error)
             except Exception:
                 # boundary: a use that cannot be learned must not keep others from being learned

@@ -45,6 +45,10 @@ WINDOW_SECONDS: Final = 600.0
 MOST_BYTES: Final = 1024 * 1024
 """Size of a result up to which it is decoded; a larger one counts as a success."""
 
+SETTLED_SECONDS: Final = 60.0
+"""Time for which a call says nothing new where an equal one was attributed and no request came since."""
+SETTLED_KEPT: Final = 1_000
+
 NO_ARGUMENTS: Final = Raw(b"{}")
 
 NOT_SENT = (ServerUnavailableError, AuthorizationError)
@@ -124,6 +128,9 @@ class EndedCalls(Struct, kw_only=True, eq=False):
     """Takes calls that may belong to a request of another replica; None where there is none."""
     _waiting: list[_Ended] = field(default_factory=list)
     """Answered calls until the end of this step of the event loop: callers do not wait for what follows."""
+    _settled: set[tuple[str, str | None, str | None, str, str | None]] = field(default_factory=set)
+    """Calls that were attributed since `_settled_since`: tool, session, principal, owner and goal."""
+    _settled_since: float = 0.0
 
     def answered(
         self,
@@ -250,6 +257,9 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         principal, owner = caller.principal, "" if caller.rights.teaches else caller.rights.owner
         if self.in_session is not None and not owner:
             self.in_session((tool.server, tool.name), None if session is None else session.id)
+        call = (tool.exposed_name, None if session is None else session.id, principal, owner, goal)
+        if self._is_settled(call):
+            return
         context = self._request_of(tool, session, principal)
         # A session is served by one replica. Of the requests of others, the latest may be another replica's.
         is_sure = context is not None and isinstance(session, Session)
@@ -270,6 +280,20 @@ class EndedCalls(Struct, kw_only=True, eq=False):
             )
             return
         self._teach(tool, context, session, principal, owner, goal)
+
+    def _is_settled(self, call: tuple[str, str | None, str | None, str, str | None]) -> bool:
+        """Return whether an equal call was attributed already, and no request came since."""
+        now = time.monotonic()
+        if self.records.newest >= self._settled_since or now - self._settled_since > SETTLED_SECONDS:
+            self._settled.clear()
+            self._settled_since = now
+        if call in self._settled:
+            # A request of another replica may be newer than those that are known here.
+            return self.elsewhere is None
+        if len(self._settled) >= SETTLED_KEPT:
+            self._settled.clear()
+        self._settled.add(call)
+        return False
 
     def _teach(
         self,

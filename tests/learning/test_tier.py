@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.learning.pairs import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use
-from mcp_context_proxy.learning.tier import LearnedTier
+from mcp_context_proxy.learning.pairs import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use, moved
+from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
 from mcp_context_proxy.store import DAY, open_store
 from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.trust.tokens import ACTING, Principal, Role
@@ -140,6 +140,31 @@ def test_a_tool_that_is_passed_over_in_another_session_loses_confidence(tier, cl
 
     assert unchanged == 0.75
     assert lowered < unchanged
+
+
+@pytest.mark.anyio
+async def test_a_loop_in_one_session_lowers_what_it_passes_over_once(tier):
+    tier.learn(use())
+    recorder = UseRecorder(tier)
+    for _ in range(50):
+        recorder.learn(use(tool=CHAT, session="b", shown=(MAIL, CHAT)))
+        await recorder.flush()
+
+    (lowered,) = [pair.confidence for pair in tier.pairs if pair.tool == MAIL]
+    assert lowered == moved(0.75, Signal.PASSED_OVER)
+
+
+@pytest.mark.anyio
+async def test_a_use_that_could_not_be_learned_is_learned_when_it_comes_again(tier, words):
+    recorder = UseRecorder(tier)
+    words.error = ModelError("words", "not loaded yet", "wait")
+    recorder.learn(use())
+    await recorder.flush()
+    words.error = None
+    recorder.learn(use())
+    await recorder.flush()
+
+    assert [pair.tool for pair in tier.pairs] == [MAIL]
 
 
 def test_a_passed_over_tool_without_a_pair_learns_nothing(tier):
