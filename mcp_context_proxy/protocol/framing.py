@@ -24,6 +24,8 @@ from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
+logger = logging.getLogger(__name__)
+
 EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
 
