@@ -40,14 +40,14 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.mistakes import in_words
-from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked
+from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked, url_refusal
 from mcp_context_proxy.rerank.reranker_model import numbers_in
 from mcp_context_proxy.retrieval import forms, links, queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
-from mcp_context_proxy.server.questions import secret_field, url_refusal
+from mcp_context_proxy.server.questions import secret_field
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded
 from mcp_context_proxy.trust.tokens import THE_USER
