@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
@@ -48,9 +48,17 @@ from mcp_context_proxy.items import (
     uri_of,
 )
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import quoted
+from mcp_context_proxy.protocol.strangers import one_line, quoted
 from mcp_context_proxy.trust.approval import Approvals, Origin
-from mcp_context_proxy.trust.fingerprints import APPROVED, Approvable, Candidate, Ruling, withheld
+from mcp_context_proxy.trust.fingerprints import (
+    APPROVED,
+    Approvable,
+    Candidate,
+    Ruling,
+    sign_in,
+    sign_in_definition,
+    withheld,
+)
 from mcp_context_proxy.trust.guard import Danger
 from mcp_context_proxy.trust.tokens import ACTING, Principal
 
@@ -188,7 +196,11 @@ class Catalog:
             tools = definitions.keep_unchanged(before.tools, self._tools(findings))
             document_sources = self._documents.sources
             skills = self._skills(findings)
-            sources = (*self._tool_sources(tools.values()), *self._skill_sources(), *document_sources)
+            sources = (
+                *self._tool_sources(tools.values(), findings),
+                *self._skill_sources(),
+                *document_sources,
+            )
             documents = [item for source in sources for item in source.items if isinstance(item, Document)]
             resources = self._resources("resources", before.resources, findings)
             templates = self._resources("templates", before.templates, findings)
@@ -218,7 +230,7 @@ class Catalog:
                 owner_of=owner_of,
                 prompts=prompts,
                 skills=skills,
-                findings=tuple(findings),
+                findings=tuple(_told(findings)),
                 servers=self._servers,
                 unlisted=unlisted,
             )
@@ -231,7 +243,7 @@ class Catalog:
             self._check()
             yield entry
 
-    def _tool_sources(self, tools: Iterable[Tool]) -> Iterator[Source]:
+    def _tool_sources(self, tools: Iterable[Tool], findings: list[str]) -> Iterator[Source]:
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
         for tool in tools:
             by_server[tool.server].append(tool)
@@ -240,6 +252,9 @@ class Catalog:
         for client in self._clients:
             items, source = tuple(by_server[client.name]), known.get(client.name)
             about = "" if client.introduction is None else client.introduction.instructions
+            if (sign := sign_in(about)) is not None:
+                findings.append(f"{client.name}: its instructions are left out: {sign}")
+                about = ""
             embeddings = client.tool_embeddings
             known_as = None if source is None else (source.items, source.about)
             if source is None or known_as != (items, about) or source.embeddings is not embeddings:
@@ -355,7 +370,8 @@ class Catalog:
             self._withheld[kind] += (
                 Withheld(*pair, exposed[pair], held[pair[1]]) for pair in exposed if pair[1] in held
             )
-            findings.append(f"{config.name}: {withheld(config.name, kind, [*held.values()])}")
+            # The first, because not all are told.
+            findings.insert(0, f"{config.name}: {withheld(config.name, kind, [*held.values()])}")
         if kind is Approvable.TOOL and (finding := self._approvals.findings.get(config.name)):
             findings.append(f"{config.name}: {finding}")
         return rulings
@@ -487,16 +503,18 @@ class Catalog:
         for position, definition in enumerate(self._checked(entries), 1):
             try:
                 key = envelope.text(envelope.members(definition).get(member))
-                if not key:
-                    raise UnfitError(f"it has no {member}")
+                if not key or (member == "name" and len(key) > definitions.OWN_NAME_CHARACTERS):
+                    raise UnfitError(f"it has no {member}" if not key else f"its {member} is too long")
                 shown, remark = definitions.fit(definition, self._limits)
+                if name not in _APPROVED_LISTS and (sign := sign_in_definition(shown)) is not None:
+                    raise UnfitError(sign)
             except UnfitError as error:
                 findings.append(f"{server}: {entry_withheld(position, name, error)}")
             except (ValueError, RecursionError):
                 findings.append(f"{server}: {entry_withheld(position, name, 'it is not an object')}")
             else:
                 if remark:
-                    findings.append(f"{server}: {key!r} of its {name}: {remark}")
+                    findings.append(f"{server}: {quoted(key)} of its {name}: {remark}")
                 if (kind := _APPROVED_LISTS.get(name)) is not None and key not in candidates:
                     candidates[key] = Candidate.of(kind, key, definition, shown)
                 yield key, shown
@@ -520,6 +538,23 @@ class _ParsedSkills(Struct, frozen=True):
     skills: Mapping[str, Skill]
     findings: tuple[str, ...]
     source: Source
+
+
+FINDINGS, FINDING_CHARACTERS = 100, 1_000
+"""Findings about one server that are told, and characters of one: a person reads no more."""
+
+
+def _told(findings: Iterable[str]) -> Iterator[str]:
+    """Yield the first findings about each server, and how many more there are."""
+    counted = Counter[str]()
+    for finding in findings:
+        server = finding.partition(":")[0]
+        counted[server] += 1
+        if counted[server] <= FINDINGS:
+            yield one_line(finding, FINDING_CHARACTERS)
+    for server, number in counted.items():
+        if number > FINDINGS:
+            yield f"{server}: {number - FINDINGS:,} more findings"
 
 
 def _same(before: Snapshot, after: Snapshot) -> bool:

@@ -57,9 +57,15 @@ SEPARATOR = "__"
 HASH_LENGTH = 6
 """Hexadecimal digits of the hash in a name: 1 in 16 million that two altered names of one shape meet."""
 
+OWN_NAME_CHARACTERS: Final = 1_000
+"""Longest own name of a tool or prompt: it is repeated in findings, errors and records."""
+
 COMPARED: Final = 256
 """Characters of a name with letters of other scripts that are compared. Normalization sorts the marks of a
 letter in time that is the square of their number."""
+
+OWN_DOMAIN: Final = OWN_PREFIX.rstrip("/").encode()
+"""Part of each key of the proxy; in JSON, a slash may be escaped."""
 
 LOOKALIKES_NAMED: Final = 5
 """Names of a group of lookalikes that a finding repeats."""
@@ -121,7 +127,13 @@ def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> t
             value = json.loads(definition, parse_float=_finite, object_pairs_hook=objects)
         except ValueError:
             raise UnfitError("it has a number that cannot be read") from None
-        if (cleaned := _cleaned(value, "", False)) != value or objects.repeat:
+        cleaned = _cleaned(value, "", False)
+        if isinstance(cleaned.get("_meta"), dict):
+            # Keys of the proxy are never a server's.
+            cleaned["_meta"] = {
+                key: item for key, item in cleaned["_meta"].items() if not key.startswith(OWN_PREFIX)
+            }
+        if cleaned != value or objects.repeat:
             definition = json.dumps(cleaned, ensure_ascii=False).encode()
     if b'"icons"' in definition:
         definition = _with_safe_icons(definition)
@@ -139,9 +151,9 @@ def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> t
 
 
 def _is_suspect(definition: bytes) -> bool:
-    # Each match has one of these, and a word is looked for much faster than an expression.
+    # Each match of the expression has one of these, and a word is looked for much faster than an expression.
     some = b"\\" in definition or _BLANK in definition or b"server" in definition.lower()
-    return some and _SUSPECT.search(definition) is not None
+    return OWN_DOMAIN in definition or (some and _SUSPECT.search(definition) is not None)
 
 
 def with_description(definition: bytes, description: str) -> bytes:
@@ -336,7 +348,7 @@ def _name_digest(server: str, name: str) -> str:
 def bare_names(
     pairs: Sequence[tuple[str, str]], reserved: Iterable[str], max_length: int
 ) -> dict[tuple[str, str], str]:
-    """Return names without prefix where these are valid and unique, and the prefixed name elsewhere.
+    """Return names without prefix where these are valid and look like no other, else the prefixed name.
 
     A name that seems to have a prefix keeps its own as well: the part before a separator is the server.
 
@@ -345,14 +357,16 @@ def bare_names(
         reserved: Names of the proxy's own tools.
         max_length: Longest name allowed, in characters.
     """
-    count = Counter(name for _, name in pairs)
+    looks = {name: folded(name) for _, name in pairs}
+    count = Counter(looks[name] for _, name in pairs)
     prefixed = {(server, name): exposed_name(server, name, max_length) for server, name in pairs}
-    # A tool may be named like another server's tool with its prefix.
-    taken = {*reserved, *prefixed.values()}
+    # A tool may be named like another server's tool with its prefix, or like one of the proxy's own.
+    taken, own = {*map(folded, prefixed.values())}, {folded(name).replace("_", "") for name in reserved}
     return {
         (server, name): name
-        if count[name] == 1
-        and name not in taken
+        if count[looks[name]] == 1
+        and looks[name] not in taken
+        and looks[name].replace("_", "") not in own
         and len(name) <= max_length
         and _VALID_NAME.fullmatch(name)
         and not seems_full(name)
@@ -439,13 +453,9 @@ def _is_safe(icon: Any) -> bool:
 
 
 def resource_definition(resource: Resource) -> Raw:
-    """Return the definition of a resource or template with its server in the ``_meta``.
-
-    Keys of the proxy that the server itself wrote are removed.
-    """
+    """Return the definition of a resource or template with its server in the ``_meta``."""
     members = envelope.members(resource.definition)
-    meta = {key: raw for key, raw in meta_of(members).items() if not key.startswith(OWN_PREFIX)}
-    members["_meta"] = envelope.raw({**meta, SERVER_KEY: resource.server})
+    members["_meta"] = envelope.raw({**meta_of(members), SERVER_KEY: resource.server})
     return envelope.raw(members)
 
 

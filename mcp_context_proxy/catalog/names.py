@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.definitions import (
     HASH_LENGTH,
+    OWN_NAME_CHARACTERS,
     SEPARATOR,
     UnfitError,
     folded,
@@ -409,7 +410,7 @@ def _parse_tool(
     except (ValueError, RecursionError):
         raise UnfitError("it is not an object") from None
     name = envelope.text(members.get("name"))
-    if not name or not name.isprintable():
+    if not name or not name.isprintable() or len(name) > OWN_NAME_CHARACTERS:
         raise UnfitError("it has no usable name")
     exposed, *wider = definitions.names_within(config.name, name, name_lengths)
     markers = definitions.markers_of(members)

@@ -38,7 +38,7 @@ from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.eras import SERVER_KEY
 from mcp_context_proxy.protocol.strangers import clean_json, named, one_line, quoted, stranger_json
 from mcp_context_proxy.system.later import yaml
-from mcp_context_proxy.trust.fingerprints import is_plain
+from mcp_context_proxy.trust.fingerprints import is_plain, sign_in_definition
 
 MANIFEST: Final = "SKILL.md"
 
@@ -111,6 +111,8 @@ def parse_skill(server: str, entry: bytes) -> Skill:
             raise UnfitError("its front matter hides characters")
         if stranger_json(frontmatter, bytes) != frontmatter:
             raise UnfitError("its front matter writes the mark of a server")
+        if (sign := sign_in_definition(frontmatter)) is not None:
+            raise UnfitError(sign)
         values = envelope.value(frontmatter)
         if not is_plain(frontmatter):
             # A member that is named twice: hosts take one of them, or refuse the whole list.

@@ -136,7 +136,7 @@ async def _log_in(
 
 
 def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
-    """Print where a login leads and its scopes; return whether that has changed since the last one."""
+    """Print where a login leads and its scopes; return whether a person would not expect that."""
     from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN, scopes_beyond
     from mcp_context_proxy.protocol.strangers import one_line
 
@@ -148,6 +148,9 @@ def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | No
         changes.append(f"the last login was at {one_line(before.issuer, REASON_SHOWN)}")
     if before is not None and before.scope and (more := scopes_beyond(offer.scope, before.scope)):
         changes.append(f"the last login did not have the scopes {more}")
+    if offer.is_elsewhere:
+        page, redeemer = (one_line(host, REASON_SHOWN) for host in (offer.page, offer.redeemer))
+        changes.append(f"its login page is at {page}, and {redeemer} gets what you confirm there")
     for change in changes:
         click.echo(f"WARNING: {change}. Open the address only if you expected that.", err=True)
     return bool(changes)

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from http.cookiejar import Cookie, CookieJar
 
 import anyio
 import httpx2
@@ -61,6 +62,9 @@ METHOD_KEPT = frozenset({307, 308})
 REDIRECTS = 2
 """Redirects of one request that are followed. A server that redirects has not run the request."""
 
+COOKIES, COOKIE_BYTES = 32, 4096
+"""Cookies of one server that are kept, and bytes of one, as browsers take: balancers set one or two."""
+
 PIECE_BYTES = 64 << 10
 """Bytes of a body that are processed at a time: compressed bodies arrive by the megabyte."""
 
@@ -88,6 +92,7 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
     return httpx2.AsyncClient(
         auth=auth,
         headers=config.headers,
+        cookies=_FewCookies(),
         timeout=httpx2.Timeout(limits.connect_seconds, read=None),
         limits=httpx2.Limits(
             max_connections=CONNECTIONS,
@@ -99,6 +104,18 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
         max_redirects=REDIRECTS,
         event_hooks={"response": [_redirects_within_origin(config.name), _packed_once(config.name)]},
     )
+
+
+class _FewCookies(CookieJar):
+    """Cookies of a server, bounded: all of them are sent with each request."""
+
+    def set_cookie(self, cookie: Cookie) -> None:
+        """Keep a cookie that is not too large; of many, the first and what replaces them."""
+        known = any(
+            (one.domain, one.path, one.name) == (cookie.domain, cookie.path, cookie.name) for one in self
+        )
+        if len(cookie.name) + len(cookie.value or "") <= COOKIE_BYTES and (known or len(self) < COOKIES):
+            super().set_cookie(cookie)
 
 
 def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailableError | None:

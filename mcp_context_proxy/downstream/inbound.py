@@ -133,7 +133,8 @@ _EXACT = frozenset({"uri", eras.ELICITATION_ID})
 def shown_params(server: str, method: str, params: Members, redact: Redactor) -> Members:
     """Return the params of a notification as people and models may read them, names of members included.
 
-    The logger of a message begins with the name of its server, so that no server can speak for another one.
+    The logger of a message begins with the name of its server, so that no server can speak for another one,
+    and of ``_meta`` only what is the server's own goes on (`eras.own_words`).
     """
     shown = {
         said(name, redact, NAME_CHARACTERS): Raw(
@@ -141,6 +142,11 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
         )
         for name, value in params.items()
     }
+    if (given := shown.pop("_meta", None)) is not None:
+        # Cleaned first: a key is what it is for its reader.
+        meta = envelope.value_or_none(given)
+        if isinstance(meta, dict) and (meta := eras.own_words(meta)):
+            shown["_meta"] = envelope.raw(meta)
     if method == LOG_MESSAGE:
         own = one_line(envelope.text(shown.get("logger")) or "", NAME_CHARACTERS)
         shown["logger"] = envelope.raw(f"{server}/{own}" if own else server)
@@ -173,6 +179,11 @@ class Admission:
             return self._drop(method, f"over {NOTIFICATION_BYTES:,} bytes")
         if method == LOG_MESSAGE and not self._logs.take():
             return self._drop(method, f"more than {LOGS_PER_SECOND} a second")
+        if method == RESOURCE_UPDATED:
+            # Clients compare it, so it is not changed.
+            uri = envelope.text(params.get("uri")) or ""
+            if not uri.isprintable() or unmarked(clean(uri)) != uri:
+                return self._drop(method, "its uri hides something")
         return True
 
     def expect_completion(self, elicitation_id: str | None, party: Party | None) -> None:

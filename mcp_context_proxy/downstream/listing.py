@@ -47,6 +47,9 @@ OTHERS_SECONDS = 5.0
 FAR_TOO_MANY = 4
 """Multiple of the entries that are taken from which on a page is not read; with fewer, its first ones are."""
 
+CURSOR_BYTES = 8 * 1024
+"""Largest cursor of a page. Those of a list are kept until all of it is fetched, and sent back."""
+
 STALE = "stale"
 """Key among the findings of a listing that could not be fetched again after a change."""
 
@@ -316,10 +319,11 @@ async def _fetch_pages(
         cursor = page.get("nextCursor")
         if cursor is None or bytes(cursor) == b"null":
             return tuple(entries), ()
+        if len(cursor) > CURSOR_BYTES:
+            return tuple(entries), (f"{listed.method}: stopped, a cursor is over {CURSOR_BYTES:,} bytes",)
         if bytes(cursor) in seen:
-            return tuple(entries), (
-                f"{listed.method}: stopped, the server repeats the cursor {bytes(cursor)!r}",
-            )
+            shown = quoted(bytes(cursor).decode("utf-8", "replace"))
+            return tuple(entries), (f"{listed.method}: stopped, the server repeats the cursor {shown}",)
         seen.add(bytes(cursor))
         params = {"cursor": cursor}
     return tuple(entries), (f"{listed.method}: stopped after {limits.pages} pages",)

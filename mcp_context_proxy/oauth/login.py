@@ -53,7 +53,7 @@ from mcp_context_proxy.oauth.token_endpoint import (
     with_tokens,
 )
 from mcp_context_proxy.protocol import eras
-from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.strangers import one_line, url_refusal
 from mcp_context_proxy.system import threads
 
 logger = logging.getLogger(__name__)
@@ -219,6 +219,15 @@ class LoginOffer(Struct, frozen=True):
     issuer: str
     scope: str | None
     """Scopes that are asked for, separated by spaces; None if none is named."""
+    page: str
+    """Host of the page that the person is sent to."""
+    redeemer: str
+    """Host that gets what the page answers."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if the page is that of another than the issuer, who gets what the person confirms there."""
+        return self.page != httpx2.URL(self.issuer).host
 
 
 Tell: TypeAlias = Callable[[LoginOffer], Awaitable[None]]
@@ -313,6 +322,8 @@ class LoginProvider(OAuthClientProvider):
         check_encrypted(page)
         if (parts := httpx2.URL(page)).userinfo or parts.fragment:
             raise OAuthFlowError("the address of its login page has a user name or a fragment")
+        if refusal := url_refusal(page):
+            raise OAuthFlowError(f"the address of its login page cannot be used: {refusal}")
         methods = metadata.code_challenge_methods_supported
         if methods is not None and PKCE_METHOD not in methods:
             raise OAuthFlowError(f"its authorization server does not support PKCE with {PKCE_METHOD}")
@@ -336,7 +347,10 @@ class LoginProvider(OAuthClientProvider):
         metadata = self.check_issuer()
         if self.settings.scope is not None:
             self.context.client_metadata.scope = self.settings.scope
-        await self.tell(LoginOffer(str(metadata.issuer), self.context.client_metadata.scope))
+        page, redeemer = (
+            httpx2.URL(str(each)).host for each in (metadata.authorization_endpoint, metadata.token_endpoint)
+        )
+        await self.tell(LoginOffer(str(metadata.issuer), self.context.client_metadata.scope, page, redeemer))
         return await super()._perform_authorization_code_grant()
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -245,13 +245,20 @@ def error_code(code: int, era: Era) -> int:
     return _CODES[era].get(code, code)
 
 
-def without_subscription(params: Members) -> Members:
-    """Remove the subscription id from the params of a notification; the next hop has its own."""
-    meta = meta_of(params)
-    if meta.pop(SUBSCRIPTION_KEY, None) is None:
-        return params
-    rest = {key: raw for key, raw in params.items() if key != "_meta"}
-    return {**rest, "_meta": envelope.raw(meta)} if meta else rest
+Value = TypeVar("Value")
+
+
+def own_words(meta: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the ``_meta`` of a notification or a question of a server as it may go on.
+
+    Keys of the protocol belong to one hop: to a client the server's own would mean something else. Those of
+    this proxy are never a server's.
+    """
+    return {
+        key: value
+        for key, value in meta.items()
+        if key != "progressToken" and not key.startswith((OWN_PREFIX, META_PREFIX))
+    }
 
 
 def result_type(result: Members) -> str:

@@ -11,6 +11,7 @@ proportion to the text, whatever the text is.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import re
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from mcp_context_proxy.errors import NOTICE
 from mcp_context_proxy.system.later import pattern
@@ -201,6 +203,63 @@ def _bounded_string(found: re.Match[bytes]) -> bytes:
     if len(string) <= SAID_CHARACTERS:
         return string
     return json.dumps(bounded(json.loads(string, strict=False)), ensure_ascii=False).encode()
+
+
+URL_CHARACTERS: Final = 8192
+"""Longest URL that a person may be sent to; browsers and servers take no longer ones."""
+
+_PLAIN_URL: Final = pattern(r"https?://[!-\[\]-~]+", re.IGNORECASE)
+"""Scheme, two slashes, and visible ASCII but for the backslash, which browsers take for a slash."""
+
+_PLAIN_HOST: Final = pattern(
+    r"(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.IGNORECASE
+)
+"""A name or an address, and a port. In anything else, such as an escape, browsers find another host."""
+
+
+def url_refusal(url: str) -> str:
+    """Return why a person must not be sent to a URL; empty if it is safe to show and to open.
+
+    The shown address must be the one it leads to, and it must lead to a page of a server.
+    """
+    if len(url) > URL_CHARACTERS:
+        return f"it has more than {URL_CHARACTERS:,} characters"
+    if not _PLAIN_URL.fullmatch(url):
+        return "it must be https://HOST/..., in ASCII, without spaces, backslashes and control characters"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        return "it cannot be parsed"
+    if "@" in parts.netloc:
+        return "it must hold no user and no password"
+    if not host:
+        return "it names no host"
+    if not _PLAIN_HOST.fullmatch(parts.netloc) or not _is_as_written(host):
+        return "its host must be a name, or an address in its usual form"
+    if parts.scheme == "http" and not _is_loopback(host):
+        return "it must begin with https://, unless its host is this machine"
+    return ""
+
+
+def _is_as_written(host: str) -> bool:
+    """Return whether a host is no address in disguise: browsers take 0x7f.1 for 127.0.0.1."""
+    if not host.rstrip(".").rpartition(".")[2][:1].isdigit():
+        return True
+    try:
+        return ipaddress.ip_address(host) is not None
+    except ValueError:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether the host of a URL is this machine, whatever resolves names."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 SESSION_ID: Final = pattern(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")

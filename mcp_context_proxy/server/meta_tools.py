@@ -96,6 +96,7 @@ from mcp_context_proxy.server.search_answers import (
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.fingerprints import sign_in
 from mcp_context_proxy.trust.tokens import Role
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
@@ -570,12 +571,13 @@ def _filters(wanted: SearchArguments) -> SearchFilters:
 
 
 def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
-    """Return the instructions of each server that gave some when it was last connected, by its name."""
-    return {
+    """Return the instructions of each server that gave some without a sign of an attack, by its name."""
+    said = {
         client.name: strangers.said(client.introduction.instructions, redact, SAID_CHARACTERS)
         for client in clients
         if client.introduction is not None and client.introduction.instructions
     }
+    return {server: words for server, words in said.items() if sign_in(words) is None}
 
 
 def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:

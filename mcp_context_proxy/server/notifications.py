@@ -28,7 +28,7 @@ from mcp_context_proxy.downstream.inbound import ELICITATION_COMPLETE, RESOURCE_
 from mcp_context_proxy.downstream.inbound import LOG_MESSAGE as MESSAGE
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.protocol.framing import Bucket
@@ -119,11 +119,11 @@ class OpenSessions:
         """
         if method not in (MESSAGE, ELICITATION_COMPLETE):
             return
-        level, passed = envelope.text(params.get("level")), eras.without_subscription(params)
+        level = envelope.text(params.get("level"))
         for session in self:
             concerned = (not parties or session.party in parties) and session.rights.reaches(server)
             if concerned and (method != MESSAGE or session.wants_level(level)):
-                self.notify(session, method, passed)
+                self.notify(session, method, params)
 
     async def run(self) -> None:
         """Deliver queued notifications until cancelled."""
@@ -357,7 +357,7 @@ class ChangeNotifier:
             self.elsewhere(server, method, uri)
         if uri is not None and self._watches.accepts(server, uri):
             waiting = self._updated.setdefault(server, _Updates())
-            waiting.put(uri, eras.without_subscription(params))
+            waiting.put(uri, params)
             self._other_changed.set()
 
     def updated_elsewhere(self, server: str, uri: str) -> None:

@@ -15,15 +15,12 @@ own, as the question of a call that waits, in an ``input_required`` result, and 
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
-import re
 import secrets
 import unicodedata
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw
@@ -43,7 +40,16 @@ from mcp_context_proxy.protocol.envelope import (
     nests_deeper,
 )
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
-from mcp_context_proxy.protocol.strangers import LETTERS, clean, named, normalized, quoted, unmarked
+from mcp_context_proxy.protocol.strangers import (
+    LETTERS,
+    clean,
+    compact,
+    named,
+    normalized,
+    quoted,
+    unmarked,
+    url_refusal,
+)
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
@@ -275,13 +281,7 @@ def checked(client: DownstreamClient, method: str, params: Members) -> Members:
     except ValueError as error:
         raise RequestError(INVALID_PARAMS, f"{method} has a number with too many digits") from error
     meta = asked.pop("_meta", None)
-    # A progress token belongs to one hop: to the client the server's own would mean something else. The keys
-    # of the proxy are never a server's.
-    meta = {
-        key: value
-        for key, value in (meta.items() if isinstance(meta, dict) else ())
-        if key != "progressToken" and not key.startswith(eras.OWN_PREFIX)
-    }
+    meta = eras.own_words(meta) if isinstance(meta, dict) else {}
     if method in (ELICITATION, SAMPLING):
         meta[eras.SERVER_KEY] = server
     if method == ELICITATION:
@@ -307,7 +307,7 @@ def _encoded(value: Any) -> bytes:
 def _cleaned(value: Any, key: str, redact: Redactor) -> Any:
     """Return a value with clean texts without secrets; recursion is bounded by the depth that was checked."""
     if isinstance(value, str):
-        return _unchanged(value, key) if key in _EXACT else unmarked(redact(clean(value)))
+        return _unchanged(value, key) if key in _EXACT else unmarked(compact(redact(clean(value))))
     if isinstance(value, list):
         return [_cleaned(item, key, redact) for item in value]
     if isinstance(value, dict):
@@ -319,6 +319,8 @@ def _unchanged(value: str, key: str) -> str:
     where = quoted(clean(key) or "a name")
     if clean(value) != value:
         raise RequestError(INVALID_PARAMS, f"it hides characters in {where}")
+    if compact(value) != value:
+        raise RequestError(INVALID_PARAMS, f"it hides something behind a run of spaces in {where}")
     if key != "pattern" and unmarked(value) != value:
         raise RequestError(INVALID_PARAMS, f"it writes the mark of a server in {where}")
     return value
@@ -347,45 +349,6 @@ def _check_elicitation(asked: dict[str, Any]) -> None:
             f"{field} asks for a secret, which a form must not; send the person to a page of the server "
             "(mode 'url'), or take the secret from the server's configuration",
         )
-
-
-URL_CHARACTERS = 8192
-"""Longest URL that a person may be sent to; browsers and servers take no longer ones."""
-
-_PLAIN_URL: Final = pattern(r"https?://[!-\[\]-~]+", re.IGNORECASE)
-"""Scheme, two slashes, and visible ASCII but for the backslash, which browsers take for a slash."""
-
-
-def url_refusal(url: str) -> str:
-    """Return why a person must not be sent to a URL; empty if it is safe to show and to open.
-
-    The shown address must be the one it leads to, and it must lead to a page of a server.
-    """
-    if len(url) > URL_CHARACTERS:
-        return f"it has more than {URL_CHARACTERS:,} characters"
-    if not _PLAIN_URL.fullmatch(url):
-        return "it must be https://HOST/..., in ASCII, without spaces, backslashes and control characters"
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
-    except ValueError:
-        return "it cannot be parsed"
-    if "@" in parts.netloc:
-        return "it must hold no user and no password"
-    if not host:
-        return "it names no host"
-    if parts.scheme == "http" and not _is_loopback(host):
-        return "it must begin with https://, unless its host is this machine"
-    return ""
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 _NO_SECRET: Final = (

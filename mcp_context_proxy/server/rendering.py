@@ -18,7 +18,7 @@ from mcp_context_proxy.context.session import item_by
 from mcp_context_proxy.interactions.memory import Recall
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.strangers import one_line, quoted
 from mcp_context_proxy.retrieval.item_metadata import title_of
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
@@ -292,7 +292,8 @@ def overview_text(
 def figures_line(tool: Tool, figures: Figures) -> str:
     """Return title and figures of a tool as a line for a model; empty if there are neither."""
     known, title = figures.get(tool.key), title_of(tool)
-    told = [f"Title: {one_line(title, TITLE_CHARACTERS)}."] if title else []
+    # In quotation marks, so that no title can go on with figures of its own.
+    told = [f"Title: {quoted(one_line(title, TITLE_CHARACTERS))}."] if title else []
     if known is not None:
         times = "once" if known.calls == 1 else f"{known.calls:,} times"
         told.append(

@@ -35,6 +35,7 @@ from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
+from mcp_context_proxy.protocol.strangers import one_line, stranger_json, unmarked
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
@@ -42,6 +43,9 @@ from mcp_context_proxy.server.notifications import Watches
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
+
+COMPLETIONS, COMPLETION_CHARACTERS = 100, 1_000
+"""Values of a completion that pass, as many as the protocol allows, and the length of one."""
 
 SCHEME = "context://"
 DOCUMENT_SCHEMES = tuple(f"{kind}://" for kind in DOCUMENT_KINDS)
@@ -333,7 +337,11 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             # The URI is a parameter here, so an unknown one is an invalid parameter in either era.
             server = self.resources.owner(uri, Era.MODERN).name if template is None else template.server
         sent = {**params, "ref": envelope.raw(reference)}
-        return await self._forward(server, "completion/complete", sent, caller, "a completion")
+        result = await self._forward(server, "completion/complete", sent, caller, "a completion")
+        redact = self.fleet.clients[server].redact.json
+        if len(result) > envelope.TAKEN_APART_BYTES:
+            return await in_thread(shown_completions, result, redact)
+        return shown_completions(result, redact)
 
     async def _with_context(self, params: Members, caller: Caller) -> bytes:
         """Return the query's rules and references, one message each, then its tools, then the query."""
@@ -400,3 +408,20 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         with downstream_errors(caller.era):
             client = self.fleet.clients[server]
             return await self.forwarder.forward(client, method, params, caller, subject)
+
+
+def shown_completions(result: bytes, redact: Callable[[bytes], bytes]) -> bytes:
+    """Return a completion as a person may be shown it, to choose a value: few, short, and hiding nothing.
+
+    A value that hides something is left out, because it would be sent back as another one.
+    """
+    parts = envelope.members(stranger_json(result, redact))
+    try:
+        completion = envelope.members(parts["completion"])
+        given = envelope.members(envelope.members(result)["completion"])["values"]
+        values = [envelope.value_or_none(each) for each in msgspec.json.decode(given, type=list[Raw])]
+    except (KeyError, msgspec.DecodeError):
+        return envelope.encode(parts)
+    shown = [one for one in values if isinstance(one, str) and unmarked(one_line(one)) == one.strip()]
+    kept = [one for one in shown if len(one) <= COMPLETION_CHARACTERS][:COMPLETIONS]
+    return envelope.encode({**parts, "completion": {**completion, "values": kept}})

@@ -328,12 +328,29 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     written = candidate.definition
     if written.isascii() and b"\\" not in written and not _may_show_sign(written.decode("ascii"), owners):
         return None
+    text = _words_of(written)
+    if (sign := sign_in(text)) is not None:
+        return sign
+    named = owners.keys() & set(_NAME.findall(text)) if owners else ()
+    return f"it names a tool of server {owners[min(named)]!r}" if named else None
+
+
+def sign_in_definition(definition: bytes) -> str | None:
+    """Return the sign of an attack in the words of something that is not approved; None without one."""
+    return sign_in(_words_of(definition))
+
+
+def _words_of(definition: bytes) -> str:
     try:
-        text = "\n".join(_texts_in(_decode(written)))
+        return "\n".join(_texts_in(_decode(definition)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # What msgspec cannot read, such as half of a surrogate pair, is withheld or shown as it is written.
-        text = written.decode("utf-8", "replace")
-    names, text = text, in_plain_letters(text)
+        return definition.decode("utf-8", "replace")
+
+
+def sign_in(text: str) -> str | None:
+    """Return the sign of an attack in words that a model reads, in whatever letters they are drawn."""
+    text = in_plain_letters(text)
     if _TAG.search(text):
         return "it has a mark of a system's own messages"
     lowered, words = text.lower().replace("\u2019", "'"), list[str]()
@@ -342,8 +359,7 @@ def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
             words = words or _WORD.findall(lowered)
             if _follow(words, phrase):
                 return reason
-    named = owners.keys() & set(_NAME.findall(names)) if owners else ()
-    return f"it names a tool of server {owners[min(named)]!r}" if named else None
+    return None
 
 
 def _may_show_sign(written: str, owners: Mapping[str, str]) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
@@ -40,6 +41,7 @@ from mcp_context_proxy.config.secrets import (
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.protocol.strangers import LETTERS, normalized
 from mcp_context_proxy.system.later import html, pattern
 from mcp_context_proxy.trust.tokens import reaches
 
@@ -310,8 +312,8 @@ _WORDS: Final[Mapping[ToolClass, str]] = {
         write
     """,
     ToolClass.DESTRUCTIVE: """
-        clean cleanup clear delete destroy discard drop erase evict kill overwrite prune purge remove reset
-        revoke terminate truncate uninstall unlink wipe
+        clean cleanup clear del delete destroy discard drop erase evict kill overwrite prune purge remove
+        reset revoke rm rmdir terminate truncate uninstall unlink wipe
     """,
 }
 
@@ -322,10 +324,12 @@ VERBS: Final[Mapping[str, ToolClass]] = {
 another: ``get_delete_status`` deletes nothing. Verbs that say nothing, such as ``run``, are left out."""
 
 NAME_CHARACTERS: Final = 256
-"""Beginning of a name that is read; no honest one is longer."""
+"""Longest name that is read; no honest one is longer."""
 
-_WORD: Final = pattern(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++")
-_JOINS: Final = frozenset({"and", "or"})
+_WORD: Final = pattern(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++|[^A-Za-z0-9_ -]++")
+"""A word, or what stands between two names, such as a dot."""
+
+_JOINS: Final = frozenset({"and", "or", "then"})
 """Words after which another verb counts as well, as in ``find_and_delete``."""
 
 
@@ -351,6 +355,8 @@ def danger_of(name: str, hinted: ToolClass | None, configured: ToolClass | None,
     else:
         hint = "readOnlyHint" if hinted is ToolClass.READ else "destructiveHint"
         strictest = Danger(hinted, f"it says so itself ({hint})")
+    if len(name) > NAME_CHARACTERS:
+        return Danger(ToolClass.DESTRUCTIVE, "its name is too long to be read")
     verb = verb_of(name)
     if verb is not None and is_stricter(VERBS[verb], strictest.tool_class):
         strictest = Danger(VERBS[verb], f"its name says {verb!r}")
@@ -365,15 +371,42 @@ def is_stricter(one: ToolClass, other: ToolClass) -> bool:
 
 
 def verb_of(name: str) -> str | None:
-    """Return the verb that a name begins with, or a stricter one that an "and" joins to it; None without one.
+    """Return the verb that a name begins with, or a stricter one that is joined to it; None without one.
 
-    Words before the first verb are those of a product: ``jira_delete_issue``.
+    Words before the first verb are those of a product: ``jira_delete_issue``. An "and" or a sign such as a
+    dot joins another: ``find_and_delete``, ``list.delete``. Letters count as they are drawn.
     """
-    words = [word.lower() for word in _WORD.findall(name[:NAME_CHARACTERS])]
+    words = [_base(word.lower()) for word in _WORD.findall(_in_plain_letters(name[:NAME_CHARACTERS]))]
     first = next((at for at, word in enumerate(words) if word in VERBS), None)
     if first is None:
         return None
-    joined = (words[at] for at in range(first + 2, len(words)) if words[at - 1] in _JOINS)
+    joined = (
+        words[at]
+        for at in range(first + 2, len(words))
+        if words[at - 1] in _JOINS or not words[at - 1].isalpha()
+    )
     verbs = [words[first], *(word for word in joined if word in VERBS)]
     strictness: dict[str, int] = {verb: ORDER.index(VERBS[verb]) for verb in verbs}
     return max(strictness, key=strictness.__getitem__)
+
+
+def _base(word: str) -> str:
+    """Return the verb that a word says of a tool, as in ``deletes_file``; other words as they are.
+
+    Only of what destroys: ``lists`` and ``posts`` are things.
+    """
+    base = word.removesuffix("s")
+    return base if VERBS.get(base) is ToolClass.DESTRUCTIVE else word
+
+
+_DRAWN_LIKE: Final = str.maketrans(
+    {**LETTERS, **{other.upper(): letter.upper() for other, letter in LETTERS.items() if letter != "v"}}
+)
+
+
+def _in_plain_letters(name: str) -> str:
+    """Return a name in the Latin letters that it is drawn with, large ones large: they begin words."""
+    if name.isascii():
+        return name
+    parts = normalized("NFKD", name).translate(_DRAWN_LIKE)
+    return "".join(part for part in parts if not unicodedata.combining(part))

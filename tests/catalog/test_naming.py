@@ -133,3 +133,26 @@ def test_a_bare_name_leads_back_to_its_server_and_tool(pairs: list[tuple[str, st
     decoded = {name: pair for pair, name in names.items()}
 
     assert [decoded[names[pair]] for pair in pairs] == pairs
+
+
+LIKE_OTHERS = [
+    "search-available-tools",
+    "Search_Available_Tools",
+    "searchAvailableTools",
+    "cal1_tool",
+    "ca11-too1",
+    "create-issue",
+    "Create_Issue",
+    "create_1ist",
+]
+
+
+@pytest.mark.parametrize("name", LIKE_OTHERS)
+def test_no_name_without_its_prefix_is_taken_for_that_of_another(name: str) -> None:
+    own = {"search_available_tools", "call_tool"}
+    pairs = [("github", "create_issue"), ("github", "create_list"), ("evil", name), ("evil", "other")]
+
+    names = bare_names(pairs, own, 50)
+
+    assert names["evil", name] == exposed_name("evil", name, 50)
+    assert names["evil", "other"] == "other"

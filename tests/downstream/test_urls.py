@@ -384,3 +384,57 @@ async def test_a_modern_server_that_first_refuses_its_own_revision_is_asked_agai
         assert (await Host(proxy, "modern").call("picky__echo"))["content"]
 
     assert server.ledger.messages("initialize") == []
+
+
+class Baker(BaseHTTPRequestHandler):
+    """A server that sets cookies with every response, and answers with the size of those that it gets."""
+
+    protocol_version = "HTTP/1.1"
+    set = 0
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        schema = {"type": "object"}
+        result = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "baker", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "bake", "inputSchema": schema}]},
+            "tools/call": {"content": [{"type": "text", "text": self.headers.get("cookie", "")}]},
+        }.get(message["method"])
+        answer = {"result": result} if result else {"error": {"code": -32601, "message": "unknown"}}
+        body = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), **answer}).encode()
+        self.send_response(200 if "id" in message else 202)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body) if "id" in message else 0))
+        self.send_header("set-cookie", "affinity=one")
+        for size in (100, 100, 50_000):
+            type(self).set += 1
+            self.send_header("set-cookie", f"c{self.set}={'v' * size}")
+        self.end_headers()
+        if "id" in message:
+            self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.send_response(405)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_the_cookies_of_a_server_are_sent_back_and_bounded(workshop: Workshop) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Baker) as baker:
+        threading.Thread(target=baker.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{baker.server_port}/mcp"
+        workshop.server("baker").settings = {"url": url, "era": "handshake"}
+        async with inside(workshop.config()) as proxy:
+            host = Host(proxy, "handshake")
+            sent = [(await host.call("baker__bake"))["content"][0]["text"] for _ in range(60)]
+        baker.shutdown()
+
+    assert all("affinity=one" in cookies for cookies in sent)
+    assert max(map(len, sent)) < 33 * 200

@@ -117,6 +117,29 @@ async def test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_
     assert ("WARNING: the last login did not have the scopes write." in warning) == changed
 
 
+async def test_a_login_whose_page_is_that_of_another_is_warned_about_and_not_opened(
+    protected: Protected, tmp_path: Path
+) -> None:
+    """Whoever has the code of another's page redeems it there: a mix-up of authorization servers."""
+    protected.issuer.named_door = "https://accounts.example/authorize"
+    path = configuration(tmp_path, protected)
+    warned = tmp_path / "stderr"
+    with warned.open("wb") as stderr:
+        process = await anyio.open_process(
+            forked_command("login", "locked", "--no-browser", "--config", str(path)), stderr=stderr
+        )
+    async with process:
+        assert process.stdout is not None
+        said = ""
+        while "/authorize?" not in said:
+            said += (await process.stdout.receive()).decode()
+        process.terminate()
+
+    host = protected.issuer.url.split("//")[1].split(":")[0]
+    warning = " ".join(warned.read_text().split())
+    assert f"its login page is at accounts.example, and {host} gets what you confirm there" in warning
+
+
 @pytest.mark.parametrize(
     ("server", "told"), [("nobody", "with a URL are: locked"), ("local", "there is no login to it")]
 )

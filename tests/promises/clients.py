@@ -151,14 +151,16 @@ CLIENTS = (
     ),
     Promise(
         "A server that asks a person or a model through the client (elicitation, sampling) is named in "
-        "the request. What it asks hides nothing, opens only `https` pages, has no field for a password, "
-        "token, key or card number, and is bounded in number and tokens.",
+        "the request. What it asks hides nothing, opens only `https` pages at the host that is shown, has no "
+        "field for a password, token, key or card number, and is bounded in number and tokens.",
         (
             QUESTIONS + "test_an_elicitation_says_which_server_asks_and_hides_nothing",
             QUESTIONS + "test_a_sampling_request_says_which_server_asks_and_takes_no_other_context",
             QUESTIONS + "test_an_error_that_sends_a_person_to_a_url_says_which_server_does",
             QUESTIONS + "test_an_error_that_sends_a_person_to_an_unsafe_url_loses_it",
             QUESTIONS + "test_nobody_is_sent_to_an_unsafe_url",
+            QUESTIONS + "test_a_url_that_is_not_safe_to_open_is_refused_with_a_reason",
+            QUESTIONS + "test_a_value_that_hides_its_end_behind_a_run_of_spaces_reaches_nobody",
             QUESTIONS + "test_a_form_that_asks_for_a_secret_reaches_nobody",
             QUESTIONS + "test_a_refused_question_counts_so_that_a_server_cannot_try_words_without_end",
         ),
@@ -193,12 +195,14 @@ CLIENTS = (
     Promise(
         "A login goes on only at an authorization server that says it supports PKCE, unless "
         "`oauth.assume_pkce` is set, and never with broken metadata of the server. The person is told "
-        "first where it leads and what it asks for, and what has changed since the last one. A result "
-        "without the state of the login is ignored.",
+        "first where it leads and what it asks for, what has changed since the last one, and whether the "
+        "page is that of another than who gets its answer. A result without the state of the login is "
+        "ignored.",
         (
             "oauth/test_login.py::test_without_a_word_about_pkce_the_login_is_refused_before_anything_is_registered",
             "oauth/test_login.py::test_broken_metadata_of_the_server_ends_the_login_with_the_reason",
             "oauth/test_commands.py::test_a_login_tells_first_where_it_leads_what_it_asks_for_and_what_has_changed",
+            "oauth/test_commands.py::test_a_login_whose_page_is_that_of_another_is_warned_about_and_not_opened",
             "oauth/test_loopback.py::test_a_result_without_the_state_of_the_login_is_ignored_and_its_text_appears_nowhere",
         ),
     ),
@@ -225,8 +229,8 @@ CLIENTS = (
     ),
     Promise(
         "A listed tool has its hints and its `_meta` as its server sent them, but for hints that "
-        "wait for approval. `call_read_only_tool` calls no tool that does not say it is read-only, "
-        "and `call_tool` is marked destructive.",
+        "wait for approval and keys of the proxy. `call_read_only_tool` calls no tool that does not "
+        "say it is read-only, and `call_tool` is marked destructive.",
         (
             MARKERS + "test_a_listed_tool_has_every_marker_as_its_server_sent_it",
             MARKERS + "test_call_read_only_tool_runs_only_what_says_that_it_is_read_only",

@@ -99,6 +99,9 @@ SERVERS = (
             MEMORY + "test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most",
             DEFINITIONS + "test_tools_over_the_limit_are_withheld_with_a_warning",
             DEFINITIONS + "test_an_endless_list_of_pages_is_cut",
+            "downstream/test_listing.py::test_cursors_are_bounded_and_a_finding_about_them_is_short",
+            "downstream/test_listing.py::test_findings_are_few_short_and_begin_with_what_waits_for_a_person",
+            "downstream/test_urls.py::test_the_cookies_of_a_server_are_sent_back_and_bounded",
             "downstream/test_stderr.py::test_a_line_without_an_end_is_bounded",
             FLOODS,
             "docs/test_bounds.py::test_each_figure_is_that_of_its_bound",
@@ -136,15 +139,21 @@ SERVERS = (
     Promise(
         "Texts that models and terminals see hide nothing: no terminal escapes, no invisible, "
         "private or reordering characters, no runs of empty lines. That goes for definitions, "
-        "instructions, errors, failed results, progress, log messages, logins, stored queries, "
-        "commands and the page. An error and a log message name their server, and no server can "
-        "write the mark of another in any of these, nor in data beside them: `[server 'x'` becomes "
-        "`(server 'x'`, in whatever letters and brackets it is drawn. A result that reports an "
+        "instructions, errors, failed results, progress, log messages, questions, completions, "
+        "logins, stored queries, commands and the page. An error and a log message name their server, "
+        "and no server can write the mark of another in any of these, nor in data beside them: "
+        "`[server 'x'` becomes `(server 'x'`, in whatever letters and brackets it is drawn. In `_meta` beside any of these, "
+        "no server has a key of the proxy, or of a hop that is not its own. A result that reports an "
         "error is bounded and shortened like any other. Fields that a call depends on are not "
         "changed; a tool that hides something there, or writes such a mark, is withheld.",
         (
             STRANGERS + "test_no_words_beside_a_successful_result_have_the_mark_of_another_server",
             STRANGERS + "test_a_notification_hides_nothing_in_members_that_nobody_knows",
+            STRANGERS + "test_nothing_beside_a_message_speaks_for_the_proxy_or_for_another_hop",
+            STRANGERS + "test_a_definition_has_no_key_of_the_proxy_however_it_is_written",
+            STRANGERS + "test_the_uri_of_an_updated_resource_hides_nothing",
+            STRANGERS + "test_completions_are_few_short_and_hide_nothing",
+            "server/test_questions.py::test_no_run_of_lines_or_spaces_pushes_the_name_of_a_server_out_of_sight",
             STRANGERS + "test_a_result_that_reports_an_error_in_any_spelling_hides_nothing",
             LARGE + "test_images_links_and_the_mark_of_an_error_stay_as_they_are",
             "protocol/test_strangers.py::test_no_words_of_a_server_pass_for_those_of_another",
@@ -171,13 +180,15 @@ SERVERS = (
         "Two tools never share a name, and a name of a tool or prompt that states its server leads to "
         "that server or nowhere, whether it is connected, slow, failed, off or removed. An own name "
         "without a server leads nowhere while an enabled server is not known, and never to two servers in "
-        "one session.",
+        "one session. Without prefixes, no name looks like that of another tool or of one of the proxy's "
+        "own.",
         (
             "server/test_names.py::test_a_full_name_never_leads_to_another_server",
             "server/test_names.py::test_an_own_name_leads_nowhere_while_a_server_is_not_known",
             "server/test_names.py::test_a_session_refuses_an_own_name_that_would_go_to_another_server",
             "catalog/test_names.py::test_a_name_leads_to_the_server_that_it_names_or_nowhere",
             "catalog/test_naming.py::test_two_arbitrary_tools_never_share_a_name",
+            "catalog/test_naming.py::test_no_name_without_its_prefix_is_taken_for_that_of_another",
             "catalog/test_naming.py::test_a_name_leads_back_to_its_server_and_tool",
             "server/test_names.py::test_a_name_that_was_listed_under_another_length_still_leads_to_its_tool",
             DEFINITIONS + "test_tools_of_servers_with_confusable_names_stay_distinct",

@@ -20,7 +20,8 @@ TRUST = (
         "approved: by `[approval] mode` when it came, or by a person. One that changes while its "
         "server runs, or over a restart in the same version or over the same connection, is "
         "withheld in every mode, whichever part of it changed that models see; so is one that hides "
-        "characters or has another sign of an attack, in whatever letters it is drawn. That holds "
+        "characters or has another sign of an attack, in whatever letters it is drawn. Resources, "
+        "skills and instructions are not approved, and are left out if they have such a sign. That holds "
         "over restarts, on lists that are remembered, and for several proxies on one store.",
         (
             APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
@@ -30,6 +31,7 @@ TRUST = (
             APPROVING + "test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected",
             APPROVING + "test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it",
             "trust/test_relatives.py::test_a_sign_of_an_attack_counts_in_whatever_letters_it_is_drawn",
+            "trust/test_relatives.py::test_a_sign_of_an_attack_counts_in_whatever_a_server_has_models_read",
         ),
     ),
     Promise(
@@ -127,11 +129,13 @@ TRUST = (
         ),
     ),
     Promise(
-        "The danger class of a tool is the strictest that its hints, the verb in its name and the "
-        "configuration give; a server cannot make a tool more harmless by what it says.",
+        "The danger class of a tool is the strictest that its hints, the verb in its name, in whatever "
+        "letters it is drawn, and the configuration give; a server cannot make a tool more harmless by what "
+        "it says.",
         (
             "trust/test_danger.py::test_the_strictest_witness_counts_and_none_loosens_another",
             "trust/test_danger.py::test_the_first_verb_of_a_name_counts_and_what_an_and_joins_to_it",
+            "trust/test_danger.py::test_a_name_that_nobody_reads_to_its_end_is_taken_for_the_worst",
             PERMISSIONS + "test_a_tool_that_only_calls_itself_read_only_is_refused_by_the_read_only_way",
         ),
     ),

@@ -11,8 +11,8 @@ from support.questions import SERVER_KEY, as_shown
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.server.questions import secret_field, url_refusal
+from mcp_context_proxy.protocol.strangers import clean, url_refusal
+from mcp_context_proxy.server.questions import secret_field
 
 pytestmark = pytest.mark.anyio
 
@@ -75,7 +75,8 @@ async def test_an_elicitation_says_which_server_asks_and_hides_nothing(
     workshop: Workshop, server: str, client: str
 ) -> None:
     params = form(message=f"Which{HIDDEN} one?", title=f"A{HIDDEN}", description=f"B{HIDDEN}", enum=["a"])
-    params["_meta"] = {SERVER_KEY: "github", "progressToken": 1, "com.example/x": HIDDEN}
+    of_one_hop = {"io.modelcontextprotocol/related-task": {"taskId": "t"}, "progressToken": 1}
+    params["_meta"] = {SERVER_KEY: "github", **of_one_hop, "com.example/x": HIDDEN}
 
     (shown,) = await shown_to_the_client(workshop, server, client, ELICITATION, params)
 
@@ -83,6 +84,32 @@ async def test_an_elicitation_says_which_server_asks_and_hides_nothing(
     field = shown["requestedSchema"]["properties"]["repository"]
     assert (field["title"], field["description"]) == (f"A{clean(HIDDEN)}", f"B{clean(HIDDEN)}")
     assert shown["_meta"] == {SERVER_KEY: "helper", "com.example/x": clean(HIDDEN)}
+
+
+@pytest.mark.parametrize(("server", "client"), EVERY_PAIR)
+async def test_no_run_of_lines_or_spaces_pushes_the_name_of_a_server_out_of_sight(
+    workshop: Workshop, server: str, client: str
+) -> None:
+    far = "Sure?" + "\n" * 300 + " " * 3_000 + "Your bank: confirm."
+    (shown,) = await shown_to_the_client(
+        workshop, server, client, ELICITATION, form(message=far, title=far, description=far)
+    )
+
+    field = shown["requestedSchema"]["properties"]["repository"]
+    for text in (shown["message"], field["title"], field["description"]):
+        assert text.endswith("bank: confirm.")
+        assert text.count("\n") <= 4
+        assert text.count(" ") < 100
+
+
+@pytest.mark.parametrize(("server", "client"), EVERY_PAIR)
+@pytest.mark.parametrize(
+    "choices", [{"enum": ["yes" + " " * 500 + "delete all"]}, {"default": "a" + "\n" * 50}]
+)
+async def test_a_value_that_hides_its_end_behind_a_run_of_spaces_reaches_nobody(
+    workshop: Workshop, server: str, client: str, choices: dict[str, Any]
+) -> None:
+    assert await shown_to_the_client(workshop, server, client, ELICITATION, form(**choices)) == []
 
 
 @pytest.mark.parametrize(("server", "client"), EVERY_PAIR)
@@ -174,6 +201,19 @@ BAD_URLS = [
     "http://localhost.evil.example/",
     "http://127.0.0.1.evil.example/",
     "https://example.com/" + "x" * 10_000,
+    "https://%65vil.example/",
+    "https://bank.example%2eevil.example/",
+    "https://bank.example%00.evil.example/",
+    "https://bank.example|evil.example/",
+    "https://bank.example^.evil.example/",
+    "https://bank.example,evil.example/",
+    "https://bank.example;evil.example/",
+    "https://ba<nk>.example/",
+    "https://a..example/",
+    "https://0x7f.1/",
+    "https://2130706433/",
+    "https://127.1/",
+    "https://0177.0.0.1/",
     "",
 ]
 GOOD_URLS = [
@@ -182,6 +222,8 @@ GOOD_URLS = [
     "http://localhost:8080/callback",
     "http://127.0.0.1/",
     "http://[::1]:80/x",
+    "https://93.184.215.14/",
+    "https://a_b.x-y.example.:443/",
 ]
 
 

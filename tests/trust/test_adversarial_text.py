@@ -25,7 +25,7 @@ from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.fleet import redacted
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
-from mcp_context_proxy.front import issuer_keys
+from mcp_context_proxy.front import issuer
 from mcp_context_proxy.front.issuer import IssuedTokens
 from mcp_context_proxy.interactions.memory import agent_named, plain
 from mcp_context_proxy.items import IncludeMode, Tool
@@ -40,14 +40,14 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.mistakes import in_words
-from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked
+from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked, url_refusal
 from mcp_context_proxy.rerank.reranker_model import numbers_in
 from mcp_context_proxy.retrieval import forms, links, queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
-from mcp_context_proxy.server.questions import secret_field, url_refusal
+from mcp_context_proxy.server.questions import secret_field
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded
 from mcp_context_proxy.trust.tokens import THE_USER
@@ -282,7 +282,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         NUMBERED,
         {"n": msgspec.Raw(b"1")},
     ),
-    "claims of a token": lambda written: list(issuer_keys.values({"roles": written}, "roles")),
+    "claims of a token": lambda written: list(issuer.values({"roles": written}, "roles")),
     "form of a token": IssuedTokens.may_be,
     "name of a client": lambda written: PROFILES.of_client(THE_USER, envelope.raw({"name": written})),
     "name of a profile": lambda written: refused(PROFILES.of_request, THE_USER, written, written),

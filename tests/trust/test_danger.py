@@ -47,6 +47,19 @@ def test_the_strictest_witness_counts_and_none_loosens_another(
         ("find_and_delete", "delete"),
         ("read_or_overwrite", "overwrite"),
         ("delete_and_get", "delete"),
+        ("get_and_then_delete", "delete"),
+        ("readThenWipe", "wipe"),
+        ("list.delete", "delete"),
+        ("items/get", "get"),
+        ("fetch&drop", "drop"),
+        ("deletes_file", "delete"),
+        ("list_posts", "list"),
+        ("posts", None),
+        ("rm_rf", "rm"),
+        ("d\u0435lete_all", "delete"),
+        ("\uff44\uff45\uff4c\uff45\uff54\uff45All", "delete"),
+        ("D\u0415LETE_ALL", "delete"),
+        ("de\u0301lete_all", "delete"),
         ("undelete", None),
         ("creation", None),
         ("", None),
@@ -95,3 +108,9 @@ def test_the_published_figures_are_those_of_the_lists_of_published_servers() -> 
         f"destructive, {raised['not destructive', DESTRUCTIVE]} to destructive; and of those that say "
         f"neither that they read nor that they destroy, {unhinted[DESTRUCTIVE]} to destructive."
     ) in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_name_that_nobody_reads_to_its_end_is_taken_for_the_worst() -> None:
+    found = danger_of("x" * 300 + "_get", READ, None, "")
+
+    assert (found.tool_class, found.reason) == (DESTRUCTIVE, "its name is too long to be read")
