@@ -6,7 +6,6 @@ pinned version, which becomes another program whenever its author publishes one.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -201,7 +200,7 @@ def _configuration(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.PROBLEM, "config", str(problem), remedy="until then, it counts as not given")
     for name, off in config.off.items():
         for problem in off.problems:
-            cause = dataclasses.replace(problem, remedy="")
+            cause = replace(problem, remedy="")
             yield Verdict(Level.PROBLEM, name, f"off: {cause}", remedy=problem.remedy)
 
 

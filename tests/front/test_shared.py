@@ -11,9 +11,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -241,8 +242,12 @@ async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     first = {"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": hello}
 
+    def answers(lines: Iterable[bytes]) -> Iterator[str]:
+        """Ids of the answers among what the host is told."""
+        return (str(said["id"]) for said in map(json.loads, lines) if "method" not in said)
+
     def rounds() -> list[str]:
-        """Ids of everything that the host was told, with a proxy that is killed after 300 requests."""
+        """Ids of everything that the host was answered, with a proxy that is killed after 300 requests."""
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as host:
             assert host.stdin is not None
             assert host.stdout is not None
@@ -250,15 +255,15 @@ async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
             for number in range(300):
                 host.stdin.write(b'{"jsonrpc":"2.0","id":%d,"method":"ping"}\n' % number)
             host.stdin.flush()
-            told = [host.stdout.readline() for _ in range(301)]
+            answered = answers(host.stdout)
+            told = list(islice(answered, 301))
             for proxy in machine.proxies():
                 os.kill(proxy, signal.SIGKILL)
             host.stdin.write(b'{"jsonrpc":"2.0","id":"last","method":"ping"}\n')
             host.stdin.flush()
-            told.append(host.stdout.readline())
+            told.append(next(answered))
             host.stdin.close()
-            told += host.stdout.readlines()
-        return [str(json.loads(line)["id"]) for line in told]
+            return [*told, *answered]
 
     told = await anyio.to_thread.run_sync(rounds)
     assert sorted(told) == sorted(["hello", "last", *map(str, range(300))])
