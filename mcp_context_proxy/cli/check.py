@@ -6,7 +6,6 @@ pinned version, which becomes another program whenever its author publishes one.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,12 +15,13 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import pins, terminal
-from mcp_context_proxy.cli.options import config_option, load_config, open_configured_store, run
+from mcp_context_proxy.cli.main import config_option, load_config, open_configured_store, run
 from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
@@ -201,7 +201,7 @@ def _configuration(config: Config) -> Iterator[Verdict]:
         yield Verdict(Level.PROBLEM, "config", str(problem), remedy="until then, it counts as not given")
     for name, off in config.off.items():
         for problem in off.problems:
-            cause = dataclasses.replace(problem, remedy="")
+            cause = msgspec.structs.replace(problem, remedy="")
             yield Verdict(Level.PROBLEM, name, f"off: {cause}", remedy=problem.remedy)
 
 

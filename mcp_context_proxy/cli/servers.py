@@ -18,7 +18,7 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import WholeNumber, configured, echo_json, json_option, run
+from mcp_context_proxy.cli.main import WholeNumber, configured, echo_json, json_option, run
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
 from mcp_context_proxy.cli.terminal import (
     Terminal,

@@ -20,7 +20,7 @@ import anyio.lowlevel
 from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.parts import part_for
+from mcp_context_proxy.catalog.uri_owners import part_for
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet

@@ -44,7 +44,7 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, client_capabilities
 from mcp_context_proxy.protocol.strangers import LETTERS, clean, named, normalized, quoted, unmarked
-from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 

@@ -28,8 +28,8 @@ from mcp_context_proxy.items import Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import described
-from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
