@@ -200,7 +200,6 @@ class _IndexingSearcher(Searcher):
     async def ready(
         self, catalog: Snapshots, on_progress: OnProgress | None = None, on_wait: OnWait | None = None
     ) -> Snapshot:
-        """Index the whole catalog and return it."""
         snapshot = catalog.snapshot
         await self.index(snapshot, on_progress)
         return snapshot

@@ -89,7 +89,6 @@ class WholeCatalog(Struct):
 
     @property
     def whole(self) -> WholeCatalog:
-        """Return the same."""
         return self
 
 
@@ -554,5 +553,4 @@ def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: li
 
 
 def _listed(resources: Mapping[str, Resource]) -> dict[str, Resource]:
-    """Return those that a server lists now."""
     return {uri: resource for uri, resource in resources.items() if resource.listed}

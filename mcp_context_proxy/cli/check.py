@@ -422,7 +422,6 @@ def start_once(
 
 
 def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
-    """Print verdicts, each with its remedy."""
     for verdict in verdicts:
         head = Text.assemble(
             (f"{verdict.level:<8} ", STYLES[verdict.level]), (f"{verdict.subject}: ", "cyan"), verdict.message

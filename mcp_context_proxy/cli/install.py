@@ -241,7 +241,6 @@ def _show_plan(console: Terminal, one: HostPlan) -> None:
 
 
 def show_change(console: Terminal, change: FileChange, secrets: Iterable[str]) -> None:
-    """Print the changes of a file, with its secrets hidden."""
     hide = _longest_first(secrets)
     for line in change.difference():
         if line.startswith(("---", "@@")):

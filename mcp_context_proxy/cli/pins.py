@@ -84,7 +84,6 @@ class Unpinned(Struct, frozen=True):
     """The mark between name and version."""
 
     def pinned(self, version: str) -> str:
-        """Return the argument with a version."""
         return f"{self.before}{self.package}{self.mark}{version}"
 
 

@@ -262,12 +262,10 @@ class ChosenSession:
 
     @property
     def id(self) -> str:
-        """Its public id."""
         return str(self.facts["id"])
 
     @property
     def path(self) -> str:
-        """Path of its context."""
         return f"/sessions/{quote(self.id, safe='')}/context"
 
 

@@ -73,7 +73,6 @@ def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) 
 
 
 def _asked(proxy: RunningProxy, period: str) -> dict[str, Figures]:
-    """Return the figures of a period from the proxy that runs."""
     wanted = {"period": period}
     return {
         "searches": proxy.get("/metrics/search", wanted),

@@ -258,7 +258,6 @@ class TokenCounter:
         self._count_word = lru_cache(WORDS_KEPT)(self._pieces)
 
     def count(self, text: str) -> int:
-        """Return the estimated number of tokens of a text."""
         return sum(map(self._count_word, _WORD.findall(text)))
 
     def _pieces(self, word: str) -> int:
@@ -555,5 +554,4 @@ class Embeddings:
         self.close()
 
     def close(self) -> None:
-        """Close the model."""
         self._model.close()

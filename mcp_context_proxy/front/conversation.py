@@ -89,9 +89,7 @@ class HostChannel(FrameChannel, Protocol):
         """Stop reading messages of the host."""
         ...
 
-    def resume_reading(self) -> None:
-        """Read messages of the host again."""
-        ...
+    def resume_reading(self) -> None: ...
 
 
 class Conversation:

@@ -144,7 +144,6 @@ class HttpSessions:
         """Beginning of each id: the name of the replica that opens the session, where there are several."""
 
     def __len__(self) -> int:
-        """Return the number of open sessions."""
         return len(self._open)
 
     async def run(self) -> None:

@@ -154,7 +154,6 @@ class Hosts:
         return [_host(conversation, channel) for conversation, channel in self._open.items()]
 
     async def accept(self, listening: socket.socket) -> None:
-        """Accept hosts until cancelled."""
         loop = asyncio.get_running_loop()
         told = False
         async with anyio.create_task_group() as group:
@@ -421,11 +420,9 @@ class SocketChannel(MessageReader):
         return True
 
     def pause_writing(self) -> None:
-        """The socket is full."""
         self._writer.pause_writing()
 
     def resume_writing(self) -> None:
-        """There is room again."""
         self._writer.resume_writing()
 
     async def read(self, conversation: Conversation) -> None:

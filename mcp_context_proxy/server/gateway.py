@@ -203,7 +203,6 @@ class Gateway:
 
     @property
     def ended_calls(self) -> EndedCalls:
-        """Return the follow-up of calls."""
         return self._tool_calls.ended
 
     def open_session(self, session: Session, send: Send) -> None:
@@ -346,7 +345,6 @@ class Drain:
             self._requests.add(request)
 
     def end(self, request: _Request | None = None) -> None:
-        """Count it no more."""
         if request is not None:
             self._requests.discard(request)
         self._busy -= 1

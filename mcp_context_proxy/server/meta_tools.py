@@ -423,7 +423,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return with_note(result, reading.note)
 
     async def _call(self, through: str, wanted: CallArguments, sent: Members, caller: Caller) -> bytes:
-        """Call a tool of a server through one of the call tools, named by ``through``."""
         try:
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.

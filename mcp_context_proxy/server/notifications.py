@@ -258,7 +258,6 @@ class Watches:
                 yield uri
 
     def owner(self, uri: str) -> DownstreamClient | None:
-        """Return the client of the server that has a resource."""
         resource = self._catalog.snapshot.owner_of(uri)
         if resource is None or resource.withheld:
             return None

@@ -163,7 +163,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return "application/json", envelope.encode(records.as_data(found)).decode()
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:
-        """Return the result of ``resources/subscribe``."""
         uri, session = envelope.text(params["uri"]) or "", caller.session
         if session is None or uri in session.subscriptions:
             return b"{}"
@@ -185,7 +184,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return b"{}"
 
     async def unsubscribe(self, params: Members, caller: Caller) -> bytes:
-        """Return the result of ``resources/unsubscribe``."""
         uri = envelope.text(params["uri"]) or ""
         if caller.session is not None and uri in caller.session.subscriptions:
             caller.session.subscriptions.discard(uri)
@@ -193,7 +191,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return b"{}"
 
     def end(self, session: Session) -> None:
-        """End the subscriptions of a session that has ended."""
         for uri in session.subscriptions:
             self.watches.remove(session, uri)
         session.subscriptions.clear()
@@ -300,7 +297,6 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
     """Waits for the catalog, if a server has just become ready."""
 
     async def list(self, params: Members, caller: Caller) -> Members:
-        """Return the result of ``prompts/list``."""
         del params, caller
         prompts = self.catalog.snapshot.prompts.values()
         return {"prompts": await encoded_list((), definitions.prompt_definition, prompts, (DEFINITION,))}

@@ -304,7 +304,6 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def _serving(self, server: str) -> DownstreamClient | None:
-        """Return the client of a server that declares skills."""
         client = self.fleet.clients.get(server) if reaches(server) else None
         if client is None or client.introduction is None:
             return None

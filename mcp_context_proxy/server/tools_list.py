@@ -133,7 +133,6 @@ class ToolList:
         return self._expose.mode if profile is None or profile.expose is None else profile.expose
 
     async def answer(self, params: Members, caller: Caller) -> Members:
-        """Return the result of ``tools/list``."""
         query = self._query_of(params, caller)
         if query is None or not query.text:
             # Many clients never list again. A search waits by itself.

@@ -166,7 +166,6 @@ class Operation:
     handler: Handler | None = None
 
     def __call__(self, handler: Handler) -> Operation:
-        """Return the operation with its handler."""
         first, *others = handler.__name__.strip("_").split("_")
         return replace(self, name=first + "".join(map(str.capitalize, others)), handler=handler)
 
@@ -196,7 +195,6 @@ class BadRequestError(Exception):
 
 
 def refused(status: int, detail: str, shown: Shown = clean_json) -> Response:
-    """Return an error response."""
     problem = Problem(HTTPStatus(status).phrase, status, detail)
     return Response(shown(msgspec.json.encode(problem)), status, HEADERS, PROBLEM_TYPE)
 

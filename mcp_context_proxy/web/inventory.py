@@ -202,7 +202,6 @@ class InventoryApi(Api):
     """Operations on servers and tools."""
 
     def __init__(self, proxy: Served) -> None:
-        """Work on a proxy that serves."""
         self._proxy, self._counts = proxy, TokenCounts()
 
     @Operation(
@@ -392,7 +391,6 @@ def failures(proxy: Served) -> dict[str, str]:
 
 
 def failed_servers(proxy: Served) -> list[dict[str, str]]:
-    """Return the same as data."""
     return [{"server": name, "cause": cause} for name, cause in failures(proxy).items()]
 
 

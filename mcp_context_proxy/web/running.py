@@ -157,7 +157,6 @@ class RunningApi(Api):
     """Operations on the running proxy."""
 
     def __init__(self, proxy: Served) -> None:
-        """Work on a proxy that serves."""
         self._proxy = proxy
 
     @Operation(
