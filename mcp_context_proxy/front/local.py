@@ -456,21 +456,17 @@ class SocketChannel(MessageReader):
         await self._conversation.receive_large(frame)
 
     def pause_reading(self) -> None:
-        """See `HostChannel`."""
         if self._socket is not None and self._socket.is_reading():
             self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """See `HostChannel`."""
         if self._socket is not None and not self._socket.is_closing() and not self._socket.is_reading():
             self._socket.resume_reading()
 
     async def send(self, frame: bytes) -> None:
-        """See `HostChannel`."""
         await self._writer.send(frame)
 
     def send_nowait(self, frame: bytes) -> bool:
-        """See `HostChannel`."""
         return self._writer.send_nowait(frame)
 
     async def flush(self) -> None:
