@@ -37,12 +37,12 @@ from mcp_context_proxy.context.session import ResultReading, Sessions, item_by, 
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
+    Embeddings,
     LazyModel,
     QueryEmbedder,
     TokenCounter,
     open_model,
 )
-from mcp_context_proxy.embedding.standalone import Embeddings
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
@@ -200,7 +200,6 @@ class _IndexingSearcher(Searcher):
     async def ready(
         self, catalog: Snapshots, on_progress: OnProgress | None = None, on_wait: OnWait | None = None
     ) -> Snapshot:
-        """Index the whole catalog and return it."""
         snapshot = catalog.snapshot
         await self.index(snapshot, on_progress)
         return snapshot

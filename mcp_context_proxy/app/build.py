@@ -25,12 +25,11 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
-from mcp_context_proxy.server.consent import Consent
+from mcp_context_proxy.server.consent import Consent, PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
-from mcp_context_proxy.server.pending_input import PendingInput
 from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resources
 from mcp_context_proxy.server.skills import Skills

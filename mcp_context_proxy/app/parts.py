@@ -20,8 +20,7 @@ from mcp_context_proxy.embedding.embeddings import (
     check_model_files,
     open_model,
 )
-from mcp_context_proxy.interactions.memory import InteractionMemory
-from mcp_context_proxy.interactions.recorder import InteractionRecorder
+from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRecorder
 from mcp_context_proxy.items import Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder

@@ -35,13 +35,13 @@ from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.results import LargeResults
 from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.caller import ConnectedHost
+from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import said_by
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.past_requests import PastRequests
-from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Store

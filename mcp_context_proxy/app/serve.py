@@ -189,13 +189,13 @@ async def stdio_front(
 async def _serve_api(proxy: Proxy) -> None:
     settings, limits = proxy.config.http, proxy.config.limits
     if settings.api_port is not None:
-        from mcp_context_proxy.web import page  # noqa: PLC0415 - a stdio front alone needs none of it
+        from mcp_context_proxy.web import api  # noqa: PLC0415 - a stdio front alone needs none of it
 
         async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
             routes = web_routes(proxy)
             access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
             within = _within_profiles(proxy)
-            await page.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
+            await api.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
 
 
 COMMANDS_SECONDS = 2.0
@@ -376,7 +376,7 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics, with those of a member of a cluster."""
     from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
-    from mcp_context_proxy.web.page import routes  # noqa: PLC0415
+    from mcp_context_proxy.web.api import routes  # noqa: PLC0415
 
     within = _within_profiles(proxy)
     metrics: list[BaseRoute] = []
@@ -398,11 +398,10 @@ def operations(proxy: Proxy) -> list[Operation]:
     """Return the operations of the REST API, which pages, commands and hooks use as well."""
     from mcp_context_proxy.web.approvals import ApprovalsApi, AuditApi  # noqa: PLC0415
     from mcp_context_proxy.web.contexts import ContextsApi  # noqa: PLC0415
-    from mcp_context_proxy.web.interactions import InteractionsApi  # noqa: PLC0415
     from mcp_context_proxy.web.inventory import InventoryApi  # noqa: PLC0415
     from mcp_context_proxy.web.running import PromptsApi, RunningApi  # noqa: PLC0415
     from mcp_context_proxy.web.search import SearchApi  # noqa: PLC0415
-    from mcp_context_proxy.web.usage import UsageApi  # noqa: PLC0415
+    from mcp_context_proxy.web.usage import InteractionsApi, UsageApi  # noqa: PLC0415
 
     measuring, parts = proxy.statistics, proxy.interactions
     recorder, log = (None, None) if parts is None else (parts.recorder, parts.log)

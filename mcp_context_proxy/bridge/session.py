@@ -194,7 +194,6 @@ class Bridge:
                 sys.stderr.flush()
 
     def _note_answers(self, lines: bytes) -> None:
-        """Note which requests are answered."""
         for line in lines.split(b"\n") if lines.find(b"\n") + 1 < len(lines) else [lines]:
             if (key := _answered_id(line)) is not None:
                 with self._noting:
@@ -282,7 +281,6 @@ def _write(line: bytes) -> None:
 
 
 def _answered_id(line: bytes) -> int | str | None:
-    """Return the id of the request that a line answers; None if it answers none."""
     found = _RESPONSE_ID.match(line)
     if found is None:
         return None

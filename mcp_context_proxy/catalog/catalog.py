@@ -21,7 +21,6 @@ from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.catalog.names import ParsedTools, entry_withheld, parse_tools
-from mcp_context_proxy.catalog.parts import part_for
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
     OWN_SKILLS,
@@ -30,6 +29,7 @@ from mcp_context_proxy.catalog.uri_owners import (
     UriOwners,
     UriTemplate,
     check_uri,
+    part_for,
     skill_claim,
 )
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
@@ -97,7 +97,6 @@ class WholeCatalog(Struct):
 
     @property
     def whole(self) -> WholeCatalog:
-        """Return the same."""
         return self
 
 
@@ -589,5 +588,4 @@ def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: li
 
 
 def _listed(resources: Mapping[str, Resource]) -> dict[str, Resource]:
-    """Return those that a server lists now."""
     return {uri: resource for uri, resource in resources.items() if resource.listed}

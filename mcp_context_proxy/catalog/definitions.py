@@ -157,7 +157,6 @@ def _is_suspect(definition: bytes) -> bool:
 
 
 def with_description(definition: bytes, description: str) -> bytes:
-    """Return a definition with another description."""
     return envelope.encode({**envelope.members(definition), "description": envelope.raw(description)})
 
 
@@ -283,7 +282,6 @@ HINTS: Final = frozenset({"readOnlyHint", "destructiveHint"})
 
 
 def _members(raw: Raw | None) -> Members:
-    """Return the members of an object; none where there is no object."""
     try:
         return {} if raw is None else envelope.members(raw)
     except msgspec.DecodeError:
@@ -422,7 +420,6 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
 
 
 def tool_definition(tool: Tool, name: str | None = None) -> Raw:
-    """Return the definition of a tool under its exposed name, or under another one."""
     members = envelope.members(tool.definition)
     members["name"] = envelope.raw(tool.exposed_name if name is None else name)
     schema = envelope.members(members["inputSchema"])

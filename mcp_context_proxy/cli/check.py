@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import pins, terminal
-from mcp_context_proxy.cli.options import config_option, load_config, open_configured_store, run
+from mcp_context_proxy.cli.main import config_option, load_config, open_configured_store, run
 from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
@@ -421,7 +421,6 @@ def start_once(
 
 
 def show(console: Terminal, verdicts: Iterable[Verdict]) -> None:
-    """Print verdicts, each with its remedy."""
     for verdict in verdicts:
         head = Text.assemble(
             (f"{verdict.level:<8} ", STYLES[verdict.level]), (f"{verdict.subject}: ", "cyan"), verdict.message

@@ -22,7 +22,7 @@ from mcp_context_proxy.cli.install import (
     secrets_of,
     show_change,
 )
-from mcp_context_proxy.cli.options import config_option, shown
+from mcp_context_proxy.cli.main import config_option, shown
 from mcp_context_proxy.cli.terminal import Terminal, results
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import names_for, servers_place

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     WholeNumber,
     echo_json,
     expect_words,

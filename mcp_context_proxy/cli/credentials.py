@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import click
 
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     config_option,
     configured,
     echo_json,

@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     WholeNumber,
     config_option,
     echo_json,

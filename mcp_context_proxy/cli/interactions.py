@@ -18,7 +18,7 @@ from msgspec import to_builtins
 from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     Number,
     WholeNumber,
     config_option,
@@ -280,8 +280,7 @@ def backfill_command(config: Config, batch_size: int, as_json: bool) -> None:
     Each batch is stored at once: after an interruption, the next run continues.
     """
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions.memory import InteractionMemory
-    from mcp_context_proxy.interactions.recorder import backfill
+    from mcp_context_proxy.interactions.memory import InteractionMemory, backfill
 
     # Tried each time: nobody waits here, and the failure of one batch is not that of all.
     model = LazyModel(partial(open_model, config), retry_seconds=0)

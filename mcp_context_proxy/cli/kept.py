@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec.structs import replace
 
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     config_option,
     configured,
     echo_json,

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import SEPARATOR
 from mcp_context_proxy.catalog.names import name_within
-from mcp_context_proxy.catalog.parts import part_for
+from mcp_context_proxy.catalog.uri_owners import part_for
 from mcp_context_proxy.cli.terminal import counted
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile, NameRule, room_given
@@ -84,7 +84,6 @@ class Unpinned(Struct, frozen=True):
     """The mark between name and version."""
 
     def pinned(self, version: str) -> str:
-        """Return the argument with a version."""
         return f"{self.before}{self.package}{self.mark}{version}"
 
 

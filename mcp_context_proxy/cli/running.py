@@ -25,7 +25,7 @@ from rich.text import Text
 from mcp_context_proxy import __version__
 from mcp_context_proxy.bridge.asking import OWN, AskError, ask, configuration_file, running
 from mcp_context_proxy.bridge.meeting import process_of
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     WholeNumber,
     config_option,
     echo_json,
@@ -118,15 +118,12 @@ class RunningProxy:
         return self._ask("GET", f"{path}?{urlencode(given)}" if given else path, None, ANSWER_SECONDS)
 
     def post(self, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
-        """Return the answer to a POST."""
         return self._ask("POST", path, body, seconds)
 
     def patch(self, path: str, body: Any) -> Any:
-        """Return the answer to a PATCH."""
         return self._ask("PATCH", path, body, ANSWER_SECONDS)
 
     def delete(self, path: str) -> Any:
-        """Return the answer to a DELETE."""
         return self._ask("DELETE", path, None, ANSWER_SECONDS)
 
     def _ask(self, method: str, target: str, body: Any, seconds: float) -> Any:
@@ -188,7 +185,6 @@ class AnswerSource:
 
     @property
     def file(self) -> Path:
-        """Path of the configuration."""
         return Path(configuration_file(named_path(self._ctx, self._config_path), os.environ))
 
     def _sockets(self) -> list[str]:

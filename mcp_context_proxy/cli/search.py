@@ -10,7 +10,7 @@ import click
 from msgspec import inspect
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     Number,
     WholeNumber,
     echo_json,

@@ -12,7 +12,7 @@ import anyio
 import click
 from msgspec.structs import replace
 
-from mcp_context_proxy.cli.options import WholeNumber, config_option, innermost, load_config, named_path
+from mcp_context_proxy.cli.main import WholeNumber, config_option, innermost, load_config, named_path
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.load import VARIABLE
 from mcp_context_proxy.system.later import importing

@@ -18,7 +18,7 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.options import WholeNumber, configured, echo_json, json_option, run
+from mcp_context_proxy.cli.main import WholeNumber, configured, echo_json, json_option, run
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
 from mcp_context_proxy.cli.terminal import (
     Terminal,
@@ -262,12 +262,10 @@ class ChosenSession:
 
     @property
     def id(self) -> str:
-        """Its public id."""
         return str(self.facts["id"])
 
     @property
     def path(self) -> str:
-        """Path of its context."""
         return f"/sessions/{quote(self.id, safe='')}/context"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import (
+from mcp_context_proxy.cli.main import (
     WholeNumber,
     echo_json,
     json_option,
@@ -73,7 +73,6 @@ def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) 
 
 
 def _asked(proxy: RunningProxy, period: str) -> dict[str, Figures]:
-    """Return the figures of a period from the proxy that runs."""
     wanted = {"period": period}
     return {
         "searches": proxy.get("/metrics/search", wanted),

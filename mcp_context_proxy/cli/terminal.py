@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from mcp_context_proxy.cli.options import shown
+from mcp_context_proxy.cli.main import shown
 from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:

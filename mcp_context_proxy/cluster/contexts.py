@@ -47,7 +47,7 @@ from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, Request
 from mcp_context_proxy.protocol.eras import Era, may_require_input
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import WINDOW_SECONDS, Unattributed
-from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

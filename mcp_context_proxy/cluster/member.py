@@ -1,4 +1,9 @@
-"""This process as a member of the cluster: its parts, from joining to leaving."""
+"""This process as a member of the cluster, and the homes of sessions and parked calls.
+
+The id of a session and of a parked call begins with the name of the replica that made it. A request for
+another replica is relayed there, once. If its home is gone, this replica adopts the session: it becomes the
+home in the database, compared and set, and goes on from the state that is kept there.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +12,402 @@ import re
 import secrets
 import socket
 import zlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import anyio
-from starlette.types import ASGIApp
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcp_context_proxy.cluster.contexts import SharedContexts, StoredRequests
-from mcp_context_proxy.cluster.homes import Homes
-from mcp_context_proxy.cluster.replicas import Announcements, ClusterCounts, Relay, Replicas, Signer
-from mcp_context_proxy.cluster.tables import LeftResultTable, hash_of, tables_of
+from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts, StoredRequests
+from mcp_context_proxy.cluster.replicas import (
+    NOT_HERE_STATUS,
+    REFUSED_STATUS,
+    RELAY_HEADER,
+    Announcements,
+    ClusterCounts,
+    Reason,
+    Relay,
+    RelayEnd,
+    Replicas,
+    Signer,
+    not_here,
+    refused,
+)
+from mcp_context_proxy.cluster.tables import (
+    NOBODY,
+    ContextRow,
+    LeftResultTable,
+    decoded,
+    hash_of,
+    hello_of,
+    tables_of,
+)
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.context.records import RequestRecords
-from mcp_context_proxy.context.session import Handles
+from mcp_context_proxy.context.session import Handles, Session
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
-from mcp_context_proxy.front.sse import EventStreams
-from mcp_context_proxy.front.streamable_http import StreamableHttp
+from mcp_context_proxy.front.auth import principal_of, rights_of
+from mcp_context_proxy.front.http_exchange import event_of
+from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, replay
+from mcp_context_proxy.front.http_sessions import SESSION_HEADER, EventStreams
+from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
+from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply
+from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.protocol.headers import VERSION_HEADER
 from mcp_context_proxy.results.kept import KeptResults, KeptText
-from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.results.shortening import READ_RESULT
+from mcp_context_proxy.server.consent import PendingInput
+from mcp_context_proxy.server.gateway import Drain, Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import Seal, SealedRow
+from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
+
+
+MOVED_KEPT: Final = 10_000
+"""Sessions of which it is remembered that they have another home than their id says, half a megabyte."""
+
+ATTEMPTS: Final = 3
+"""Looks at a row that other replicas change meanwhile."""
+
+LOOKED_UP_AT_ONCE: Final = 8
+"""Sessions of one principal that are looked up in the database at a time."""
+
+COMPLAINTS_PER_SECOND, COMPLAINTS = 0.1, 10
+"""Rate and burst of log lines about relays that are refused: any client can send their header."""
+
+LONGEST_ID: Final = 128
+"""Longest id of a session that is looked up: a name, a dot, and 32 digits."""
+
+UNDECIDED: Final = "this session cannot be looked up now, because the store is away; it did not run"
+
+MAY_HAVE_RUN: Final = "the replica that holds this {} was lost; the request may or may not have run"
+
+
+class _Params(msgspec.Struct):
+    requestState: Any = None  # noqa: N815 - the protocol's word
+    name: Any = None
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Request(msgspec.Struct):
+    params: _Params | None = None
+    id: RequestId | None = None
+
+
+class _Reading(msgspec.Struct):
+    id: str = ""
+
+
+_request = msgspec.json.Decoder(_Request).decode
+_call = msgspec.json.Decoder(_Params).decode
+_reading = msgspec.json.Decoder(_Reading).decode
+
+
+class Homes:
+    """ASGI application before the endpoint of a replica; `message` is the one before event streams."""
+
+    def __init__(
+        self,
+        app: StreamableHttp,
+        streams: EventStreams,
+        *,
+        replicas: Replicas,
+        contexts: SharedContexts,
+        signer: Signer,
+        relay: Relay,
+        drain: Drain,
+        resources: Resources,
+        counts: ClusterCounts,
+    ) -> None:
+        """Lead requests to their homes, and to `app` or `streams` if that is here."""
+        self._app, self._streams, self._replicas, self._contexts = app, streams, replicas, contexts
+        self._signer, self._relay, self._drain, self._resources = signer, relay, drain, resources
+        self._moved: OrderedDict[str, str] = OrderedDict()
+        self._adopting: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._looking: WeakValueDictionary[str | None, anyio.Semaphore] = WeakValueDictionary()
+        self._counts = counts
+        self._complaints = Bucket(COMPLAINTS_PER_SECOND, COMPLAINTS)
+        counts.sessions = lambda: len(app.sessions)
+        app.gateway.quota.replicas = counts.replicas
+        app.sessions.prefix = streams.prefix = f"{replicas.name}."
+        contexts.on_lost = app.sessions.end_state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request here, or have its home serve it."""
+        await in_task()
+        sent = dict(scope["headers"])
+        body = await _body(scope, receive)
+        relayed = RELAY_HEADER in sent
+        if relayed and not self._may_relay(scope, body):
+            await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
+            return
+        version = sent.get(VERSION_HEADER.encode())
+        alone = is_modern(None if version is None else version.decode("latin-1"))
+        session_id = "" if alone else sent.get(SESSION_HEADER.encode(), b"").decode("latin-1")
+        if session_id and len(session_id) <= LONGEST_ID:
+            await self._lead(session_id, scope, body, receive, send, relayed=relayed)
+            return
+        made = "" if session_id or relayed else _made_before(body)
+        if made and await self._answered_elsewhere(made, Reason.CALL, scope, body, receive, send):
+            return
+        if not alone and not session_id and scope["method"] == "POST":
+            send = partial(self._opened, send)
+        await self._app(scope, replay(body, receive), send)
+
+    async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take a message for an event stream, here or at the replica that has the stream."""
+        body = await _body(scope, receive)
+        if RELAY_HEADER in dict(scope["headers"]):
+            if not self._may_relay(scope, body):
+                await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
+                return
+        else:
+            session_id = QueryParams(scope["query_string"]).get("session_id", "")
+            reason = Reason.SESSION if b'"method"' in body else Reason.REPLY
+            if await self._answered_elsewhere(session_id, reason, scope, body, receive, send):
+                return
+        await self._streams.message(scope, replay(body, receive), send)
+
+    def _may_relay(self, scope: Scope, body: bytes) -> bool:
+        """Return whether another replica has signed this relay."""
+        values = [value for name, value in scope["headers"] if name == RELAY_HEADER]
+        if len(values) == 1 and self._signer.is_valid(values[0], scope, body):
+            return True
+        self._counts.relays_refused += 1
+        if self._complaints.take():
+            logger.warning("refused a relay that was not signed with the key of this cluster")
+        return False
+
+    async def _answered_elsewhere(
+        self, made: str, reason: Reason, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> bool:
+        """Relay a request to the replica that has made this id, and return whether it has an answer."""
+        home, dot, _ = made.partition(".")
+        if not dot or home == self._replicas.name or len(home) > LONGEST_ID:
+            return False
+        await self._replicas.look_for(home)
+        return await self._answered_by(home, reason, scope, body, receive, send)
+
+    async def _opened(self, send: Send, message: Message) -> None:
+        """Write the row of a session that was opened before its id leaves."""
+        if message["type"] == "http.response.start":
+            opened = dict(message.get("headers", ())).get(SESSION_HEADER.encode())
+            session = None if opened is None else self._app.sessions.find(opened.decode())
+            if session is not None:
+                await self._contexts.opened(session.id, session.state)
+        await send(message)
+
+    async def _let_go(self, session_id: str) -> bool:
+        """Return whether a session may be adopted: this replica stops, or leaves and it is quiet."""
+        if self._drain.stopping or not self._drain.leaving:
+            return self._drain.stopping
+        session = self._app.sessions.find(session_id)
+        if session is None or not session.is_quiet or not await self._contexts.written(session.state):
+            return False
+        if self._app.sessions.find(session_id) is session:
+            if not session.is_quiet:
+                return False
+            self._contexts.forget(session.state)
+            self._app.sessions.end(session)
+        return True
+
+    async def _ended(self, session_id: str, send: Send, message: Message) -> None:
+        """Delete the row of a session that was ended before its client hears so: nobody adopts it then."""
+        if message["type"] == "http.response.start" and self._app.sessions.find(session_id) is None:
+            await self._contexts.ended(session_id)
+        await send(message)
+
+    async def _lead(
+        self, session_id: str, scope: Scope, body: bytes, receive: Receive, send: Send, *, relayed: bool
+    ) -> None:
+        if self._app.sessions.find(session_id) is None:
+            is_reply = scope["method"] == "POST" and b'"method"' not in body
+            reason = Reason.REPLY if is_reply else Reason.SESSION
+            home = self._moved.get(session_id) or session_id.rpartition(".")[0]
+            found: Response | str | None = None
+            for _ in range(ATTEMPTS):
+                asked = "" if relayed or self._replicas.address_of(home) is None else home
+                if asked and await self._answered_by(home, reason, scope, body, receive, send):
+                    return
+                found = await self._found(session_id, asked, scope, relayed=relayed)
+                if not isinstance(found, str):
+                    break
+                home = found
+                self._remember(session_id, home)
+            if found is not None:
+                refusal = _undecided() if isinstance(found, str) else found
+                await refusal(scope, receive, send)
+                return
+        elif relayed and (b'"method"' in body or scope["method"] == "GET") and await self._let_go(session_id):
+            # Nothing of it has run, so the sender can adopt the session; replies are still taken.
+            await Response(None, NOT_HERE_STATUS, not_here())(scope, receive, send)
+            return
+        if scope["method"] == "DELETE":
+            send = partial(self._ended, session_id, send)
+        await self._app(scope, replay(body, receive), send)
+
+    async def _found(
+        self, session_id: str, asked: str, scope: Scope, *, relayed: bool
+    ) -> Response | str | None:
+        """Look a session up, and adopt it unless it has a home, which `asked` is not any more.
+
+        Returns None if it can be served here, the name of its home, or the refusal.
+        """
+        async with self._adopting.setdefault(session_id, anyio.Lock()):
+            for _ in range(ATTEMPTS):
+                if self._app.sessions.find(session_id) is not None:
+                    return None
+                if relayed and self._drain.leaving:
+                    return Response(None, NOT_HERE_STATUS, not_here())
+                row = await self._row_of(session_id, scope)
+                if isinstance(row, Response):
+                    return row
+                await self._replicas.look_for(row.home)
+                if row.home not in (self._replicas.name, asked) and self._replicas.address_of(row.home):
+                    # Never two hops: whoever has relayed it looks the session up as well.
+                    return Response(None, NOT_HERE_STATUS, not_here()) if relayed else row.home
+                if await self._adopt(session_id, row, scope):
+                    return None
+            return _undecided()
+
+    async def _row_of(self, session_id: str, scope: Scope) -> ContextRow | Response:
+        """Return the row of a session, or the refusal.
+
+        The database is not asked for a principal that has tried too many sessions that do not exist.
+        """
+        principal, guesses = rights_of(scope).person, self._app.guesses
+        async with self._looking.setdefault(principal, anyio.Semaphore(LOOKED_UP_AT_ONCE)):
+            if (refusal := guesses.refusal_unseen(principal)) is not None:
+                return refusal
+            try:
+                row = await in_thread(self._contexts.table.get, hash_of(session_id))
+            except StoreError:
+                return _undecided()
+            if row is None or not _is_of(row, scope):
+                return guesses.refusal(principal, session_not_found())
+        return row
+
+    async def _answered_by(
+        self, home: str, reason: Reason, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> bool:
+        """Relay a request, and return whether it has an answer; otherwise it has not run."""
+        address = self._replicas.address_of(home)
+        if address is None:
+            return False
+        asked = _request_id(body)
+        last_event = b"" if asked is None else event_of(_lost(reason, asked))
+        outcome = await self._relay.send(home, address, scope, body, receive, send, last_event=last_event)
+        self._counts.relays[reason, outcome] += 1
+        if outcome is RelayEnd.UNREACHABLE:
+            self._replicas.suspect(home)
+        elif outcome is RelayEnd.REFUSED:
+            self._replicas.refused = home
+        elif outcome is RelayEnd.BROKEN:
+            # A client does not repeat a request after an error with status 200.
+            await Response(_lost(reason, asked), media_type=JSON_TYPE)(scope, receive, send)
+        return outcome in (RelayEnd.ANSWERED, RelayEnd.CUT, RelayEnd.BROKEN)
+
+    async def _adopt(self, session_id: str, row: ContextRow, scope: Scope) -> bool:
+        """Become the home of a session; return False if that cannot be, or another replica was faster."""
+        if self._replicas.lack is not None or self._drain.stopping or not self._app.sessions.make_room():
+            return False
+        table, name = self._contexts.table, self._replicas.name
+        try:
+            if not await in_thread(table.adopt, row.id_hash, row.epoch, name):
+                return False
+        except StoreError:
+            return False
+        try:
+            state, _ = decoded(row.state)
+            hello = hello_of(row.hello)
+        except msgspec.DecodeError:
+            logger.warning("a session cannot be adopted, because its row is damaged")
+            return False
+        rights = self._app.gateway.profiles.of_client(
+            rights_of(scope), None if hello is None else hello.client_info
+        )
+        session = Session(id=state.id, principal=principal_of(scope), rights=rights, hello=hello)
+        self._app.sessions.open_as(session_id, session, principal_of(scope))
+        self._contexts.adopted(session, row)
+        for uri in state.subscriptions:
+            session.subscriptions.add(uri)
+            self._resources.watches.add(session, uri)
+        self._moved.pop(session_id, None)
+        self._counts.adoptions += 1
+        logger.info("adopted a session of replica %s", row.home or session_id.rpartition(".")[0])
+        return True
+
+    def _remember(self, session_id: str, home: str) -> None:
+        self._moved[session_id] = home
+        if len(self._moved) > MOVED_KEPT:
+            self._moved.popitem(last=False)
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    """Return the body of a request, which is there as one message; only a POST has any."""
+    message = await receive()
+    return message.get("body", b"") if scope["method"] == "POST" else b""
+
+
+def _is_of(row: ContextRow, scope: Scope) -> bool:
+    """Return whether a row is a session of the principal of a request; for all others there is none."""
+    return row.kind == SESSION and row.principal == (principal_of(scope) or NOBODY)
+
+
+def _made_before(body: bytes) -> str:
+    """Return the id of the waiting call that a request answers, or of the kept result that it reads."""
+    if b'"requestState"' not in body and READ_RESULT.encode() not in body:
+        return ""
+    try:
+        params = _request(body).params or _Params()
+        if isinstance(params.requestState, str):
+            return params.requestState
+        given = _call(_object(params.arguments)) if params.name != READ_RESULT else params
+        return _reading(_object(given.arguments)).id if given.name == READ_RESULT else ""
+    except msgspec.DecodeError:
+        return ""
+
+
+def _object(arguments: msgspec.Raw) -> bytes:
+    """Return arguments as an object; some clients write it into a text."""
+    given = bytes(arguments)
+    return msgspec.json.decode(given, type=str).encode() if given.startswith(b'"') else given
+
+
+def _request_id(body: bytes) -> RequestId | None:
+    try:
+        return _request(body).id
+    except msgspec.DecodeError:
+        return None
+
+
+def _undecided() -> Response:
+    response = error_response(HTTPStatus.SERVICE_UNAVAILABLE, None, UNDECIDED, INTERNAL_ERROR)
+    response.headers["Retry-After"] = "1"
+    return response
+
+
+def _lost(reason: Reason, asked: RequestId | None) -> bytes:
+    """Return the error for a request whose relay has broken off."""
+    text = MAY_HAVE_RUN.format("call" if reason is Reason.CALL else "session")
+    return error_reply(asked, INTERNAL_ERROR, text)
+
 
 UPKEEP_SECONDS = 30.0
 """Time between two notes of the contexts that are in use, with which idle ones are forgotten."""
@@ -61,7 +434,6 @@ class LeftResults:
         kept.left = self.read
 
     async def read(self, owner: str, result_id: str) -> KeptText | None:
-        """Return a result that another replica has left."""
         id_hash = hash_of(result_id)
 
         def read() -> bytes | None:
@@ -104,7 +476,6 @@ class LeftResults:
         return len(sealed)
 
     async def forget_old(self, seconds: float) -> None:
-        """Forget those that were left long ago."""
         with suppress(StoreError):
             await in_thread(self._table.forget_old, seconds)
 

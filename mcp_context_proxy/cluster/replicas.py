@@ -476,7 +476,6 @@ class Announcements:
         self._changes.elsewhere = self._hints.heard = None
 
     def _tell(self, server: str, method: str, uri: str | None) -> None:
-        """Tell the others of an announcement of a server here."""
         if uri is None:
             if method.endswith("/list_changed"):
                 self._hints.tell(_encode(_Hint(server)).decode())

@@ -139,7 +139,6 @@ class ContextTable(Tables):
     """The sessions and handles of all replicas."""
 
     def get(self, id_hash: bytes) -> ContextRow | None:
-        """Return a row; None if there is none."""
         return next(iter(self._database.read(ContextRow, "FROM contexts WHERE id_hash = ?", [id_hash])), None)
 
     def add(self, row: ContextRow) -> None:
@@ -187,7 +186,6 @@ class ContextTable(Tables):
         return {bytes(id_hash) for (id_hash,) in rows}
 
     def delete(self, id_hash: bytes) -> None:
-        """Delete a row."""
         with self._database.transaction() as transaction:
             transaction.execute("DELETE FROM contexts WHERE id_hash = ?", (id_hash,))
 
@@ -204,7 +202,6 @@ class ContextTable(Tables):
                 transaction.execute(f"DELETE FROM contexts WHERE seen < {NOW} - ?", (seconds,))
 
     def by_home(self) -> dict[tuple[str, str], int]:
-        """Return the number of contexts by home and kind."""
         rows = self._database.rows("SELECT home, kind, COUNT(*) FROM contexts GROUP BY home, kind")
         return {(home, kind): int(number) for home, kind, number in rows}
 
@@ -213,7 +210,6 @@ class LeftResultTable(Tables):
     """Large results that replicas have left behind when they ended, sealed."""
 
     def put(self, id_hash: bytes, sealed: bytes, key_mark: str) -> None:
-        """Keep a result."""
         self._database.change(
             f"INSERT INTO left_results (id_hash, sealed, key_mark, left_at) VALUES (?, ?, ?, {NOW}) "
             "ON CONFLICT (id_hash) DO NOTHING",
@@ -233,7 +229,6 @@ class LeftResultTable(Tables):
 
 
 def tables_of(database: Database) -> tuple[ReplicaTable, ContextTable, LeftResultTable]:
-    """Return the tables of a database."""
     return ReplicaTable(database), ContextTable(database), LeftResultTable(database)
 
 
@@ -366,7 +361,6 @@ def _overlaid(written: Raw, mine: Raw) -> Raw:
 
 
 def state_of(context: SessionContext) -> ContextState:
-    """Return the state of a session or handle as it is now."""
     state = ContextState(
         id=context.id,
         created=context.created,

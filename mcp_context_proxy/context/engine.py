@@ -47,8 +47,7 @@ from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.rerank.reranker import Reranker
-from mcp_context_proxy.rerank.reranker_model import RerankerModel
+from mcp_context_proxy.rerank.reranker import Reranker, RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day

@@ -312,13 +312,11 @@ class Unprobed:
         return found[1].decode("utf-8", "replace")
 
     async def add(self, config: ServerConfig, version: str) -> None:
-        """Remember a server."""
         key, entry = _key(config), (time_of_day(), version.encode("utf-8", "replace"))
         self._known[key] = entry
         await self._try(config, self._store.put, key, *entry)
 
     async def discard(self, config: ServerConfig) -> None:
-        """Forget a server."""
         self._known.pop(_key(config), None)
         await self._try(config, self._store.forget, _key(config))
 

@@ -101,7 +101,6 @@ class Peer:
         """Cause of the loss, once the connection is lost."""
 
     def attach(self, channel: Channel) -> None:
-        """Send over `channel` from now on."""
         self._channel = channel
         self._give_up_noise()
 
@@ -327,7 +326,6 @@ class ServerRequests:
         self.taken = 0
 
     async def wait_all_answered(self) -> None:
-        """Wait until no request is open."""
         while self._open:
             self._all_answered = anyio.Event()
             await self._all_answered.wait()

@@ -154,7 +154,6 @@ class Channel(ABC):
         return False
 
     async def until_ended(self) -> None:
-        """Wait until the channel has ended."""
         await self._ended.wait()
 
     async def wait_closed(self) -> str:
@@ -174,7 +173,6 @@ class QueuedChannel(Channel):
         self._queue, self.frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
 
     async def send(self, frame: bytes) -> None:
-        """Queue one frame; see `Channel.send`."""
         if self._ended.is_set():
             raise ConnectionError(self._cause)
         try:

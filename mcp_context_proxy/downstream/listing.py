@@ -109,7 +109,6 @@ class ServerListing(Struct, frozen=True):
 
     @property
     def remarks(self) -> Iterator[str]:
-        """All findings, one after the other."""
         return itertools.chain.from_iterable(self.findings.values())
 
 
@@ -369,7 +368,6 @@ class ListingCache:
         return connection_key(self._config)
 
     def load(self) -> CachedListing | None:
-        """Return the cached listing; None if there is none."""
         try:
             found = self._store.get(self._key)
             if found is None:

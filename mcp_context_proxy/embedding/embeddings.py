@@ -21,9 +21,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -38,12 +38,15 @@ from mcp_context_proxy.embedding.folder import (
     ModelFolder,
     model_of,
     read_folder,
+    shipped_vectors,
 )
-from mcp_context_proxy.embedding.shipped_vectors import shipped_vectors
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import VectorStore
 from mcp_context_proxy.system.later import np, pattern
+
+logger = logging.getLogger(__name__)
+
 
 BULK_THREADS = 2
 """Texts embedded at the same time. Two runs of one thread each do half as much again as one run of two
@@ -255,7 +258,6 @@ class TokenCounter:
         self._count_word = lru_cache(WORDS_KEPT)(self._pieces)
 
     def count(self, text: str) -> int:
-        """Return the estimated number of tokens of a text."""
         return sum(map(self._count_word, _WORD.findall(text)))
 
     def _pieces(self, word: str) -> int:
@@ -272,8 +274,6 @@ class TokenCounter:
                 tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
         return len(self._tokenizer.encode(word, add_special_tokens=False).ids)
 
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -495,3 +495,63 @@ class QueryEmbedder:
                 while len(self._latest) > self._remembered:
                     self._latest.popitem(last=False)
         return self._model_id, np.stack([known[text] for text in texts])
+
+
+class Embeddings:
+    """Embeds texts with the model of a configuration, by default the packaged one.
+
+    Every vector is a float32 array of `dimension` numbers with norm 1, so the cosine of two is their dot
+    product, -1 to 1. Blocking and thread-safe. Close it, or use it as a context manager. Methods raise
+    `ModelError` if the model cannot be opened or fails.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        """Open nothing yet; the model is opened at the first use."""
+        self._model = LazyModel(partial(open_model, config or Config()))
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a vector: 384 with the packaged model."""
+        return self._model.run(lambda model: model.dimensions)
+
+    def embed(self, text: str) -> Vector:
+        """Return the vector of one text, of shape ``(dimension,)``."""
+        vector: Vector = self.embed_many([text])[0]
+        return vector
+
+    def embed_many(self, texts: Sequence[str]) -> Matrix:
+        """Return the vectors of texts, one a row, of shape ``(len(texts), dimension)``."""
+        return self._model.run(lambda model: model.embed(list(texts)))
+
+    def embed_query(self, query: str) -> Vector:
+        """Return the vector of a query; some models read queries otherwise than texts."""
+        vector: Vector = self._model.run(lambda model: model.embed_queries([query]))[0]
+        return vector
+
+    def cosine(self, one: str, other: str) -> float:
+        """Return the cosine of two texts, -1 to 1; 1 is the same direction."""
+        first, second = self.embed_many([one, other])
+        return float(first @ second)
+
+    def most_similar(self, query: str, texts: Sequence[str], top_k: int = 10) -> list[tuple[int, float]]:
+        """Return the texts that are nearest to a query: the position of each, and its cosine, best first.
+
+        Raises:
+            ValueError: `top_k` is below 1.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}; it must be at least 1")
+        if not texts:
+            return []
+        cosines = self.embed_many(texts) @ self.embed_query(query)
+        best = np.argsort(-cosines, kind="stable")[:top_k]
+        return [(int(at), float(cosines[at])) for at in best]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._model.close()

@@ -250,7 +250,6 @@ class OpenAIService:
         return ServiceError(self._redact(reason), self._misfit)
 
     def refusal(self, response: httpx2.Response, content: bytes) -> ServiceError:
-        """Return the error of a response with another status than 200."""
         status = response.status_code
         quoted = one_line(content.decode("utf-8", "replace"), QUOTED_CHARACTERS)
         reason = self._redact(f"it answered with HTTP status {status}" + (f": {quoted}" if quoted else ""))

@@ -78,7 +78,6 @@ def write_run(path: Path, answers: Iterable[Answer]) -> None:
 
 
 def read_run(path: Path) -> list[Answer]:
-    """Read the answers of a run, in its order."""
     return [answer for _, answer in read_lines(path, Answer)]
 
 

@@ -371,7 +371,6 @@ def _closing(send: Send) -> Send:
 
 
 def _note(scope: Scope, principal: Principal) -> None:
-    """Note whose request this is."""
     scope[RIGHTS_KEY], scope[PRINCIPAL_KEY] = principal, principal.name
 
 

@@ -31,9 +31,9 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.flights import Flight, in_task
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import THE_USER, Principal
@@ -89,9 +89,7 @@ class HostChannel(FrameChannel, Protocol):
         """Stop reading messages of the host."""
         ...
 
-    def resume_reading(self) -> None:
-        """Read messages of the host again."""
-        ...
+    def resume_reading(self) -> None: ...
 
 
 class Conversation:

@@ -45,8 +45,7 @@ from mcp_context_proxy.front.http_connections import (
     connection_class,
 )
 from mcp_context_proxy.front.http_requests import PARAMETER, AdmissionRules, InProfile, WholeBodies
-from mcp_context_proxy.front.http_sessions import UnknownSessions
-from mcp_context_proxy.front.sse import MESSAGES_PATH, EventStreams
+from mcp_context_proxy.front.http_sessions import MESSAGES_PATH, EventStreams, UnknownSessions
 from mcp_context_proxy.front.streamable_http import StreamableHttp
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.negotiation import Negotiation

@@ -189,7 +189,6 @@ class Exchange:
             self._group.start_soon(self._watch)
 
     def _put(self, frame: bytes) -> None:
-        """Queue a frame."""
         if self._finished:
             return
         self._frames.append(frame)
@@ -268,7 +267,6 @@ class Exchange:
 
 
 def event_of(frame: bytes) -> bytes:
-    """Return a frame as an event of a stream."""
     return b"".join(_event(frame))
 
 

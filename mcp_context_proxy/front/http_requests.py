@@ -79,7 +79,6 @@ class WholeBodies:
         self._budget = BodyBudget(share + limit, share)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

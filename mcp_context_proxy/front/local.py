@@ -39,8 +39,8 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 
@@ -154,7 +154,6 @@ class Hosts:
         return [_host(conversation, channel) for conversation, channel in self._open.items()]
 
     async def accept(self, listening: socket.socket) -> None:
-        """Accept hosts until cancelled."""
         loop = asyncio.get_running_loop()
         told = False
         async with anyio.create_task_group() as group:
@@ -421,11 +420,9 @@ class SocketChannel(MessageReader):
         return True
 
     def pause_writing(self) -> None:
-        """The socket is full."""
         self._writer.pause_writing()
 
     def resume_writing(self) -> None:
-        """There is room again."""
         self._writer.resume_writing()
 
     async def read(self, conversation: Conversation) -> None:
@@ -459,21 +456,17 @@ class SocketChannel(MessageReader):
         await self._conversation.receive_large(frame)
 
     def pause_reading(self) -> None:
-        """See `HostChannel`."""
         if self._socket is not None and self._socket.is_reading():
             self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """See `HostChannel`."""
         if self._socket is not None and not self._socket.is_closing() and not self._socket.is_reading():
             self._socket.resume_reading()
 
     async def send(self, frame: bytes) -> None:
-        """See `HostChannel`."""
         await self._writer.send(frame)
 
     def send_nowait(self, frame: bytes) -> bool:
-        """See `HostChannel`."""
         return self._writer.send_nowait(frame)
 
     async def flush(self) -> None:

@@ -124,21 +124,17 @@ class StandardPipes:
             group.cancel_scope.cancel()
 
     def pause_reading(self) -> None:
-        """See `HostChannel`."""
         if self._into is not None and self._into.is_reading():
             self._into.pause_reading()
 
     def resume_reading(self) -> None:
-        """See `HostChannel`."""
         if self._into is not None and not self._into.is_closing() and not self._into.is_reading():
             self._into.resume_reading()
 
     async def send(self, frame: bytes) -> None:
-        """See `HostChannel`."""
         await self._writer.send(frame)
 
     def send_nowait(self, frame: bytes) -> bool:
-        """See `HostChannel`."""
         return self._writer.send_nowait(frame)
 
     def sent_at_once(self, frame: bytes) -> bool:

@@ -96,12 +96,10 @@ class ThreadedStreams:
             self._written = anyio.Event()
 
     async def send(self, frame: bytes) -> None:
-        """See `HostChannel`."""
         self._unwritten += 1
         await self._frames.send(frame)
 
     def send_nowait(self, frame: bytes) -> bool:
-        """See `HostChannel`."""
         try:
             self._frames.send_nowait(frame)
         except anyio.WouldBlock:
@@ -115,10 +113,8 @@ class ThreadedStreams:
             await self._written.wait()
 
     def pause_reading(self) -> None:
-        """See `HostChannel`."""
         if self._readable.is_set():
             self._readable = anyio.Event()
 
     def resume_reading(self) -> None:
-        """See `HostChannel`."""
         self._readable.set()

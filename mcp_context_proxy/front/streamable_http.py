@@ -54,7 +54,6 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, HeaderFields
-from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
     INITIALIZE,
@@ -63,6 +62,7 @@ from mcp_context_proxy.server.negotiation import (
     Negotiation,
     check_version,
 )
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.flights import in_task
 
 STREAM_TYPE: Final = "text/event-stream"

@@ -126,7 +126,6 @@ def is_ours_alone(place: HookPlace, text: str) -> bool:
 
 
 def kept_copy(file: Path) -> Path:
-    """Return the place of the copy of a file as it was before the hook."""
     return file.with_name(file.name + KEPT_END)
 
 
@@ -158,7 +157,6 @@ def _hooks(place: HookPlace, text: str) -> list[Any]:
 
 
 def _command_in(place: HookPlace, text: str) -> list[str] | None:
-    """Return the command of our hook in a text; None if there is none."""
     for one in _hooks(place, text):
         hooks = one.get("hooks", [one]) if isinstance(one, dict) else []
         for hook in hooks if isinstance(hooks, list) else ():

@@ -103,7 +103,6 @@ class HostPlace(Struct, frozen=True, kw_only=True):
         return next((path for path in paths if path.exists()), paths[0])
 
     def place_in(self, text: str) -> Place:
-        """Return the place of its servers in a text."""
         with suppress(EditError):
             if self.newer and (found := entries(self.form, text, self.newer)):
                 return self.newer if all(isinstance(one, dict) for one in found.values()) else self.place
@@ -263,5 +262,4 @@ PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOSTS}
 
 
 def hosts_here(environ: Mapping[str, str]) -> list[HostPlace]:
-    """Return the hosts that this machine has."""
     return [host for host in _HOSTS if host.is_here(environ)]

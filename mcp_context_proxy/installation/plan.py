@@ -267,7 +267,6 @@ class Configuration:
 
     @property
     def change(self) -> FileChange | None:
-        """The change of the file; None if it stays as it is."""
         return None if self.text == (self.before or "") else FileChange(self.file, self.before, self.text)
 
 

@@ -22,8 +22,14 @@ from msgspec import Struct, field
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.interactions.memory import MESSAGE, InteractionMemory, scope_of
-from mcp_context_proxy.interactions.recorder import BATCH, Backfilled, backfill
+from mcp_context_proxy.interactions.memory import (
+    BATCH,
+    MESSAGE,
+    Backfilled,
+    InteractionMemory,
+    backfill,
+    scope_of,
+)
 from mcp_context_proxy.store import IN_MEMORY, Interaction, InteractionScope, InteractionStore, open_store
 from mcp_context_proxy.system.process import time_of_day
 

@@ -141,7 +141,6 @@ def key_of(query: str) -> bytes:
 
 
 def first_confidence(signal: Signal) -> float:
-    """Return the confidence of a new pair."""
     return FIRST * WEIGHTS[signal] / STRONGEST
 
 
@@ -162,7 +161,6 @@ def moved(confidence: float, signal: Signal) -> float:
 
 
 def used_again(pair: Pair, signal: Signal, now: float) -> Pair:
-    """Return a pair after another use."""
     return replace(
         pair, confidence=moved(pair.confidence_at(now), signal), uses=pair.uses + 1, last=max(now, pair.last)
     )
@@ -254,7 +252,6 @@ class PairIndex(Struct, frozen=True, eq=False):
         )
 
     def without(self, gone: Collection[PairId]) -> PairIndex:
-        """Return an index without the pairs of some ids."""
         if not any(each in self.at for each in gone):
             return self
         return PairIndex.of(pair for pair in self.pairs if pair.id not in gone)
@@ -284,7 +281,6 @@ class Topic(Struct, frozen=True, eq=False):
         return cls(1, vector.astype(np.float64))
 
     def with_query(self, vector: Vector) -> Topic:
-        """Return the topic with one more query."""
         return Topic(self.count + 1, self.total + vector)
 
     @property

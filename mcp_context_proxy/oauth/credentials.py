@@ -158,7 +158,6 @@ class CredentialFile:
 
     @property
     def place(self) -> str:
-        """The file."""
         return str(self.path)
 
     def read(self) -> OAuthCredentials | None:
@@ -203,7 +202,6 @@ class CredentialFile:
         """Do nothing: a folder that cannot be written stays so, and the credentials are in memory."""
 
     def delete(self) -> bool:
-        """Delete the credentials; return False if there were none."""
         try:
             self.path.unlink()
         except FileNotFoundError:
@@ -228,7 +226,6 @@ class CredentialFile:
             yield
 
     async def replaced(self) -> None:
-        """Wait until the file has other credentials than now."""
         before, changed = await in_thread(self.read), anyio.Event()
 
         def note_change() -> None:
@@ -254,14 +251,12 @@ class SharedLogin:
     """The login to one server that all replicas have; see `Login`. Its file is taken over once."""
 
     def __init__(self, config: ServerConfig, shared: SharedCredentials, file: CredentialFile) -> None:
-        """Read nothing yet."""
         self._config, self._shared, self._file = config, shared, file
         self._name = file.path.stem
         self._looked_for_file = False
 
     @property
     def place(self) -> str:
-        """The store."""
         return "the store, sealed, for all replicas"
 
     def read(self) -> OAuthCredentials | None:
@@ -272,7 +267,6 @@ class SharedLogin:
         return self._content(known)
 
     def read_now(self) -> OAuthCredentials | None:
-        """Return the credentials as they are in the store now."""
         try:
             if not self._shared.has_looked:
                 self._shared.look(now=True)
@@ -385,7 +379,6 @@ class SharedLogin:
         raise AuthorizationError(self._config.name, "another replica does not end its renewal; try again")
 
     async def replaced(self) -> None:
-        """Wait until there are other credentials than now."""
         before = self._shared.known(LOGIN, self._name)
         known = partial(self._shared.known, LOGIN, self._name)
         while (found := known()) == before or found.content is None:  # noqa: ASYNC110 - another process

@@ -392,7 +392,6 @@ class InMemoryTokenStorage:
         self.tokens = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return the registration, if there is one."""
         return self.client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:

@@ -28,7 +28,7 @@ from mcp_context_proxy.embedding.embeddings import (
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
 from mcp_context_proxy.embedding.folder import TOKENIZER, graph_of, max_tokens_of
 from mcp_context_proxy.errors import ModelError, RerankError
-from mcp_context_proxy.rerank.reranker_model import (
+from mcp_context_proxy.rerank.reranker import (
     ANSWER_TOKENS,
     FEW_CANDIDATES,
     SYSTEM,

@@ -28,7 +28,7 @@ from mcp_context_proxy.embedding.embeddings import open_session, open_tokenizer
 from mcp_context_proxy.embedding.folder import TOKENIZER, digest
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Item
-from mcp_context_proxy.rerank.reranker_model import CandidateItem
+from mcp_context_proxy.rerank.reranker import CandidateItem
 from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.retrieval.text import encodable
 from mcp_context_proxy.system import threads

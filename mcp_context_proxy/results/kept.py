@@ -45,7 +45,6 @@ ID_BYTES: Final = 16
 
 
 def new_id() -> str:
-    """Return an id that nobody can guess."""
     return secrets.token_urlsafe(ID_BYTES)
 
 
@@ -105,7 +104,6 @@ class KeptResults:
         """Returns what a replica that has ended has left of an owner under an id, where there are several."""
 
     def new_id(self) -> str:
-        """Return an id that nobody can guess."""
         return self.prefix + new_id()
 
     def is_elsewhere(self, result_id: str) -> bool:
@@ -113,7 +111,6 @@ class KeptResults:
         return bool(self.prefix) and "." in result_id and not result_id.startswith(self.prefix)
 
     def owns(self, owner: str) -> bool:
-        """Return whether results of an owner are kept."""
         return any(entry.owner == owner for entry in self.by_id.values())
 
     async def put(self, owner: str, result_id: str, kept: KeptText) -> None:
@@ -159,12 +156,10 @@ class KeptResults:
         return [(entry.owner, result_id) for result_id, entry in reversed(self.by_id.items())]
 
     def forget(self, owner: str) -> None:
-        """Forget the results of an owner."""
         for result_id in [each for each, entry in self.by_id.items() if entry.owner == owner]:
             self._drop(result_id)
 
     def close(self) -> None:
-        """Forget all results."""
         for result_id in list(self.by_id):
             self._drop(result_id)
 

@@ -245,7 +245,6 @@ class _Text(Struct):
     text: bytes
 
     def with_text(self, text: bytes) -> Raw:
-        """Return the block with another text."""
         written = envelope.raw(text.decode())
         if "resource" in self.block:
             resource = {**envelope.members(self.block["resource"]), "text": written}

@@ -26,14 +26,13 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
 )
 from mcp_context_proxy.interactions import memory
-from mcp_context_proxy.interactions.memory import CALL, SEARCH
-from mcp_context_proxy.interactions.recorder import InteractionRecorder
+from mcp_context_proxy.interactions.memory import CALL, SEARCH, InteractionRecorder
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning.pairs import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.framing import after_step
-from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day

@@ -36,8 +36,8 @@ from mcp_context_proxy.protocol.eras import Era, client_capabilities, reaches
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
 from mcp_context_proxy.server import questions
-from mcp_context_proxy.server.caller import Caller
-from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.consent import PendingInput
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.questions import (
     Requests,
     answer_word,

@@ -40,10 +40,9 @@ from mcp_context_proxy.protocol.eras import LOG_LEVELS, Era, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls
-from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions, Send
-from mcp_context_proxy.server.profiles import Profiles
+from mcp_context_proxy.server.profiles import Caller, Profiles
 from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
@@ -204,7 +203,6 @@ class Gateway:
 
     @property
     def ended_calls(self) -> EndedCalls:
-        """Return the follow-up of calls."""
         return self._tool_calls.ended
 
     def open_session(self, session: Session, send: Send) -> None:
@@ -347,7 +345,6 @@ class Drain:
             self._requests.add(request)
 
     def end(self, request: _Request | None = None) -> None:
-        """Count it no more."""
         if request is not None:
             self._requests.discard(request)
         self._busy -= 1

@@ -39,16 +39,16 @@ from mcp_context_proxy.errors import (
     UnknownFilterError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions.recorder import InteractionRecorder
+from mcp_context_proxy.interactions.memory import InteractionRecorder
 from mcp_context_proxy.items import Document, Kind, NameOf, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras, strangers
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.mistakes import in_words
-from mcp_context_proxy.rerank.reranker_model import RerankerModel, SamplingRerankerModel
+from mcp_context_proxy.rerank.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.server.after_call import InteractionLog
-from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
     CALL,
@@ -72,7 +72,7 @@ from mcp_context_proxy.server.meta_definitions import (
     server_line,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.pending_input import PendingInput
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.questions import ask_client
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
@@ -424,7 +424,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return with_note(result, reading.note)
 
     async def _call(self, through: str, wanted: CallArguments, sent: Members, caller: Caller) -> bytes:
-        """Call a tool of a server through one of the call tools, named by ``through``."""
         try:
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.

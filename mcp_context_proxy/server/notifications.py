@@ -20,7 +20,7 @@ import anyio.lowlevel
 from msgspec import Raw
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.parts import part_for
+from mcp_context_proxy.catalog.uri_owners import part_for
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -258,7 +258,6 @@ class Watches:
                 yield uri
 
     def owner(self, uri: str) -> DownstreamClient | None:
-        """Return the client of the server that has a resource."""
         resource = self._catalog.snapshot.owner_of(uri)
         if resource is None or resource.withheld:
             return None

@@ -50,7 +50,7 @@ from mcp_context_proxy.protocol.strangers import (
     unmarked,
     url_refusal,
 )
-from mcp_context_proxy.server.caller import Caller
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 

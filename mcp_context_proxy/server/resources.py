@@ -37,9 +37,9 @@ from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, Request
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import one_line, stranger_json, unmarked
 from mcp_context_proxy.server import rendering
-from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.notifications import Watches
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
@@ -167,7 +167,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return "application/json", envelope.encode(records.as_data(found)).decode()
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:
-        """Return the result of ``resources/subscribe``."""
         uri, session = envelope.text(params["uri"]) or "", caller.session
         if session is None or uri in session.subscriptions:
             return b"{}"
@@ -189,7 +188,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return b"{}"
 
     async def unsubscribe(self, params: Members, caller: Caller) -> bytes:
-        """Return the result of ``resources/unsubscribe``."""
         uri = envelope.text(params["uri"]) or ""
         if caller.session is not None and uri in caller.session.subscriptions:
             caller.session.subscriptions.discard(uri)
@@ -197,7 +195,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return b"{}"
 
     def end(self, session: Session) -> None:
-        """End the subscriptions of a session that has ended."""
         for uri in session.subscriptions:
             self.watches.remove(session, uri)
         session.subscriptions.clear()
@@ -304,7 +301,6 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
     """Waits for the catalog, if a server has just become ready."""
 
     async def list(self, params: Members, caller: Caller) -> Members:
-        """Return the result of ``prompts/list``."""
         del params, caller
         prompts = self.catalog.snapshot.prompts.values()
         return {"prompts": await encoded_list((), definitions.prompt_definition, prompts, (DEFINITION,))}

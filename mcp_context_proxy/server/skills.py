@@ -46,8 +46,8 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, RESOURCE_NOT_FOUND, SERVER_KEY, SKILLS_EXTENSION, Era
 from mcp_context_proxy.protocol.strangers import compact, named, one_line
-from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import ACTING, reaches
@@ -304,7 +304,6 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def _serving(self, server: str) -> DownstreamClient | None:
-        """Return the client of a server that declares skills."""
         client = self.fleet.clients.get(server) if reaches(server) else None
         if client is None or client.introduction is None:
             return None

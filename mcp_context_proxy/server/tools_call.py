@@ -32,9 +32,9 @@ from mcp_context_proxy.results import SMALL_BYTES, LargeResults
 from mcp_context_proxy.results.shortening import Call
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.after_call import EndedCalls, Outcome, outcome_of
-from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.threads import in_thread
 

@@ -32,8 +32,8 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults
 from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.caller import Caller
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
+from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.tokens import ACTING, Principal, reaches
@@ -133,7 +133,6 @@ class ToolList:
         return self._expose.mode if profile is None or profile.expose is None else profile.expose
 
     async def answer(self, params: Members, caller: Caller) -> Members:
-        """Return the result of ``tools/list``."""
         query = self._query_of(params, caller)
         if query is None or not query.text:
             # Many clients never list again. A search waits by itself.

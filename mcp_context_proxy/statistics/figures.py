@@ -123,7 +123,6 @@ class Batch:
 
     @property
     def tools(self) -> Iterator[tuple[UsageSlot, ToolUsage]]:
-        """Usage of tools by slot."""
         return ((slot, usage) for (slot, _), usage in self._calls.items())
 
     def __len__(self) -> int:
@@ -131,7 +130,6 @@ class Batch:
 
     @property
     def documents(self) -> Iterator[tuple[UsageSlot, DocumentUsage]]:
-        """Use of documents by slot."""
         return ((slot, usage) for (slot, _), usage in self._documents.items())
 
     def add_documents(self, documents: Iterable[DocumentUsage]) -> None:
@@ -150,7 +148,6 @@ class Batch:
         time: float,
         owner: str = "",
     ) -> None:
-        """Count a call."""
         key = UsageSlot.of(time, owner=owner), tool
         usage = self._calls.get(key)
         if usage is None:
@@ -180,7 +177,6 @@ class Batch:
         self.add_usage(UsageSlot.of(time, owner=owner), SearchUsage(shown=shown, behind=behind))
 
     def add_usage(self, slot: UsageSlot, usage: SearchUsage) -> None:
-        """Add counts of searches."""
         known = self.searches.get(slot)
         self.searches[slot] = usage if known is None else known.plus(usage)
 

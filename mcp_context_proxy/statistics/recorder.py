@@ -453,7 +453,6 @@ class Timings(Struct):
     sum: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
         self.counts[bisect_left(TIMING_BOUNDS, seconds)] += 1
         self.sum += seconds
 
@@ -511,7 +510,6 @@ class Counters(Struct):
     stalls: LoopStalls = field(default_factory=LoopStalls)
 
     def called(self, server: str, ms: float | None, failed: bool) -> None:
-        """Count a call."""
         counts = self.servers[server]
         counts.calls += 1
         counts.errors += failed
@@ -519,7 +517,6 @@ class Counters(Struct):
             counts.latency.add(ms / 1000)
 
     def searched(self, origin: str, ms: float, found: bool, reranked: bool) -> None:
-        """Count a search."""
         self.searches[origin].add(ms / 1000)
         self.found += found
         self.reranked += reranked

@@ -214,7 +214,6 @@ class _ArmSums:
         return _Ratio(((sum(map(part, rows)), sum(map(whole, rows))) for rows in units), is_share)
 
     def figures(self) -> ArmFigures:
-        """Return the figures of the arm."""
         return ArmFigures(
             requests=sum(map(len, self._units.values())),
             units=len(self._units),
@@ -419,7 +418,6 @@ class Reports:
         return [NeverUsed(kind, name, row.tokens, row.first) for kind, _, name, row in named]
 
     def searches(self, since: float) -> SearchFigures:
-        """Return the figures of all searches."""
         usage = reduce(SearchUsage.plus, self._store.searched(since).values(), SearchUsage())
         latency = NOT_TIMED
         if usage.searches:

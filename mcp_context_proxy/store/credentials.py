@@ -68,7 +68,6 @@ class CredentialStore(Tables):
         return self._database.read(SealedRow, "FROM credentials ORDER BY kind, name")
 
     def get(self, kind: str, name: str) -> SealedRow | None:
-        """Return a row; None if there never was one."""
         rest = "FROM credentials WHERE kind = ? AND name = ?"
         return next(iter(self._database.read(SealedRow, rest, (kind, name))), None)
 

@@ -111,12 +111,10 @@ class Transaction(ABC):
         )
 
     def next_revision(self, area: str) -> int:
-        """Return the revision of the changes of this transaction in its area."""
         self.execute("UPDATE areas SET revision = revision + 1 WHERE area = ?", (area,))
         return self.revision(area)
 
     def revision(self, area: str) -> int:
-        """Return the revision of an area as it is now."""
         (revision,) = self.execute("SELECT revision FROM areas WHERE area = ?", (area,)).fetchone()
         return int(revision)
 

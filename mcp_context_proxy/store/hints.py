@@ -54,7 +54,6 @@ class ChangeHints:
         messages may have been lost."""
 
     def start(self) -> None:
-        """Listen from now on."""
         if self._thread is None and not self._closing.is_set():
             with self._lock:
                 if self._thread is None:

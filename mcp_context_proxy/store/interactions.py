@@ -138,7 +138,6 @@ class InteractionStore(Tables):
         ]
 
     def vector_count(self, model_id: str) -> int:
-        """Return the number of embeddings of a model."""
         statement = "SELECT COUNT(*) FROM interaction_vectors WHERE model_id = ?"
         return self._database.number(statement, [model_id])
 
@@ -172,7 +171,6 @@ class InteractionStore(Tables):
         return self._database.read(Interaction, rest, [*parameters, limit])
 
     def count(self, scope: InteractionScope) -> int:
-        """Return the number of interactions."""
         where, parameters = _where(scope)
         return self._database.number(f"SELECT COUNT(*) FROM interactions{where}", parameters)
 

@@ -109,7 +109,6 @@ class LearnedStore(Tables):
         return list(self.changes(0).pairs)
 
     def count(self) -> int:
-        """Return the number of pairs."""
         return self._database.number("SELECT COUNT(*) FROM learned")
 
     def revision(self) -> int:
@@ -117,7 +116,6 @@ class LearnedStore(Tables):
         return self._database.number("SELECT revision FROM areas WHERE area = ?", (PAIRS,))
 
     def changes(self, after: int) -> PairChanges:
-        """Return the changes after a revision."""
         # The revision first: what is committed in between comes once more with the next look.
         revision = self.revision()
         if revision <= after:
@@ -170,7 +168,6 @@ class LearnedStore(Tables):
                     _remove(transaction, rows, revision)
 
     def forget_tools(self, tools: Iterable[ToolKey]) -> None:
-        """Forget all pairs of some tools."""
         now = time_of_day()
         with self._database.transaction(PAIRS) as transaction:
             query = "SELECT owner, key, server, tool FROM learned WHERE server = ? AND tool = ?"

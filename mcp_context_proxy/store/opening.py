@@ -99,7 +99,6 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self.database.close()
 
 

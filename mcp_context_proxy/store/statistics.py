@@ -42,7 +42,6 @@ class UsageSlot(Struct, frozen=True):
 
     @classmethod
     def of(cls, time: float, seconds: int = HOUR, owner: str = "") -> UsageSlot:
-        """Return the slot of a moment."""
         return cls(seconds, int(time // seconds) * seconds, owner)
 
 
@@ -268,7 +267,6 @@ class _UsageTable(Generic[U]):
         return tuple(getattr(usage, column) for column in self._named)
 
     def read(self, values: Sequence[Any]) -> U:
-        """Return the usage in a row."""
         return self._usage(*values[:-1], _decoded(values[-1]) if self._timed else values[-1])
 
     def roll_up(self, transaction: Transaction, hours_before: int, days_before: float) -> None:

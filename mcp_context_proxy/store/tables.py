@@ -53,7 +53,6 @@ class VectorStore(Tables):
             )
 
     def clear(self) -> None:
-        """Forget all vectors."""
         with self._database.transaction() as transaction:
             transaction.execute("DELETE FROM vectors")
 
@@ -69,12 +68,10 @@ def is_vector(blob: object) -> bool:
 
 
 def encoded_vector(vector: Vector) -> bytes:
-    """Return a vector as a blob."""
     return vector.astype(STORED).tobytes()
 
 
 def decoded_vector(blob: bytes) -> Vector:
-    """Return the vector in a blob."""
     return np.frombuffer(blob, STORED).astype(np.float32)
 
 
@@ -108,7 +105,6 @@ class ListingStore(Tables):
             transaction.next_revision(LISTINGS)
 
     def forget(self, key: str) -> None:
-        """Forget a listing."""
         with self._database.transaction(LISTINGS) as transaction:
             transaction.execute("DELETE FROM listings WHERE key = ?", (key,))
             transaction.next_revision(LISTINGS)
@@ -178,7 +174,6 @@ class RequestStore(Tables):
         return [id_ for (id_,) in self._database.rows(query, [*whose, since, moment, limit])]
 
     def of_ids(self, ids: Sequence[str]) -> list[RequestRow]:
-        """Return the request contexts with some ids that are there."""
         columns = ", ".join(RequestRow.__struct_fields__)
         query = f"SELECT {columns} FROM requests WHERE id IN"
         return [RequestRow(*row) for row in self._database.rows_of_keys(query, ids)]
@@ -243,7 +238,6 @@ class ToolSessionStore(Tables):
         return [(server, tool) for server, tool in rows]
 
     def forget(self, tools: Iterable[ToolKey]) -> None:
-        """Forget the sessions of some tools."""
         with self._database.transaction() as transaction:
             transaction.executemany("DELETE FROM tool_sessions WHERE server = ? AND tool = ?", list(tools))
             # So is what was chosen from them today.
@@ -362,7 +356,6 @@ class ApprovalStore(Tables):
         return dict(self._database.rows("SELECT server, MIN(time) FROM approved_versions GROUP BY server"))
 
     def record(self, server: str) -> ApprovalRecord:
-        """Return the record of a server."""
         found = self._database.rows(f"{_SELECT} WHERE server = ?", (server,))
         versions = self._database.read(VersionRow, "FROM approved_versions WHERE server = ?", (server,))
         return _record(found, versions)

@@ -123,7 +123,6 @@ def state_folder(config: Config) -> Path | None:
 
 
 def audit_file(config: Config) -> AuditFile | None:
-    """Return the audit file of a configuration; None if it has none."""
     folder, settings = state_folder(config), config.audit
     return AuditFile(folder, settings.max_bytes, settings.files) if settings.enabled and folder else None
 
@@ -555,7 +554,6 @@ class KeptLogs(logging.Handler):
 
 
 def kept_logs(config: Config) -> KeptLogs:
-    """Return the kept logs of a configuration."""
     return KeptLogs(state_folder(config))
 
 

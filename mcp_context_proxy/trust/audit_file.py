@@ -230,7 +230,6 @@ def _decoded(file: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry on a line; None if there is none."""
     try:
         entry = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError):

@@ -231,7 +231,6 @@ class Change(Struct, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """True if it waits for a person."""
         return self.row.state in (State.HELD, State.RESTRAINED)
 
     @property

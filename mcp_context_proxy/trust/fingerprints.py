@@ -79,7 +79,6 @@ def canonical(definition: bytes) -> bytes:
 
 
 def fingerprint(definition: bytes, kind: Approvable = Approvable.TOOL) -> Fingerprint:
-    """Return the fingerprint of an encoded definition."""
     return fingerprint_if_plain(definition, kind)[0]
 
 
@@ -375,7 +374,6 @@ def _has_each(lowered: str, sets: tuple[frozenset[str], ...]) -> bool:
 
 
 def _follow(words: list[str], phrase: tuple[frozenset[str], ...]) -> bool:
-    """Return whether the words of a phrase follow each other."""
     latest = [-GAP - 2] * len(phrase)
     for at, word in enumerate(words):
         # From the end, so that one word never counts as two of the phrase.
@@ -466,7 +464,6 @@ class Ruling(Struct, frozen=True):
 
     @property
     def taken(self) -> bool:
-        """True if it is served."""
         # Not by the set, whose hashes cost as much as the rest of a first list.
         return self.state is State.APPROVED or self.state is State.RESTRAINED
 

@@ -168,7 +168,6 @@ class KnownSecrets:
                 yield server, (name, value.strip())
 
     def _forms_for(self, server: str) -> Forms:
-        """Return the forms of all secrets that a server was not given."""
         if not self._guards.secrets:
             return Forms({})
         known = [*self._all()]

@@ -159,14 +159,12 @@ class Principal:
         return self.role >= role
 
     def reaches(self, server: str) -> bool:
-        """Return whether they may reach a server."""
         if not self.limited:
             return True
         reached = any(one.has(server) for one in self.reach)
         return reached and (self.profile is None or self.profile.reaches(server))
 
     def may_call(self, tool: Tool) -> bool:
-        """Return whether they may call a tool."""
         if not self.limited:
             return True
         allowed = any(one.allows(tool) for one in self.reach)
@@ -215,7 +213,6 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def principal(self) -> Principal:
-        """Return the principal of those who have it."""
         servers = None if self.servers is None else frozenset(self.servers)
         classes = None if self.classes is None else frozenset(self.classes)
         return Principal(self.name, Role.ADMIN if self.admin else Role.USE, (Reach(servers, classes),))
@@ -392,7 +389,6 @@ class SharedTokens(NamedTokens):
     """The named tokens that all replicas share. Those in the file of this one are taken over once."""
 
     def __init__(self, shared: SharedCredentials, file: TokenFile) -> None:
-        """Read nothing yet."""
         self._shared, self._file = shared, file
         self._looked_for_file = False
 

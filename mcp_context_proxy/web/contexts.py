@@ -506,7 +506,6 @@ async def explanation(contexts: ContextEngine, wanted: ExplanationWanted) -> dic
 
 
 def replay_data(replayed: ReplayedRequest) -> dict[str, Any]:
-    """Return a request that was answered again as data."""
     contexts = {"then": as_data(replayed.then), "now": as_data(replayed.now)}
     return {**contexts, "items": msgspec.to_builtins(replayed.items)}
 

@@ -28,8 +28,8 @@ from mcp_context_proxy.items import Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.item_metadata import described
-from mcp_context_proxy.server.caller import ConnectedHost
 from mcp_context_proxy.server.gateway import Gateway
+from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
@@ -202,7 +202,6 @@ class InventoryApi(Api):
     """Operations on servers and tools."""
 
     def __init__(self, proxy: Served) -> None:
-        """Work on a proxy that serves."""
         self._proxy, self._counts = proxy, TokenCounts()
 
     @Operation(
@@ -392,7 +391,6 @@ def failures(proxy: Served) -> dict[str, str]:
 
 
 def failed_servers(proxy: Served) -> list[dict[str, str]]:
-    """Return the same as data."""
     return [{"server": name, "cause": cause} for name, cause in failures(proxy).items()]
 
 

@@ -79,7 +79,6 @@ class ProxyCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
         counters = self._counters
         yield InfoMetricFamily(_PREFIX, "The proxy.", {"version": __version__})
 
@@ -133,7 +132,6 @@ class ClusterCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
         counts = self._counts
         meaning = "Requests passed on to the replica that they belong to."
         relays = CounterMetricFamily(f"{_PREFIX}_cluster_relays", meaning, labels=["reason", "result"])

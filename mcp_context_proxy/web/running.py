@@ -34,9 +34,8 @@ from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server.after_call import InteractionLog
-from mcp_context_proxy.server.caller import Caller, ConnectedHost
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
-from mcp_context_proxy.server.profiles import Profiles
+from mcp_context_proxy.server.profiles import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.system import process
@@ -158,7 +157,6 @@ class RunningApi(Api):
     """Operations on the running proxy."""
 
     def __init__(self, proxy: Served) -> None:
-        """Work on a proxy that serves."""
         self._proxy = proxy
 
     @Operation(

@@ -39,7 +39,7 @@ from support.replicas import (
     until_ready,
 )
 
-from mcp_context_proxy.cluster.homes import COMPLAINTS
+from mcp_context_proxy.cluster.member import COMPLAINTS
 from mcp_context_proxy.cluster.replicas import Signer
 from mcp_context_proxy.front.http_sessions import GUESSES
 

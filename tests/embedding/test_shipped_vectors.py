@@ -16,8 +16,14 @@ from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import EmbeddingConfig, Limits, ServerConfig
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel
 from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
-from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, read_folder
-from mcp_context_proxy.embedding.shipped_vectors import MANIFEST, SHIPPED, VECTORS, shipped_vectors
+from mcp_context_proxy.embedding.folder import (
+    MANIFEST,
+    PACKAGED_MODEL,
+    SHIPPED,
+    VECTORS,
+    read_folder,
+    shipped_vectors,
+)
 from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.store import IN_MEMORY, Store, open_store
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.interactions.memory import InteractionMemory
-from mcp_context_proxy.interactions.recorder import GIVEN_UP_AFTER, Backfilled, backfill
+from mcp_context_proxy.interactions.memory import GIVEN_UP_AFTER, Backfilled, InteractionMemory, backfill
 
 from .conftest import QUERY, Words, remembered, said
 

@@ -41,7 +41,7 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.mistakes import in_words
 from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked, url_refusal
-from mcp_context_proxy.rerank.reranker_model import numbers_in
+from mcp_context_proxy.rerank.reranker import numbers_in
 from mcp_context_proxy.retrieval import forms, links, queries, text
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.spelling import WordList

@@ -25,8 +25,7 @@ from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.server.caller import ConnectedHost
-from mcp_context_proxy.server.profiles import UnknownProfileError
+from mcp_context_proxy.server.profiles import ConnectedHost, UnknownProfileError
 from mcp_context_proxy.trust.tokens import FILE_NAME, THE_USER, Principal, Reach, Role, TokenFile
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.store import Store, open_store
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.web.api import routes
 from mcp_context_proxy.web.approvals import ApprovalsApi
-from mcp_context_proxy.web.page import routes
 
 pytestmark = pytest.mark.anyio
 
