@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
@@ -25,11 +26,14 @@ Terms: TypeAlias = "Sequence[tuple[str, str, float]]"
 READ_WHOLE: Final = 3
 """Chunks of a document whose terms are looked at, the most promising: to read all takes milliseconds."""
 
-PASSAGES_WANTED: Final = 10
-"""Documents that are ranked by their passages at least: as many as an answer may have."""
+TELLING: Final = 6
+"""Words, those that say most, by which they are chosen."""
+
+PASSAGES_WANTED: Final = 6
+"""Documents that are ranked by their passages at least: more than an answer usually has."""
 
 MOST_PASSAGES: Final = 64
-"""Documents that are looked at for that, the best by all of their words."""
+"""Documents that are looked at for that, the best by all of their words; as many are kept in lower case."""
 
 SHORTEST_STEM: Final = 4
 """Characters of a stem from which on the word may have another last one: ``policy`` and ``policies``."""
@@ -71,9 +75,9 @@ def best_passage(chunks: Sequence[str], cosines: NDArray[np.float32] | None, by_
     near = np.zeros(len(chunks), np.float32) if cosines is None else cosines
     likely = near.astype(np.float64)
     if inside:
-        stems = [(term[:-1] if len(term) > SHORTEST_STEM else term, amount) for _, term, amount in inside]
-        for at, chunk in enumerate(chunks):
-            said = chunk.casefold()
+        telling = sorted(inside, key=lambda one: -one[2])[:TELLING]
+        stems = [(term[:-1] if len(term) > SHORTEST_STEM else term, amount) for _, term, amount in telling]
+        for at, said in enumerate(_lower(tuple(chunks))):
             likely[at] += LEXICAL_FACTOR * sum(amount for stem, amount in stems if stem in said)
     found = Passage(int(near.argmax()), float(near.max()), tuple(of_all))
     for at in np.argsort(-likely, kind="stable")[:READ_WHOLE].tolist():
@@ -83,3 +87,8 @@ def best_passage(chunks: Sequence[str], cosines: NDArray[np.float32] | None, by_
         if passage.score > found.score:
             found = passage
     return found
+
+
+@lru_cache(maxsize=MOST_PASSAGES)
+def _lower(chunks: tuple[str, ...]) -> list[str]:
+    return [chunk.casefold() for chunk in chunks]

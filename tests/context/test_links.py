@@ -159,7 +159,7 @@ async def test_words_from_all_chapters_of_a_handbook_do_not_make_it_meant() -> N
 
 
 async def test_without_a_model_a_request_for_a_tool_brings_no_handbook(tmp_path: Path) -> None:
-    config = Config.model_validate({"embedding": {"model": str(tmp_path / "none")}})
+    config = Config.of({"embedding": {"model": str(tmp_path / "none")}})
     with ContextEngine(Catalog([*TOOLS, HANDBOOK]), config) as engine:
         context = await engine.build("write the list of open rooms to a file, and run along")
         asked = await engine.build("what does error 4107 of the till mean")
