@@ -1,6 +1,6 @@
 """Two installed versions of the proxy, measured in turn beside each other; run by hand.
 
-    python benchmarks/versions.py OTHER_PYTHON [--rounds N] [--json FILE]
+    python benchmarks/versions.py OTHER_PYTHON [--only starts calls http searches] [--rounds N] [--json FILE]
 
 OTHER_PYTHON is the interpreter of an environment that has the other version. Both versions run at the same
 time in front of the same servers, and short batches of requests go to one and then to the other, so that
@@ -24,7 +24,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import definitions
-from raw_clients import HttpClient, StdioClient, call_params
+from raw_clients import HttpClient, StdioClient, call_params, crowd
 from subjects import (
     SERVERS,
     Workbench,
@@ -52,6 +52,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("other")
+    measures = {"starts": starts, "calls": calls, "http": http, "searches": searches}
+    parser.add_argument("--only", nargs="+", choices=measures, default=list(measures))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -59,8 +61,8 @@ def main() -> None:
     found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench(Path(folder))
-        for measure in (starts, calls, http, searches):
-            for name, values in measure(bench, pythons, arguments.rounds).items():
+        for chosen in arguments.only:
+            for name, values in measures[chosen](bench, pythons, arguments.rounds).items():
                 found[name] = values
                 print(_row(name, values), flush=True)
     if arguments.json:
@@ -112,12 +114,13 @@ def calls(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
 
 
 def http(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
-    """Milliseconds of a call over streamable HTTP: p50 of each batch, and of processor."""
+    """Milliseconds of a call over streamable HTTP: p50 of each batch, and of processor, also of a crowd."""
     found = {}
     for era in ("handshake", "modern"):
         with ExitStack() as stack:
             subjects: Batches = {}
             used: Batches = {}
+            shared: Batches = {}
             for version, python in pythons.items():
                 port = free_port()
                 command = _command(python, bench.config(modern=era == "modern"))
@@ -125,9 +128,11 @@ def http(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
                 process = stack.enter_context(listening(serve, port))
                 subjects[version] = partial(_http_batch, port, era)
                 used[version] = partial(_http_processor, port, era, process.pid)
+                shared[version] = partial(_crowd_processor, port, era, process.pid)
             time.sleep(3)  # until the servers are ready
             found[f"{era} call over HTTP, p50"] = _in_turn(subjects, rounds)
             found[f"{era} call over HTTP, processor time"] = _in_turn(used, rounds)
+            found[f"{era} call over HTTP, 32 clients, processor time"] = _in_turn(shared, rounds)
     return found
 
 
@@ -165,6 +170,12 @@ def searches(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
         }
         found["peak memory, MiB"] = {name: [client.peak_mib()] for name, client in clients.items()}
     return found
+
+
+def _crowd_processor(port: int, era: str, pid: int) -> float:
+    before = processor_seconds(pid)
+    crowd(port, era, tool_name("proxy"), 32, 20 * CALLS)
+    return (processor_seconds(pid) - before) / (20 * CALLS) * 1e3
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from mcp_context_proxy.system.flights import Flight, Reply, in_task
+from mcp_context_proxy.system.flights import Cancellable, Flight, Reply, in_task
 
 pytestmark = pytest.mark.anyio
 
@@ -116,6 +116,46 @@ async def test_a_cancelled_flight_ends_wherever_it_waits(
         flight.cancel()
         flight.cancel()
     assert got == ["cancelled"]
+
+
+@pytest.mark.parametrize("wait", [_reply, anyio.sleep_forever], ids=["reply", "task"])
+@pytest.mark.parametrize("chosen", [0, 1])
+async def test_what_is_cancelled_in_a_flight_ends_there_and_what_is_around_it_goes_on(
+    wait: Callable[[], Awaitable[None]], chosen: int
+) -> None:
+    scopes, ended = [Cancellable(), Cancellable()], list[str]()
+
+    async def work() -> None:
+        with scopes[0]:
+            with scopes[1]:
+                await wait()
+            ended.append("inner")
+        ended.append("outer")
+
+    async with anyio.create_task_group() as group:
+        Flight(group).start(work())
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        scopes[chosen].cancel()
+
+    assert ended == (["outer"], ["inner", "outer"])[chosen]
+    assert [scope.caught for scope in scopes] == [chosen == 0, chosen == 1]
+
+
+async def test_a_flight_that_is_cancelled_while_it_runs_ends_at_its_next_wait() -> None:
+    scope, ended = Cancellable(), list[str]()
+
+    async def work() -> None:
+        with scope:
+            scope.cancel()
+            ended.append("still running")
+            await _reply()
+            ended.append("never")
+
+    async with anyio.create_task_group() as group:
+        Flight(group).start(work())
+
+    assert (ended, scope.caught) == (["still running"], True)
 
 
 async def test_an_error_that_nobody_takes_ends_the_group() -> None:
