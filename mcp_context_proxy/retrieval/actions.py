@@ -82,6 +82,9 @@ disconnect subscribe unsubscribe follow unfollow mute block report look tag atta
 watch crop resize zip unzip extract sort filter group split join sum file reserve
 apply archive arrange bring click correct crawl dump duplicate empty enter erase fill finish fix grab
 hand hide highlight hit hold hover jot keep lock unlock make measure migrate pack unpack pause pick
+accept adjust alter analyse analyze annotate begin capture carry choose clean collect comment complete confirm
+copy cut define display draft halt include kill launch leave link load locate paste recover refresh relocate
+respond restore return revoke stage transfer trash undo unlink use visit withdraw
 prepare press pull push raise react register reopen rerun reset resolve resume retry revert rewrite roll
 rotate say scrape scroll select shut stash submit swap switch throw toggle unstage wait warn wipe
 """
@@ -104,6 +107,7 @@ assign = hand over
 approve = sign off on; sign off
 show = pull up; bring up
 fill in = fill out
+fill in login form = log in; login; sign in
 monitor = keep an eye on
 monitor and notify when = tell me when; notify me when; alert me when
 monitor and notify if = notify me if; alert me if
@@ -134,7 +138,8 @@ navigate to = visit open load / site website webpage homepage url SITES
 type = write type enter put key insert / field textbox input blank
 write = put enter / cell cells
 create event = put add / calendar
-assign = give pass / ticket issue task card bug case story incident
+transition status = move set put drag / done progress review
+assign = give pass hand / ticket issue task card bug case story incident
 scale = bump raise increase lower reduce / replicas pods instances
 add = drop leave / comment comments
 post message to = tell inform notify ping update / channel team everyone everybody

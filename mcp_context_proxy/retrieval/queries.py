@@ -17,19 +17,24 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
-from mcp_context_proxy.retrieval.actions import ACTIONS, ORDERS, QUESTIONS, opening_match, reworded, wanted
+from mcp_context_proxy.retrieval.actions import (
+    ACTIONS,
+    ORDERS,
+    QUESTIONS,
+    VERBS,
+    opening_match,
+    reworded,
+    wanted,
+)
 from mcp_context_proxy.retrieval.forms import (
     ARITHMETIC,
     FIRST_OF_QUERY,
-    MEMORY,
-    Purpose,
     Value,
-    idiom_of,
     is_arithmetic,
     long_values,
-    purpose_of,
     value_kind,
 )
+from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
 from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
@@ -171,6 +176,16 @@ _DIVIDER = re.compile(
 """Places where an order may begin: after a word such as "then" always, otherwise where a verb follows, and
 after "and" also where a question word does."""
 
+_ARTICLES: Final = frozenset({"a", "an", "another"})
+"""Words with which one of several things begins: "add a heading and a table"."""
+
+_LISTED = re.compile(
+    r"\W*(?:please )?(?:(?P<verb>[a-z]+) )?(?:a|an|another) "
+    r"(?!.*\b(?:with|for|of|from|between|to|that|which|where|who|containing|including|called|named|saying|about)\b)",
+    re.IGNORECASE,
+)
+"""Order to create a thing of which nothing more is said."""
+
 _WITH_OBJECT = re.compile(
     r"\W*[a-z]+\s++(?:it|them|this|that|these|those|the|my|our|your|all|everything|an?)\b", re.IGNORECASE
 )
@@ -234,9 +249,11 @@ class ReadQuery(Struct, frozen=True):
     addressed: frozenset[str]
     """Words in lower case that may be names of servers: "in our Notion", "a Slack channel"."""
     is_gibberish: bool
-    """True if neither the catalog nor English has any of its words: its vector is that of nothing."""
+    """True if nobody knows any of its words: its vector is that of nothing."""
     purpose: Purpose | None
     """The general purpose of a single need; None for most."""
+    purposes: tuple[Purpose | None, ...]
+    """The same for each text but the first, of a query of several needs."""
 
     @property
     def read_as(self) -> str | None:
@@ -343,15 +360,24 @@ def read_query(
     added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
     for term in added:
         weights.setdefault(term, SYNONYM_SHARE)
-    parts: dict[str, NDArray[np.float32]] = {}
+    parts: dict[str, tuple[NDArray[np.float32], Purpose | None]] = {}
+    verb = ""
     for start, end in needs:
-        added_for = wanted(_uncarried(whole, start, end, carried))
-        parts |= {chunk: added_for for chunk in chunks(whole[start:end]) if len(parts) < QUERY_NEEDS}
+        need, order = whole[start:end], _uncarried(whole, start, end, carried)
+        if need.partition(" ")[0].lower() in _ARTICLES:
+            need, order = f"{verb} {need}", verb
+        elif (opened := opening_match(need)) is not None:
+            verb = opened.group()
+        serving = None
+        if len(needs) > 1:
+            serving = MEMORY if idiom_of(need) is not None else purpose_of(need)
+        of_need = wanted(order), serving
+        parts |= {chunk: of_need for chunk in chunks(need) if len(parts) < QUERY_NEEDS}
     purpose = MEMORY if idiom is not None else purpose_of(written) if len(needs) == 1 else None
     if purpose is not None and kinds and not purpose.added and idiom is None:
         purpose = None  # a value is in what is asked for, and not in the world
-    by_need = np.array([*parts.values()] or [wanted("")])
-    actions = {whole: by_need.max(axis=0), **parts} if whole else {}
+    by_need = np.array([added_for for added_for, _ in parts.values()] or [wanted("")])
+    actions = {whole: by_need.max(axis=0), **{text: one for text, (one, _) in parts.items()}} if whole else {}
     texts = tuple(actions)
     beside = [content_words(_without(whole, reported) if reported else whole)]
     if carried:
@@ -370,6 +396,7 @@ def read_query(
         addressed=frozenset(_addressed(whole)),
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
+        purposes=tuple(parts[need][1] for need in texts[1:]),
     )
 
 
@@ -390,17 +417,19 @@ def _needs(query: str) -> list[_Span]:
         start, telling, quoted = 0, None, list[_Span]()
         for match in _DIVIDER.finditer(sentence):
             following = (match["next"] or "").lower()
-            if following and following not in ORDERS and not (match["and"] and following in QUESTIONS):
+            lists = following in _ARTICLES and _lists(sentence[start : match.start()])
+            asked_for = following in ORDERS or lists or (match["and"] and following in QUESTIONS)
+            if following and not asked_for:
                 continue
             if telling is None:
                 telling, quoted = telling_places(sentence), _quotations(sentence)
             before, after = bisect_left(telling, match.start()), bisect_left(telling, match.end())
             asks = following in QUESTIONS and _opens_with(sentence[start : match.start()], QUESTIONS)
             enough_before = before - bisect_left(telling, start) >= (
-                1 if asks or _WITH_OBJECT.match(sentence, start) else LEAST_TELLING
+                1 if asks or lists or _WITH_OBJECT.match(sentence, start) else LEAST_TELLING
             )
             enough_after = len(telling) - after >= (
-                1 if asks or _is_short_order(sentence, match) else LEAST_TELLING
+                1 if asks or lists or _is_short_order(sentence, match) else LEAST_TELLING
             )
             if enough_before and enough_after and not _within(match.start(), quoted):
                 needs.append((at + start, at + len(sentence[: match.start()].rstrip())))
@@ -408,6 +437,12 @@ def _needs(query: str) -> list[_Span]:
         needs.append((at + start, at + len(sentence)))
         at += len(sentence)
     return needs
+
+
+def _lists(text: str) -> bool:
+    """Return whether a text is an order to create something, or one of a list of such things."""
+    match = _LISTED.match(text)
+    return match is not None and (match["verb"] is None or VERBS.get(match["verb"].lower()) == "create")
 
 
 def _opens_with(text: str, words: Set[str]) -> bool:
@@ -424,9 +459,9 @@ def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
 
 
 def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tuple[list[_Span], list[_Span]]:
-    """Return where a query has text that its orders only carry, and what of it they report.
+    """Return where a query has text that its orders only carry, and what they report: disjoint, in order.
 
-    Both are disjoint spans, in order. All that follows an idiom of memory in its need is carried.
+    All that follows an idiom of memory in its need is carried.
     """
     spans, reported = _quotations(query), list[_Span]()
     for start, end in needs:
@@ -457,8 +492,7 @@ def _addressed(query: str) -> Iterator[str]:
 
 def _first_word(text: str) -> str:
     """Return the first telling word of a text, in lower case."""
-    found = (match.group().lower() for match in _WORD.finditer(text))
-    return next((word for word in found if word not in STOP_WORDS), "")
+    return next((w for one in _WORD.finditer(text) if (w := one.group().lower()) not in STOP_WORDS), "")
 
 
 def _quotations(text: str) -> list[_Span]:

@@ -16,6 +16,7 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
 from mcp_context_proxy.retrieval.index import KINDS, Index
 from mcp_context_proxy.retrieval.passages import MOST_PASSAGES, PASSAGES_WANTED, Passage, best_passage
+from mcp_context_proxy.retrieval.purposes import WEB_SEARCH, Purpose
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
@@ -103,6 +104,9 @@ DOUBT_OF_PURPOSE = 0.08
 """Evidence beyond what is needed below which a request of a general purpose may be one for such a tool: a
 question about the world for a web search."""
 
+SERVES_NEED = 0.15
+"""Amount that is added for one of several needs to the scores of tools that serve its general purpose."""
+
 SERVING_LOOKED_FOR = 12
 """Tools among which those are looked for that serve a general purpose."""
 
@@ -140,7 +144,8 @@ class PreparedQuery:
         """Index terms of the query itself."""
         self.telling = {term: weight for term, weight in query.weights.items() if weight > SYNONYM_SHARE}
         """Terms that say what is meant, with their weights: no mere synonyms."""
-        self.foreign, self.is_gibberish, self.purpose = query.foreign, query.is_gibberish, query.purpose
+        self.foreign, self.is_gibberish = query.foreign, query.is_gibberish
+        self.purpose, self.purposes = query.purpose, query.purposes
         self.lexical = lexical
         self.instructed = index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf})
         """By source, the share of the query that the instructions of the server have."""
@@ -214,7 +219,10 @@ class QueryScores:
         if near is not None and query.method == "hybrid":
             self.acting = query.actions[:, index.actions[self.items]]
             if query.purpose is not None and query.purpose.added:
-                self.acting[0, self._serving()] += np.float32(query.purpose.added)
+                self.acting[0, self._serving(query.purpose)] += np.float32(query.purpose.added)
+            for at, purpose in enumerate(query.purposes, 1):
+                if purpose is not None and purpose is not WEB_SEARCH:
+                    self.acting[at, self._serving(purpose)] += np.float32(SERVES_NEED)
             fused = np.round(fused + self.acting[0], DECIMALS)
             if query.instructed is not None or query.addressed:
                 of_source = np.zeros(len(index.keys), np.float32)
@@ -357,14 +365,12 @@ class QueryScores:
         """Return the tools that serve the general purpose of the query, best first."""
         if (purpose := self.query.purpose) is None:
             return []
-        found = self._serving()
+        found = self._serving(purpose)
         found.sort(key=lambda place: -self.fused[place])
         return [self._result(place) for place in found[: purpose.shown]]
 
-    def _serving(self) -> list[int]:
-        """Return the places of the tools that serve the general purpose of the query."""
-        if (purpose := self.query.purpose) is None:
-            return []
+    def _serving(self, purpose: Purpose) -> list[int]:
+        """Return the places of the tools that serve a general purpose."""
         words = self.query.index.lexical.score(purpose.words).scores[self.items]
         tools = (
             (place, self.query.index.items[self.items[place]]) for place in best(words, SERVING_LOOKED_FOR)

@@ -30,9 +30,18 @@ def test_an_item_for_an_uncovered_sentence_ranks_before_a_duplicate_of_the_first
     raised, serving = boost_uncovered_sentences(scores, sentences, NO_ORDERS)
 
     assert order(raised) == [0, 2, 1]
-    assert raised[1] == scores[1]
     assert scores[2] < raised[2] < raised[0]
-    assert serving == {2: 1}
+    assert serving[2] == 1
+
+
+def test_another_item_for_a_sentence_gains_a_little_and_one_that_is_far_from_it_nothing():
+    scores = floats(0.9, 0.5, 0.49, 0.48)
+    sentences = floats([0.9, 0.1, 0.1, 0.1], [0.1, 0.6, 0.1, 0.59])
+
+    raised, serving = boost_uncovered_sentences(scores, sentences, NO_ORDERS)
+
+    assert order(raised) == [0, 1, 3, 2]
+    assert serving == {1: 1, 3: 1}
 
 
 def test_the_best_result_keeps_its_rank_and_score():
@@ -58,7 +67,7 @@ def test_a_sentence_without_a_near_item_raises_nothing():
 
 def test_an_order_is_met_by_an_item_that_is_less_near_than_other_sentences_need():
     scores = floats(0.9, 0.36, 0.35)
-    sentences = floats([0.9, 0.36, 0.1], [0.1, 0.1, 0.35])
+    sentences = floats([0.9, 0.1, 0.1], [0.1, 0.1, 0.35])
     assert NEED_COSINE_OF_ORDER < 0.35 < NEED_COSINE
 
     raised, serving = boost_uncovered_sentences(scores, sentences, (True, True))

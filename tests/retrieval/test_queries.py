@@ -12,7 +12,7 @@ from support.servers import real_lists
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.forms import WEB_SEARCH
+from mcp_context_proxy.retrieval.purposes import MEMORY, QUERIES_OF_DATA, WEB_SEARCH
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
     QUERY_LIMIT,
@@ -211,6 +211,8 @@ def test_what_is_to_be_remembered_counts_little() -> None:
         ("read the file, fix the port, then commit", ["read the file", "fix the port", "commit"]),
         ("which train is it and what gate", ["which train is it", "what gate"]),
         ("lock the door and hand the keys to Sven", ["lock the door", "hand the keys to Sven"]),
+        ("get the page about rates and copy the figures", ["get the page about rates", "copy the figures"]),
+        ("create an event and a reminder for Friday", ["create an event", "a reminder for Friday"]),
         ("find the note. Mail the summary after that, close the task", None),
     ],
 )  # fmt: skip
@@ -218,7 +220,23 @@ def test_several_orders_are_divided(query: str, needs: list[str] | None) -> None
     if needs is None:
         needs = ["find the note.", "Mail the summary", "close the task"]
     assert divided(query) == needs
-    assert read(query).texts == (query, *needs)
+    assert len(read(query).texts) == 1 + len(needs)
+
+
+def test_each_thing_of_a_list_is_created() -> None:
+    query = read("add a page break, a heading 'Costs', and a table with three columns")
+
+    assert query.texts[1:] == ("add a page break", "add a heading 'Costs'", "add a table with three columns")
+    assert (query.actions[2] == query.actions[1]).all()
+
+
+def test_each_of_several_needs_has_its_own_purpose() -> None:
+    query = read(
+        "how many orders came in today, and write the number to a file. Keep in mind that I like tea."
+    )
+
+    assert query.purpose is None
+    assert query.purposes == (QUERIES_OF_DATA, None, MEMORY)
 
 
 def test_needs_that_open_with_a_verb_or_a_question_ask_for_something() -> None:
@@ -240,6 +258,8 @@ def test_needs_that_open_with_a_verb_or_a_question_ask_for_something() -> None:
         'post "find the note, then mail the summary" to the channel',
         "what happened then",
         "compare cats and dogs of the neighbours",
+        "create a repository with a readme and a license",
+        "list a note and a picture",
     ],
 )
 def test_one_need_stays_whole(query: str) -> None:
