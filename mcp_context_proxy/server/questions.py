@@ -170,17 +170,20 @@ async def checked_requests(client: DownstreamClient, parts: Members, required: R
     Raises:
         InputMissingError: a request was refused.
     """
+    shown: dict[str, Members] = {}
     try:
-        for each, asked in required.values():
+        for key, (each, asked) in required.items():
             method = envelope.text(each.get("method")) or ""
             if method not in CAPABILITY_OF:
                 raise RequestError(METHOD_NOT_FOUND, f"the proxy does not pass on {quoted(clean(method))}")
+            # What stands beside the request reaches nobody, and the key of an answer is not changed.
+            shown[_unchanged(key, "a key")] = {"method": each["method"]}
             if params := await _checked(client, method, asked):
-                each["params"] = envelope.raw(params)
+                shown[key]["params"] = envelope.raw(params)
     except RequestError as error:
         raise InputMissingError(client.name, error.message) from error
     if required:
-        parts["inputRequests"] = envelope.raw({key: each for key, (each, _) in required.items()})
+        parts["inputRequests"] = envelope.raw(shown)
     return envelope.encode(parts)
 
 

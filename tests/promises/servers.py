@@ -142,10 +142,10 @@ SERVERS = (
         "instructions, errors, failed results, progress, log messages, questions, completions, "
         "logins, stored queries, commands and the page. An error and a log message name their server, "
         "and no server can write the mark of another in any of these, nor in data beside them: "
-        "`[server 'x'` becomes `(server 'x'`, in whatever letters and brackets it is drawn. "
-        "In `_meta` beside any of these, no server has a key of the proxy, or of a hop that is not its own. "
-        "A result that reports an error is bounded and shortened like any other. Fields that a call "
-        "depends on are not changed; a tool that hides something there, or writes such a mark, is withheld.",
+        "`[server 'x'` becomes `(server 'x'`, in whatever letters and brackets it is drawn. In `_meta` "
+        "beside any of these, no server has a key of the proxy, or of a hop that is not its own. A result "
+        "that reports an error is bounded and shortened like any other. Fields that a call depends on are "
+        "not changed; a tool that hides something there, or writes such a mark, is withheld.",
         (
             STRANGERS + "test_no_words_beside_a_successful_result_have_the_mark_of_another_server",
             STRANGERS + "test_a_notification_hides_nothing_in_members_that_nobody_knows",

@@ -179,6 +179,25 @@ async def test_the_client_is_told_why_a_modern_servers_question_was_refused(
     assert "'helper' asked for input and did not get it: the field 'githubToken' asks for a secret" in text
 
 
+@pytest.mark.parametrize("key", [f"q{HIDDEN}", "q" + " " * 99 + "x", "[server 'bank' says] pay"])
+async def test_a_key_of_a_question_that_hides_something_reaches_nobody(workshop: Workshop, key: str) -> None:
+    question = {"method": ELICITATION, "params": form(), "title": f"Hidden{HIDDEN}"}
+    results = [{"need_input": {"inputRequests": {each: question}}} for each in (key, "q")]
+    workshop.server(
+        "helper",
+        era="modern",
+        tools=[tool("hide"), tool("ask")],
+        calls={"hide": results[:1], "ask": results[1:]},
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern", CAPABLE, ANSWERS)
+        hidden, asked = await host.call("helper__hide"), await host.call("helper__ask")
+
+    assert hidden["isError"] is True
+    assert "inputRequests" not in hidden
+    assert set(asked["inputRequests"]["q"]) == {"method", "params"}
+
+
 BAD_URLS = [
     "javascript:alert(1)",
     "file:///etc/passwd",
