@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.cli.options import WholeNumber, config_option, innermost, load_config, named_path
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.load import VARIABLE
-from mcp_context_proxy.downstream.spawning import start_ahead
+from mcp_context_proxy.config.programs import start_ahead
 from mcp_context_proxy.system.later import importing
 from mcp_context_proxy.system.places import begin
 

@@ -25,11 +25,10 @@ from typing import IO, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import downloads, environment_of
+from mcp_context_proxy.config.programs import downloads, environment_of, spawn, taken
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
-from mcp_context_proxy.downstream.spawning import spawn, taken
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import (
     LineFramer,

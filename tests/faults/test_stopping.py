@@ -291,7 +291,7 @@ async def test_servers_that_were_started_ahead_end_with_a_proxy_that_never_conne
 import os, signal, sys
 from pathlib import Path
 from mcp_context_proxy.config import load
-from mcp_context_proxy.downstream.spawning import start_ahead
+from mcp_context_proxy.config.programs import start_ahead
 
 start_ahead(load(Path(sys.argv[1])))
 sys.stdin.readline()
