@@ -41,6 +41,7 @@ from mcp_context_proxy.system.process import (
     group_installs,
     group_started,
     guard_groups,
+    hold_signals,
     raise_file_limit,
     starting_group,
 )
@@ -375,6 +376,7 @@ def start_ahead(config: Config) -> None:
     if sys.platform == "win32":  # its servers are started by the SDK
         return
     raise_file_limit()
+    hold_signals()
     first = (server for server in config.servers.values() if server.enabled)
     for server in islice(first, config.limits.starts_at_once):
         # Of a lazy server, enough may be known.

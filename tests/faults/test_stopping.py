@@ -281,7 +281,7 @@ with process.starting_group(stdin):
     await until(lambda: not runs(int(killed.stdout)))
 
 
-@pytest.mark.parametrize("end", ["os._exit(1)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGTERM)"])
+@pytest.mark.parametrize("end", ["os._exit(1)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 async def test_servers_that_were_started_ahead_end_with_a_proxy_that_never_connects_them(
     setup: Setup, end: str
 ) -> None:
