@@ -142,6 +142,10 @@ async def _freeze_gc(proxy: Proxy) -> None:
     gc.freeze()
 
 
+LISTING_SECONDS = 0.5
+"""Time after the first connections that is left to the first lists of hosts."""
+
+
 async def _make_search_ready(proxy: Proxy) -> None:
     """Open the model and index words ahead of the first search, if there was a request recently.
 
@@ -149,6 +153,8 @@ async def _make_search_ready(proxy: Proxy) -> None:
     looked at, so that the log tells early if it cannot be opened.
     """
     await proxy.wait_first_connect()
+    # Hosts list at once, and nobody looks at the log so soon.
+    await anyio.sleep(LISTING_SECONDS)
     await in_thread(proxy.search.model.check, abandon_on_cancel=True)
     latest = await proxy.records.latest(1)
     if latest and time_of_day() - latest[0].time < RECENT_SECONDS:

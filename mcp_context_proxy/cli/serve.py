@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.cli.main import WholeNumber, config_option, innermost, load_config, named_path
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.load import VARIABLE
+from mcp_context_proxy.config.programs import start_ahead
 from mcp_context_proxy.system.later import importing
 from mcp_context_proxy.system.places import begin
 
@@ -64,9 +65,6 @@ def serve_command(
     Over stdio, the sessions of all hosts share the proxy that runs for the configuration; the first one
     starts it. On Windows each session has its own.
     """
-    with importing():
-        from mcp_context_proxy import app
-
     if not http and (host is not None or port is not None or (no_auth and api_port is None)):
         raise click.UsageError("--host and --port need --http; --no-auth needs --http or --api-port")
     if shared and (own or http or api_port is not None):
@@ -98,6 +96,11 @@ def serve_command(
         known = ", ".join(config.clients)
         there = f"there are: {known}" if known else "there are none"
         raise click.UsageError(f"--profile: there is no table [clients.{profile}]; {there}")
+    if not http:
+        start_ahead(config)
+    with importing():
+        from mcp_context_proxy import app
+
     front = app.http_front if http else partial(app.stdio_front, profile=profile, presets=presets)
     if listen_on is not None:
         front = partial(app.shared_front, listening=listen_on)

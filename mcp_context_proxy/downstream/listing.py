@@ -305,7 +305,9 @@ async def _fetch_pages(
                 return (), ()
             raise
         try:
-            page, found = await in_thread(_page, result, listed.member, limits.tools_per_server)
+            taken = result, listed.member, limits.tools_per_server
+            large = len(result) > envelope.TAKEN_APART_BYTES
+            page, found = await in_thread(_page, *taken) if large else _page(*taken)
         except (msgspec.DecodeError, RecursionError):
             return tuple(entries), (f"{listed.method}: stopped, a result has no list of {listed.member}",)
         if found is None:

@@ -15,24 +15,20 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import IO, cast
 
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import downloads, environment_of
+from mcp_context_proxy.config.programs import downloads, environment_of, spawn, taken
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
-from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import (
     LineFramer,
@@ -42,15 +38,7 @@ from mcp_context_proxy.protocol.framing import (
     PipeWriter,
     gate,
 )
-from mcp_context_proxy.system.process import (
-    descriptor_shortage,
-    group_ended,
-    group_installed,
-    group_installs,
-    group_started,
-    guard_groups,
-    starting_group,
-)
+from mcp_context_proxy.system.process import descriptor_shortage, group_ended, group_installed
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -97,7 +85,9 @@ async def open_stdio(
     Raises:
         StartError: it cannot be started; the message says why and what to do.
     """
-    process = await in_thread(_spawn, config)
+    process = taken(config)
+    if process is None:
+        process = await in_thread(spawn, config)
     channel = StdioChannel(
         process=process,
         output=output,
@@ -111,91 +101,6 @@ async def open_stdio(
     finally:
         with anyio.CancelScope(shield=True):
             await channel.aclose(limits.stop_seconds)
-
-
-def _spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
-    environment = environment_of(config, os.environ)
-    command, folder = config.command or "", _folder(config)
-    program = _program(command, environment.get("PATH"), folder)
-    if program is None:
-        raise _no_program(command, folder)
-    if refusal := descriptor_shortage():
-        raise StartError(Fault.NO_START, f"cannot start {program}: {refusal}")
-    guard_groups()
-    stdin, writing = os.pipe()
-    try:
-        with starting_group(stdin):
-            process = subprocess.Popen(
-                [program, *config.args],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=folder,
-                env=environment,
-                bufsize=0,
-                start_new_session=True,
-            )
-            group_started(process.pid)
-            if downloads(config):
-                group_installs(process.pid)
-    except OSError as error:
-        os.close(writing)
-        reason = error.strerror or type(error).__name__
-        raise StartError(Fault.NOT_RUNNABLE, f"cannot start {program}: {reason}") from error
-    finally:
-        os.close(stdin)
-    process.stdin = os.fdopen(writing, "wb", 0)
-    return process
-
-
-def _folder(config: ServerConfig) -> Path:
-    try:
-        folder = config.folder
-    except OSError as error:
-        message = f"cannot start: the folder in which the proxy was started cannot be used: {error.strerror}"
-        raise StartError(Fault.NO_START, message) from error
-    try:
-        there = stat.S_ISDIR(folder.stat().st_mode)
-    except PermissionError:
-        message = f"cannot start: the folder {str(folder)!r} may not be entered; allow it or correct 'cwd'"
-        raise StartError(Fault.NO_START, message) from None
-    except OSError:
-        there = False
-    if not there:
-        message = f"cannot start: there is no folder {str(folder)!r}; create it or correct 'cwd'"
-        raise StartError(Fault.NO_START, message)
-    return folder
-
-
-def _no_program(command: str, folder: Path) -> StartError:
-    """Return the error about a command that leads to no program; a path says more than a name."""
-    if Path(command).name == command:
-        reason = f"no program {command!r} on its PATH; install it or give its full path as 'command'"
-        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
-    program = folder / command
-    try:
-        mode = program.stat().st_mode
-    except PermissionError:
-        reason = f"{program} lies in a folder that may not be entered; allow it or correct 'command'"
-        return StartError(Fault.NO_ACCESS, f"cannot start: {reason}")
-    except (OSError, ValueError):
-        reason = f"there is no program {program}; install it or correct 'command'"
-        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
-    if stat.S_ISDIR(mode):
-        return StartError(Fault.NO_START, f"cannot start: {program} is a folder; correct 'command'")
-    return StartError(Fault.NOT_RUNNABLE, f"cannot start: {program} is no file that you may run")
-
-
-def _program(command: str, path: str | None, folder: Path) -> str | None:
-    """Return the path of a program, or None; relative paths count from the working folder of the server.
-
-    `shutil.which` alone would try them in the folder in which the proxy was started.
-    """
-    if Path(command).name != command:
-        return shutil.which(folder / command)
-    places = os.defpath if path is None else path
-    entries = [str(folder / entry) for entry in places.split(os.pathsep)]
-    return shutil.which(command, path=os.pathsep.join(entries))
 
 
 class StdioChannel(Channel):

@@ -95,10 +95,25 @@ def ignore_sighup() -> None:
     def on_hangup(number: int, frame: FrameType | None) -> None:
         del frame
         if in_terminal and not has_terminal():
+            if _held is not None:
+                _held.append(signal.SIGTERM)
+                return
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     signal.signal(HANGUP, on_hangup)
+
+
+_held: list[int] | None = None
+"""Signals that came before somebody listens for them; None before they are held."""
+
+
+def hold_signals() -> None:
+    """Hold signals that ask to stop for `listen_for_signals`: servers are started, and must be ended."""
+    global _held  # noqa: PLW0603 - one for the whole process, like its signals
+    _held = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: _held.append(number))
 
 
 def has_terminal() -> bool:
@@ -117,6 +132,8 @@ async def listen_for_signals(
     ``SIGHUP`` calls `reload`, or stops the proxy if the terminal was closed.
     """
     in_terminal = has_terminal()
+    for number in _held or ():
+        os.kill(os.getpid(), number)
     async for number in signals:
         if number is HANGUP:
             if in_terminal and not has_terminal():

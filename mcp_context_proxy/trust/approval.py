@@ -127,6 +127,8 @@ class Record:
     """Everything that was decided about one server, in memory."""
 
     def __init__(self, kept: ApprovalRecord) -> None:
+        self.kept = kept
+        """The record as the store has it, where nothing is waiting."""
         self.rows: dict[Name, list[ApprovalRow]] = defaultdict(list)
         """Rows by kind and name, the oldest decision first."""
         for row in kept.rows:
@@ -303,8 +305,9 @@ class Approvals:
 
         def decide(kept: ApprovalRecord) -> Additions:
             nonlocal judgement
-            # Anew, because another process may have decided about the same server meanwhile.
-            judgement = self._judge(Record(kept), origin, kind, candidates, signs)
+            if record.waiting or kept != record.kept:
+                # Anew, because another process has decided about the same server meanwhile.
+                judgement = self._judge(Record(kept), origin, kind, candidates, signs)
             return judgement.additions
 
         try:

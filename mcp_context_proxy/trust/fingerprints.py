@@ -280,8 +280,8 @@ _COMPOUND: Final = pattern(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)+|[a-z]+(?:[A-Z][a-
 """A word that is made of several, as names of tools are and words of a sentence are not."""
 
 _PART: Final = pattern(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z0-9]+")
-_ENDING: Final = pattern(r"(?:ies|es|s|y|e)$")
-"""The ending by which a plural differs from its singular."""
+_ENDINGS: Final = ("ies", "es", "s", "y", "e")
+"""Endings by which a plural differs from its singular, the longest first."""
 
 
 def is_distinctive(name: str) -> bool:
@@ -312,7 +312,11 @@ def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
 
 def _words(name: str) -> tuple[str, ...]:
     """Return the words of a name, the same ones for each way to write them together."""
-    return tuple(_ENDING.sub("", word.lower()) for word in _PART.findall(name))
+    return tuple(_stem(word.lower()) for word in _PART.findall(name))
+
+
+def _stem(word: str) -> str:
+    return next((word.removesuffix(ending) for ending in _ENDINGS if word.endswith(ending)), word)
 
 
 def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:

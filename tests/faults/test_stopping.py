@@ -281,6 +281,50 @@ with process.starting_group(stdin):
     await until(lambda: not runs(int(killed.stdout)))
 
 
+@pytest.mark.parametrize("end", ["os._exit(1)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+async def test_servers_that_were_started_ahead_end_with_a_proxy_that_never_connects_them(
+    setup: Setup, end: str
+) -> None:
+    for mode in ("normal", "ignore-sigterm", "ignore-eof"):
+        setup.server(mode)
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from mcp_context_proxy.config import load
+from mcp_context_proxy.config.programs import start_ahead
+
+start_ahead(load(Path(sys.argv[1])))
+sys.stdin.readline()
+{end}
+"""
+    command = [sys.executable, "-c", program, str(setup.workshop.config())]
+    async with await anyio.open_process(command, stderr=None) as process:
+        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 3)
+        assert process.stdin is not None
+        await process.stdin.send(b"\n")
+        await process.wait()
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
+async def test_a_server_that_was_started_ahead_is_the_one_that_is_connected(setup: Setup) -> None:
+    setup.server("normal")
+    async with stdio(real_command(setup.workshop.config())) as client:
+        await client.until_listed(f"normal__{SAFE}")
+
+    assert len(setup.ledger.of("start")) == 1
+
+
+async def test_a_server_that_cannot_be_started_ahead_is_told_with_its_reason(setup: Setup) -> None:
+    setup.server("normal")
+    setup.workshop.server("gone").settings = {"command": "no-such-program"}
+    async with stdio(real_command(setup.workshop.config())) as client:
+        await client.until_listed(f"normal__{SAFE}")
+        refused = await client.call("gone__anything", {})
+
+    assert "no program 'no-such-program' on its PATH" in refused["content"][0]["text"]
+
+
 async def test_the_guardian_is_started_before_the_first_server(setup: Setup) -> None:
     setup.server("normal")
     async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
