@@ -15,15 +15,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.document_reading import files_line, outline
-from mcp_context_proxy.context.records import ContextItem, Delivery, Mode, RequestContext
+from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.session import Delivered, ItemKey, item_by, key_of
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, IncludeMode, Kind, Snapshot
 from mcp_context_proxy.protocol.strangers import one_line
 
-Deliver: TypeAlias = Literal["nothing", "answer", "whole"]
+Deliver: TypeAlias = Literal["nothing", "answer", "prompt"]
 """Amount that a request gives to a model of the documents in its context: nothing but names; the text of an
-answer, within its budget; or all of them whole, as in the text of a prompt."""
+answer, within its budget; or that of a prompt, which has most of them whole (`as_prompt`)."""
 
 EXCERPT_CHARACTERS: Final = 240
 """Length of the piece that was found, where a document is not given whole."""
@@ -118,15 +118,34 @@ def told_again(
     return ToldDocument(document, form, text, is_found)
 
 
-def all_whole(context: RequestContext) -> RequestContext:
-    """Return a context that says that all of its documents were given whole."""
-    given = set(_documents(context))
-    return replace(
-        context,
-        items=tuple(
-            replace(item, delivered=Delivery.WHOLE) if item in given else item for item in context.items
-        ),
+WHOLE_TOKENS: Final = 10_000
+"""Budget of a prompt's text for documents that its query found: a few pages of a handbook fill a context."""
+
+
+def as_prompt(context: RequestContext, found: Found) -> tuple[RequestContext, tuple[ToldDocument, ...]]:
+    """Return a context with the form in which a prompt's text tells each document, and those not told whole.
+
+    The documents of the session are told whole, and so are those that were found, the best first, as far as
+    they fit into `WHOLE_TOKENS` together. Of the others it has an outline, with the place that was found.
+    """
+    chunks = {key_of(one.item): one.chunk for one in found.results if isinstance(one.item, Document)}
+    left, told, forms = WHOLE_TOKENS, list[ToldDocument](), dict[ItemKey, Delivery]()
+    for item in sorted(_documents(context), key=lambda one: -(one.score or 0.0)):
+        key = item.type, item.name
+        document = item_by(found.snapshot, key)
+        is_standing = item.include_mode in SESSION_MODES
+        if is_standing or item.tokens <= left or not isinstance(document, Document):
+            left -= 0 if is_standing else item.tokens
+            forms[key] = Delivery.WHOLE
+        else:
+            text = _outlined(document, item.tokens, chunks.get(key, ""), is_known=False)
+            forms[key] = Delivery.OUTLINE
+            told.append(ToldDocument(document, Delivery.OUTLINE, text, is_found=True))
+    items = (
+        replace(item, delivered=forms[key]) if (key := (item.type, item.name)) in forms else item
+        for item in context.items
     )
+    return replace(context, items=tuple(items)), tuple(told)
 
 
 def given_now(context: RequestContext, snapshot: Snapshot) -> Iterator[tuple[ItemKey, Delivered]]:

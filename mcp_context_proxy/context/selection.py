@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import SEPARATOR, tool_definition
-from mcp_context_proxy.context.delivery import Deliver, ToldDocument, all_whole, deliver
+from mcp_context_proxy.context.delivery import Deliver, ToldDocument, as_prompt, deliver
 from mcp_context_proxy.context.filters import NO_FILTERS
 from mcp_context_proxy.context.records import (
     SESSION_MODES,
@@ -256,8 +256,9 @@ class Selector:
         context = selection.context()
         if selection.deliver == "nothing" or not found.snapshot.documents:
             return SearchAnswer(context, found)
-        if selection.deliver == "whole":
-            return SearchAnswer(all_whole(context), found)
+        if selection.deliver == "prompt":
+            context, told = as_prompt(context, found)
+            return SearchAnswer(context, found, told)
         session = selection.session
         delivered = None if session.id is None else session.delivered
         context, told = deliver(context, found, delivered, self._costs.of_text)

@@ -356,9 +356,9 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             )
         query = query[:QUERY_CHARACTERS]
         session = handle_of(params, self.handles, caller.principal) or caller.session
-        selected = await self.contexts.select(query, session, owner=caller.principal, deliver="whole")
+        selected = await self.contexts.select(query, session, owner=caller.principal, deliver="prompt")
         context, snapshot = selected.context, selected.found.snapshot
-        texts = [rendering.document_message(one) for one in rendering.documents_of(context, snapshot)]
+        texts = rendering.document_messages(context, snapshot, selected.told)
         if tools := rendering.tools_text(context, snapshot, caller.name_of):
             texts.append(tools)
         if selected.recalled:

@@ -486,9 +486,9 @@ async def text_for(contexts: ContextEngine, wanted: TextWanted, owner: str | Non
         wanted.query[:QUERY_CHARACTERS],
         overrides=Overrides(max_tokens=wanted.max_tokens),
         owner=owner,
-        deliver="whole",
+        deliver="prompt",
     )
-    text = context_text(answer.context, answer.found.snapshot, answer.recalled)
+    text = context_text(answer.context, answer.found.snapshot, answer.recalled, answer.told)
     return {"request": as_data(answer.context), "text": text}
 
 

@@ -40,6 +40,28 @@ def test_context_prints_text_for_a_conversation(run: Run, config: Path) -> None:
     assert "- weather__forecast(text?: string): Forecast of the weather" in text
 
 
+def test_a_long_handbook_is_given_as_an_outline_with_the_place_that_was_found(
+    run: Run, config: Path, workshop: Workshop
+) -> None:
+    door = "In rain the garden door stays closed, so that no water comes into the hall. " * 6
+    numbers = " ".join(map(str, range(1000, 8000)))
+    handbook = f"# Handbook\n\n## Rain\n\n{door}\n\n## Numbers of rooms\n\n{numbers}"
+    (workshop.folder / "rules" / "handbook.md").write_text(handbook, encoding="utf-8")
+    run("index", "--config", config)
+    done = run("context", "is the garden door open in rain", "--config", config)
+    (request,) = json.loads(run("requests", "--json", "--config", config).stdout)["requests"]
+    rendered = run("requests", "show", request["id"], "--render", "--config", config)
+
+    assert "In rain the garden door stays closed" in done.stdout
+    assert "tokens), outline:" in done.stdout
+    assert "Read on with read_document" in done.stdout
+    assert "7998 7999" not in done.stdout
+    assert "Rule: tone\n\nBe polite." in done.stdout
+    forms = {one["name"]: one["delivered"] for one in request["items"] if one["type"] == "rule"}
+    assert (forms["handbook"], forms["tone"]) == ("outline", "whole")
+    assert "tokens), outline:" in rendered.stdout
+
+
 @pytest.mark.parametrize(
     ("piped", "query"),
     [
