@@ -16,7 +16,6 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
 from mcp_context_proxy.retrieval.index import KINDS, Index
 from mcp_context_proxy.retrieval.passages import MOST_PASSAGES, PASSAGES_WANTED, Passage, best_passage
-from mcp_context_proxy.retrieval.purposes import WEB_SEARCH, Purpose
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
@@ -47,6 +46,7 @@ from mcp_context_proxy.system.later import np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mcp_context_proxy.retrieval.purposes import Purpose
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
 SEVERAL_SENTENCES = 2
@@ -220,6 +220,8 @@ class QueryScores:
             self.acting = query.actions[:, index.actions[self.items]]
             if query.purpose is not None and query.purpose.added:
                 self.acting[0, self._serving(query.purpose)] += np.float32(query.purpose.added)
+            from mcp_context_proxy.retrieval.purposes import WEB_SEARCH  # noqa: PLC0415 - for searches only
+
             for at, purpose in enumerate(query.purposes, 1):
                 if purpose is not None and purpose is not WEB_SEARCH:
                     self.acting[at, self._serving(purpose)] += np.float32(SERVES_NEED)
