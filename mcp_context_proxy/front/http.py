@@ -76,6 +76,8 @@ ACCEPT_ERROR_SECONDS = 60.0
 
 ACCEPT_ERROR = "socket.accept() out of system resource"
 """Asyncio's message about such a connection: nothing else identifies it."""
+ACCEPT_AGAIN = "._start_serving("
+"""Part of the name of the callback by which asyncio tries again."""
 
 WARNINGS_PER_SECOND, WARNINGS_AT_ONCE = 0.1, 10
 """Rate and burst of the HTTP server's warnings about what clients send, also those without a token."""
@@ -303,21 +305,24 @@ async def serve(
 
         group.start_soon(stop_on_cancel)
         group.start_soon(backlog.watch)
-        with throttle_accept_errors(), throttle_warnings(), anyio.CancelScope(shield=True):
+        throttle_accept_errors()
+        with throttle_warnings(), anyio.CancelScope(shield=True):
             await http.serve(sockets=[bound])
         group.cancel_scope.cancel()
 
 
-@contextmanager
-def throttle_accept_errors() -> Iterator[None]:
-    """Log once in a while that connections cannot be accepted.
+def throttle_accept_errors() -> None:
+    """Have the event loop log only once in a while that connections cannot be accepted.
 
-    Asyncio would try each second as often as connections may be waiting, and log a traceback for each.
+    Asyncio would try each second as often as connections may be waiting, and log a traceback for each, even
+    after the socket is closed.
     """
     loop, logged_at = asyncio.get_running_loop(), -ACCEPT_ERROR_SECONDS
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal logged_at
+        if ACCEPT_AGAIN in repr(context.get("handle")):
+            return
         if context.get("message") != ACCEPT_ERROR:
             loop.default_exception_handler(context)
         elif time.monotonic() - logged_at >= ACCEPT_ERROR_SECONDS:
@@ -325,10 +330,6 @@ def throttle_accept_errors() -> Iterator[None]:
             logger.warning("hosts have to wait to be connected: %s", context.get("exception"))
 
     loop.set_exception_handler(handle)
-    try:
-        yield
-    finally:
-        loop.set_exception_handler(None)
 
 
 @contextmanager

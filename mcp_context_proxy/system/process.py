@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Final, cast
@@ -241,17 +242,19 @@ async def trim_periodically() -> None:
     """
     if _from_c_library("malloc_trim") is None:
         return
-    least, wait = _resident(), TRIM_SECONDS
+    least, wait = resident() or inf, TRIM_SECONDS
     while True:
         await anyio.sleep(wait)
-        before = _resident()
+        before = resident()
+        if before is None:
+            continue
         least = min(least, before)
         if before - least < GROWN_BYTES:
             wait = TRIM_SECONDS
             continue
         # The call releases the interpreter; a thread that allocates meanwhile waits some milliseconds.
         await in_thread(trim_now)
-        returned = before - _resident()
+        returned = before - (resident() or before)
         wait = TRIM_SECONDS if returned >= USEFUL_BYTES else min(2 * wait, TRIM_MAX_SECONDS)
 
 
@@ -264,11 +267,6 @@ def _from_c_library(name: str) -> Any:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
-
-
-def _resident() -> int:
-    """Return the resident memory of the process in bytes."""
-    return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_of_groups(groups: Collection[int]) -> dict[int, int]:
@@ -288,8 +286,11 @@ def resident_of_groups(groups: Collection[int]) -> dict[int, int]:
 
 
 def resident() -> int | None:
-    """Return the resident memory of this process in bytes; None where the system does not tell."""
-    return _resident() if sys.platform == "linux" else None
+    """Return the resident memory of this process in bytes; None where it cannot be read."""
+    try:
+        return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no such file, or no free descriptor to read it with
+        return None
 
 
 def make_private_folder(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import subprocess
+import threading
 from collections import Counter
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -95,19 +97,33 @@ def test_json_that_cannot_be_read_has_one_answer_and_ends_nothing(workshop: Work
     ]
     lines += [f'{{"jsonrpc":"2.0","id":"ask-1","error":{{"code":{value},"message":"x"}}}}']
     lines += ['{"jsonrpc":"2.0","id":"last","method":"ping"}']
-    done = subprocess.run(
-        command(workshop.config(), "serve"),
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = {*range(1, len(PLACES) + 1), "last"}
+    errors = workshop.folder / "errors"
+    with (
+        errors.open("wb") as stderr,
+        subprocess.Popen(
+            command(workshop.config(), "serve"), stdin=PIPE, stdout=PIPE, stderr=stderr, text=True
+        ) as process,
+    ):
+        # Only half a second is given to what is under way when the input ends.
+        overdue = threading.Timer(PATIENCE, process.kill)
+        overdue.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(f"{line}\n" for line in lines))
+        process.stdin.flush()
+        answers: list[dict[str, Any]] = []
+        while expected.difference(answer.get("id") for answer in answers):
+            line = process.stdout.readline()
+            assert line, errors.read_text(encoding="utf-8")
+            answers.append(json.loads(line))
+        process.stdin.close()
+        answers += [json.loads(line) for line in process.stdout]
+        assert process.wait() == 0
+        overdue.cancel()
     counted = Counter(answer["id"] for answer in answers if "method" not in answer)
 
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in errors.read_text(encoding="utf-8")
     assert counted["last"] == 1
     for number, (method, _) in enumerate(PLACES, 1):
         assert counted[number] == 1, (number, method)

@@ -94,6 +94,25 @@ async def main():
 anyio.run(main)
 """
 
+# Frees memory while no file can be opened; prints 1 if that goes on.
+SHORT = """
+import resource
+import anyio
+from mcp_context_proxy.system.process import TRIM_SECONDS, resident, trim_periodically
+
+async def main():
+    async with anyio.create_task_group() as group:
+        group.start_soon(trim_periodically)
+        await anyio.sleep(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        assert resident() is None
+        await anyio.sleep(1.5 * TRIM_SECONDS)
+        print(1)
+        group.cancel_scope.cancel()
+
+anyio.run(main)
+"""
+
 # Makes lists that stay, as an index does; prints how often all objects were searched for garbage meanwhile.
 LISTS = """
 import gc, sys
@@ -132,6 +151,10 @@ def test_memory_of_a_large_message_is_mapped_on_its_own() -> None:
 
     assert by_itself < 1 << 20
     assert told >= 4 << 20
+
+
+def test_memory_is_given_back_although_no_descriptor_is_free_to_read_how_much_there_is() -> None:
+    assert printed(SHORT) == [1]
 
 
 def test_threads_share_one_heap() -> None:

@@ -86,7 +86,8 @@ class Balancer:
 
 async def test_a_rolling_restart_loses_no_call_and_runs_none_twice(workshop: Workshop) -> None:
     server = workshop.server("work", tools=[tool("echo")])
-    config = workshop.config(http={"drain_grace_seconds": 0.5})
+    # Longer than a balancer takes to see on a busy machine that a replica is not ready any more.
+    config = workshop.config(http={"drain_grace_seconds": 3.0})
     numbers, failed, running = itertools.count(1), list[str](), list[HttpProxy]()
     with ExitStack() as stack:
         async with httpx2.AsyncClient(timeout=30) as client:
