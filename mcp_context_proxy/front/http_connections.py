@@ -155,6 +155,7 @@ class _PlainCycle(RequestResponseCycle):
         )
         self.missing = body_bytes
         """Bytes of the body that have not come."""
+        self.flight: Flight | None = None
         self._whole_body, self._taken = Reply[bytes](), False
         self._head, self._chunked = b"", False
 
@@ -165,6 +166,12 @@ class _PlainCycle(RequestResponseCycle):
         if not self.missing and not self._whole_body.done:
             body, self.body = bytes(self.body), bytearray()
             self._whole_body.answer(body)
+
+    def cancel(self, msg: object = None) -> None:
+        """Give the request up, as a task is."""
+        del msg
+        if self.flight is not None:
+            self.flight.cancel()
 
     def broken_off(self) -> None:
         """Note that the rest of the body will not come."""
@@ -352,7 +359,20 @@ class BoundedConnection(H11Protocol):
         if self._ahead:
             self.flow.pause_reading()
         self._enter(self._missing())
-        Flight(self.group).start(cycle.run_asgi(self.app))  # type: ignore[arg-type]
+        # Uvicorn waits for what is in this set when it stops, and cancels what is left at last.
+        self.tasks.add(cycle)  # type: ignore[arg-type]
+        cycle.flight = Flight(self.group)
+        cycle.flight.start(self._answer(cycle))
+
+    async def _answer(self, cycle: _PlainCycle) -> None:
+        try:
+            await cycle.run_asgi(self.app)  # type: ignore[arg-type]
+        except Exception:
+            # boundary: a bug in answering costs one connection
+            logger.exception("a request could not be answered")
+            self.transport.abort()
+        finally:
+            self.tasks.discard(cycle)
 
     def _settle(self) -> None:
         """Enter the phase after a part of a request; once a plain one is over, turn to what came ahead."""

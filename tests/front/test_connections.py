@@ -28,18 +28,22 @@ CLIENTS = 20
 RESET = struct.pack("ii", 1, 0)
 """Have a socket say on closing that nothing more is of interest, as one does that leaves answers unread."""
 
-ASKS = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+ASKS = [
+    b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
+]
 
 
-async def test_a_connection_that_its_client_reset_is_forgotten_at_once() -> None:
-    app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"))])
+@pytest.mark.parametrize("asks", ASKS, ids=["parsed", "plain"])
+async def test_a_connection_that_its_client_reset_is_forgotten_at_once(asks: bytes) -> None:
+    app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"), methods=["GET", "POST"])])
     bound = http.listen("127.0.0.1", 0)
     port = bound.getsockname()[1]
     async with anyio.create_task_group() as group:
         group.start_soon(http.serve, app, bound, Limits())
         for _ in range(CLIENTS):
             async with await anyio.connect_tcp("127.0.0.1", port) as client:
-                await client.send(ASKS)
+                await client.send(asks)
                 assert (await client.receive()).startswith(b"HTTP/1.1 200")
                 plain = client.extra(anyio.abc.SocketAttribute.raw_socket)
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
