@@ -273,7 +273,7 @@ class QueryScores:
                 break
             place = int(places[at])
             item = int(self.items[place])
-            parts = index.lexical.parts(item, self.query.lexical.idf)
+            (parts,) = index.lexical.parts([item], self.query.lexical.idf)
             found[place] = best_passage(index.chunks[item], self._of_chunks(place), parts)
             insort(scores, found[place].score)
         return found
