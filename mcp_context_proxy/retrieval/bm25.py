@@ -190,31 +190,31 @@ class LexicalIndex(Struct, frozen=True, eq=False, dict=True):
         _, having, _ = self._weighted_counts([term])
         return bool(items[having].any())
 
-    def parts(self, item: int, idf: Mapping[str, float]) -> list[tuple[str, str, float]]:
-        """Return the score of one item by field and term, in the order of the query's terms."""
-        part = int(np.searchsorted(self.firsts, item, side="right")) - 1
-        counted, local = self.counts[part], item - int(self.firsts[part])
-        row = slice(counted.offsets[local], counted.offsets[local + 1])
-        own, found = self.norms.reshape(-1, len(FIELDS))[item], list[tuple[str, str, float]]()
-        vocabulary = counted.vocabulary
-        if not vocabulary.size:
-            return found
-        hashes = np.array([hash(term) for term in idf], np.int64)
-        numbers = np.minimum(vocabulary.searchsorted(hashes), vocabulary.size - 1)
-        is_known = vocabulary[numbers] == hashes
-        which, at = (counted.terms[row] == np.where(is_known, numbers, -1)[:, None]).nonzero()
-        fields = counted.fields[row][at]
-        shares = counted.counts[row][at] * own[fields]
-        # Few numbers are left: plain floats are faster than arrays of one or two.
-        weighted = list(zip(fields.tolist(), shares.tolist(), strict=True))
-        terms, ends = list(idf.items()), np.bincount(which, minlength=len(idf)).cumsum().tolist()
-        start = 0
-        for (term, rarity), end in zip(terms, ends, strict=True):
-            if end > start:
-                total = math.fsum(share for _, share in weighted[start:end])
-                factor = rarity * (K1 + 1) / (total + K1)
-                found += [(FIELDS[field], term, factor * share) for field, share in weighted[start:end]]
-            start = end
+    def parts(self, items: Sequence[int], idf: Mapping[str, float]) -> list[list[tuple[str, str, float]]]:
+        """Return the score of each of some items by field and term, in the order of the query's terms."""
+        terms, hashes = list(idf.items()), np.array([hash(term) for term in idf], np.int64)
+        norms, by_source = self.norms.reshape(-1, len(FIELDS)), dict[int, dict[int, int]]()
+        sources = (self.firsts.searchsorted(items, side="right") - 1).tolist()
+        found = []
+        for item, source in zip(items, sources, strict=True):
+            counted, local = self.counts[source], item - int(self.firsts[source])
+            if (asked := by_source.get(source)) is None:
+                asked = by_source[source] = counted.places_of(hashes)
+            row = slice(counted.offsets[local], counted.offsets[local + 1])
+            # Few numbers are left: plain integers and floats are faster than arrays of one or two.
+            at = [place for place, number in enumerate(counted.terms[row].tolist()) if number in asked]
+            fields = counted.fields[row].take(at)
+            shares = (counted.counts[row].take(at) * norms[item].take(fields)).tolist()
+            by_term = dict[int, list[tuple[str, float]]]()
+            for number, field, share in zip(
+                counted.terms[row].take(at).tolist(), fields.tolist(), shares, strict=True
+            ):
+                by_term.setdefault(asked[number], []).append((FIELDS[field], share))
+            own = list[tuple[str, str, float]]()
+            for term, having in sorted(by_term.items()):
+                factor = terms[term][1] * (K1 + 1) / (math.fsum(share for _, share in having) + K1)
+                own += [(field, terms[term][0], factor * share) for field, share in having]
+            found.append(own)
         return found
 
     @cached_property
@@ -303,6 +303,14 @@ class TermCounts(Struct, frozen=True, eq=False):
     counts: Small
     lengths: NDArray[np.float32]
     """[items, fields], in terms."""
+
+    def places_of(self, hashes: NDArray[np.int64]) -> dict[int, int]:
+        """Return terms that occur, by position in the vocabulary, each with its place among the hashes."""
+        if not self.vocabulary.size:
+            return {}
+        positions = np.minimum(self.vocabulary.searchsorted(hashes), self.vocabulary.size - 1)
+        (known,) = (self.vocabulary[positions] == hashes).nonzero()
+        return dict(zip(positions[known].tolist(), known.tolist(), strict=True))
 
     def take(self, rows: NDArray[np.int64]) -> TermCounts:
         """Return the counts of some of the items, in this order."""

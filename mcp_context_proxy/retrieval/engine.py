@@ -473,9 +473,15 @@ def _first_by_number(
 
 
 def _number_near(results: Sequence[Result], suspects: Sequence[Result]) -> int:
-    """Return how many results come before suspected tools: the best, and those that are not far from it."""
-    least = HALF_AS_NEAR * max((one.score for one in suspects), default=0.0)
-    return len(results[:1]) + sum(one.score >= least for one in results[1:])
+    """Return how many results come before suspected tools: the best, and those that are not far from it.
+
+    A request that is copied into a description is nearer than anything honest. So where the best result is
+    not far from the suspected tools itself, the others are compared with it.
+    """
+    nearest = max((one.score for one in suspects), default=0.0)
+    if results and results[0].score >= HALF_AS_NEAR * nearest:
+        nearest = min(nearest, results[0].score)
+    return len(results[:1]) + sum(one.score >= HALF_AS_NEAR * nearest for one in results[1:])
 
 
 def _is_near(result: Result, options: SearchOptions) -> bool:

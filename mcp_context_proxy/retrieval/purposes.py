@@ -171,6 +171,65 @@ _LOOKED_FOR: Final = (
 """Other purposes, each with the form of its requests: ways between two places, places and when they are open,
 scientific papers, where a file is, how large it is."""
 
+OWN_THINGS: Final = _purpose(
+    r"\b(?:web|internet|online|news|image|video|place|local) search|\bsearch engine\b"
+    r"|\bsearch(?:es|ing)? (?:\w+ ){0,3}(?:web|internet|online)\b",
+    "search web internet online news",
+    0,
+    -0.1,
+)
+"""What the caller owns is looked for: a search of the web serves that less than anything else, and is not
+shown for it."""
+
+_OF_MINE: Final = re.compile(
+    r"^\W*(?:please |pls |can you |could you )?(?:find|search|look (?:up|for|through|in)|look|get|show"
+    r"|where(?:'s| is| are)|read|list|open|check)\W+(?:(?:me|through|in|for|all|of|up|at) )*(?:my|our) "
+    r"(?!.*\b(?:web|internet|online|google|near|nearby)\b)",
+    re.IGNORECASE,
+)
+
+_HISTORY: Final = (
+    _purpose(
+        r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
+        r"|\bgit log\b|\blist (?:of )?commits\b|\bhistory of (?:changes|commits|a)\b",
+        "log history blame commits changes",
+        2,
+        0.1,
+    ),
+    re.compile(
+        r"^\W*(?:who|when)\b.{0,40}\b(?:changed|edited|modified|touched|wrote|committed|broke|updated|renamed"
+        r"|deleted|removed|introduced|added|worked on|working on)\b(?=.{0,60}\b(?:files?|lines?|pages?|code"
+        r"|functions?|modules?|class|scripts?|configs?|sections?|repos?|repository|branch|main|master|tests?)\b)",
+        re.IGNORECASE,
+    ),
+)
+"""Questions for who changed something, and when."""
+
+FACTS_OF_A_PERSON: Final = Purpose(MEMORY.said, MEMORY.words, MEMORY.shown, 0.2)
+"""The same where a request is a fact about the caller, or asks for one."""
+
+_ATTRIBUTES = (
+    r"(?:\w+ )?(?:name|birthday|birth ?date|anniversary|age|(?:home |postal |new )?address|nickname|hometown"
+    r"|(?:shoe |shirt |ring )?size|(?:phone |passport |licen[cs]e )?number|favou?rite \w+|blood type"
+    r"|(?:license|number) plate|wi-?fi password|allerg\w+|diet|job title)"
+)
+_PERSONAL: Final = re.compile(
+    r"^\W*(?:(?:please|and|so|by the way|btw|fyi)\W+)?(?:"
+    r"(?:what|who|when|where|how old|which)(?:'s| is| was| are| were)? (?:the "
+    + _ATTRIBUTES
+    + r" of )?my (?:\w+(?:['’]s)? )?(?:"
+    + _ATTRIBUTES
+    + r")\b"
+    r"|(?:what|when|which|how old)(?:'s| is| was| are| were) (?:the )?(?:" + _ATTRIBUTES + r") of my\b"
+    r"|my (?:\w+(?:['’]s)? )?(?:" + _ATTRIBUTES + r") (?:is|isn't|is not|was|has changed|changed)\b"
+    r"|I(?:'m| am| was)? (?:allergic|born|vegetarian|vegan|married|retired|moved|prefer"
+    r"|live (?:in|at|on|near|with)|always use|never use|hate|can't stand|grew up|work (?:at|for|as))\b"
+    r"|(?:what|which|where|when|how old|who)\b.*\b(?:I (?:told|mentioned to|said to) you"
+    r"|you (?:know|remember) about me|what I (?:told|said)))",
+    re.IGNORECASE,
+)
+"""Facts about the caller, and questions for them: things that one tells once."""
+
 _WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "best", "recommend", "facts"}
 """Words with which a question about the world opens."""
 
@@ -287,7 +346,7 @@ def idiom_of(request: str) -> Idiom | None:
 def purpose_of(request: str) -> Purpose | None:
     """Return the general purpose that a request of one need has by its form."""
     beginning = request[:FIRST_OF_REQUEST]
-    for purpose, form in _LOOKED_FOR:
+    for purpose, form in (*_LOOKED_FOR, _HISTORY):
         if form.search(beginning):
             return purpose
     if _AGGREGATED.search(beginning) and _OF_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
@@ -296,6 +355,10 @@ def purpose_of(request: str) -> Purpose | None:
         return CHANGES_OF_ROWS
     if _COUNTED.search(beginning):
         return QUERIES_OF_DATA
+    if _PERSONAL.search(beginning):
+        return FACTS_OF_A_PERSON
+    if _OF_MINE.search(beginning):
+        return OWN_THINGS
     opening = opening_match(beginning)
     word = "" if opening is None else opening.group().lower()
     if opening is not None and beginning[opening.start() :].lower().startswith("look up "):

@@ -275,7 +275,7 @@ class QueryScores:
                 break
             place = int(places[at])
             item = int(self.items[place])
-            parts = index.lexical.parts(item, self.query.lexical.idf)
+            (parts,) = index.lexical.parts([item], self.query.lexical.idf)
             found[place] = best_passage(index.chunks[item], self._of_chunks(place), parts)
             insort(scores, found[place].score)
         return found
@@ -309,8 +309,7 @@ class QueryScores:
         if (missing := options.depth - len(selected)) > 0:
             ordered = self._ordered(max(options.top_k, options.depth), options.depth)
             following = [int(place) for place in ordered[~np.isin(ordered, selected)][:missing]]
-        results = [self._result(place, twins.get(place, ())) for place in selected]
-        return results, [self._result(place) for place in following]
+        return self._results(selected, twins), self._results(following)
 
     def evidence(self, calibration: Calibration) -> float | None:
         """Return the evidence that something is meant; None where it cannot be told."""
@@ -369,7 +368,7 @@ class QueryScores:
             return []
         found = self._serving(purpose)
         found.sort(key=lambda place: -self.fused[place])
-        return [self._result(place) for place in found[: purpose.shown]]
+        return self._results(found[: purpose.shown])
 
     def _serving(self, purpose: Purpose) -> list[int]:
         """Return the places of the tools that serve a general purpose."""
@@ -465,7 +464,8 @@ class QueryScores:
         if not self.lexical.any():
             return 0.0
         best_item = int(self.items[self.lexical.argmax()])
-        matched = {term for _, term, _ in self.query.index.lexical.parts(best_item, self.query.lexical.idf)}
+        (parts,) = self.query.index.lexical.parts([best_item], self.query.lexical.idf)
+        matched = {term for _, term, _ in parts}
         return math.fsum(self.query.lexical.idf[term] for term in matched) / self._query_idf()
 
     def _has_a_word(self) -> bool:
@@ -473,15 +473,20 @@ class QueryScores:
         lexical, telling = self.query.index.lexical, self.query.telling
         return bool(telling) and bool(lexical.score(telling).scores[self.items].any())
 
-    def _result(self, place: int, twins: tuple[Tool, ...] = ()) -> Result:
-        """Return the item at a place with its scores and reasons."""
+    def _results(self, places: Sequence[int], twins: Mapping[int, tuple[Tool, ...]] = {}) -> list[Result]:
+        """Return the items at some places with their scores and reasons."""
+        worded = [place for place in places if self.lexical[place]]
+        found = self.query.index.lexical.parts(self.items[worded].tolist(), self.query.lexical.idf)
+        parts = dict(zip(worded, found, strict=True))
+        return [self._result(place, parts.get(place, []), twins.get(place, ())) for place in places]
+
+    def _result(self, place: int, parts: list[tuple[str, str, float]], twins: tuple[Tool, ...]) -> Result:
+        """Return the item at a place with its reasons; ``parts`` is its score by field and term."""
         query, index, item = self.query, self.query.index, int(self.items[place])
         cosine = float(self.cosine[place]) if self.cosine is not None and index.ready[item] else None
         passage = self.passages.get(place)
         if passage is not None:
             parts = list(passage.terms)
-        else:
-            parts = index.lexical.parts(item, query.lexical.idf) if self.lexical[place] else []
         chunks = index.chunks[item]
         text, chunk = None, chunks[0 if passage is None else passage.chunk]
         if self.dense is not None and self.by_chunk is not None:

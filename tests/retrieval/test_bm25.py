@@ -55,7 +55,7 @@ def test_every_part_of_a_score_is_that_of_the_formula(items: list[Fields], term:
     index = LexicalIndex.build([count_terms(items)])
 
     for position, item in enumerate(items):
-        parts = {field: value for field, _, value in index.parts(position, index.score({term: 1.0}).idf)}
+        parts = {field: value for field, _, value in index.parts([position], index.score({term: 1.0}).idf)[0]}
         assert parts == pytest.approx(reference(items, item, term), rel=1e-4)
 
 
@@ -65,7 +65,7 @@ def test_the_parts_of_a_score_add_up_to_it(items: list[Fields]) -> None:
     query = {"cat": 1.0, "dog": 0.5, "emu": 0.2}
 
     weighed = index.score(query)
-    sums = [sum(value for *_, value in index.parts(i, weighed.idf)) for i in range(len(items))]
+    sums = [sum(value for *_, value in own) for own in index.parts(range(len(items)), weighed.idf)]
     assert sums == pytest.approx(weighed.scores.tolist(), rel=1e-4)
 
 

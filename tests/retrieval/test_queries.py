@@ -12,7 +12,14 @@ from support.servers import real_lists
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.purposes import MEMORY, QUERIES_OF_DATA, WEB_SEARCH
+from mcp_context_proxy.retrieval.purposes import (
+    FACTS_OF_A_PERSON,
+    MEMORY,
+    OWN_THINGS,
+    QUERIES_OF_DATA,
+    WEB_SEARCH,
+    purpose_of,
+)
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
     QUERY_LIMIT,
@@ -419,3 +426,48 @@ def test_a_query_in_english_is_not_taken_for_another_language(query: str) -> Non
 )
 def test_to_look_something_up_may_be_a_search_of_the_web(query: str, is_for_the_web: bool) -> None:
     assert (read(query).purpose is WEB_SEARCH) is is_for_the_web
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "what's my sister's birthday",
+        "What was the name of my dentist?",
+        "my phone number has changed, it is 555 now",
+        "I'm allergic to peanuts",
+        "I prefer tabs over spaces",
+        "where does Tom live according to what I told you",
+    ],
+)
+def test_facts_about_the_caller_are_for_a_memory(request_: str) -> None:
+    assert purpose_of(request_) is FACTS_OF_A_PERSON
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["find my notes about the garden", "search our wiki for the rota", "where are my tax papers"],
+)
+def test_what_the_caller_owns_is_not_looked_for_on_the_web(request_: str) -> None:
+    assert purpose_of(request_) is OWN_THINGS
+    assert OWN_THINGS.added < 0
+    assert OWN_THINGS.shown == 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "find a hotel near my office",
+        "search the web for my company",
+        "find my pizza place nearby",
+        "I live stream games, mute the microphone",
+        "my laptop is slow",
+        "what is my next meeting",
+    ],
+)
+def test_speaking_of_oneself_alone_is_neither(request_: str) -> None:
+    assert purpose_of(request_) not in (FACTS_OF_A_PERSON, OWN_THINGS)
+
+
+def test_who_changed_something_is_in_its_history() -> None:
+    assert read("who changed this file last").read_as == "show history log of who changed this file last"
+    assert read("who is this file from").read_as is None

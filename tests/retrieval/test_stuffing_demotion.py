@@ -283,3 +283,23 @@ def test_top_n_and_include_score_hold_for_suspected_tools_too(
 
     assert 5 <= len(ranking.results) <= shown
     assert all(one.cosine is not None and one.cosine >= include_score for one in ranking.results[5:])
+
+
+def test_a_copied_request_comes_after_what_is_half_as_near_as_the_best_honest_tool(
+    word_vectors: Callable[..., Any], tool: Build, snapshot: Callable[..., Snapshot]
+) -> None:
+    """Nothing honest is as near as the request itself is."""
+    second = tool("forward", "Forward a mail from the archive of the office.", server="archive")
+    copied = [f"{QUERY}. {QUERY} and tell the others", *STUFFED[1:]]
+    options = SearchOptions(top_n=6, include_score=inf)
+
+    ranking = Engine(word_vectors()).search(
+        QUERY, snapshot(*honest(tool), second, *stuffed(tool, copied)), Filters(), options
+    )
+
+    scores = {one.item.name: one.score for one in ranking.results}
+    (place,) = [at for at, name in enumerate(found(ranking)) if name.startswith("helper")]
+    nearest, best = ranking.results[place].score, scores["send_mail"]
+    assert nearest / 2 < best < nearest
+    assert best / 2 < scores["forward"] < nearest / 2
+    assert found(ranking).index("forward") < place
