@@ -7,7 +7,7 @@ that came from variables, credentials in URLs, and arguments with the name of a 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
@@ -79,6 +79,8 @@ class Fleet:
         self._unprobed = Unprobed(store)
         self.keep_line: KeepLine | None = None
         """Takes each line of a server's stderr; set before any server starts."""
+        self.catch_up: Callable[[], Awaitable[None]] | None = None
+        """Waits until the catalog has all lists so far; set before any server starts."""
         self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = Clients(
             {config.name: self._client(config) for config in configs if config.enabled}
@@ -111,7 +113,12 @@ class Fleet:
             keep_line=lambda name, line: None if self.keep_line is None else self.keep_line(name, line),
         )
         client.subscriptions.set_log_level(self._log_level)
+        client.judged = self._wait_judged
         return client
+
+    async def _wait_judged(self) -> None:
+        if self.catch_up is not None:
+            await self.catch_up()
 
     async def __aenter__(self) -> Fleet:
         self._group = anyio.create_task_group()

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
 
@@ -111,6 +111,8 @@ class ServerLifecycle:
         self.output = Output(server=config.name, limits=limits, redact=self._redact, keep_line=keep_line)
         self._lists = Lists(config.name, limits, self._redact, on_change)
         self._inbound, self._on_state, self._logins = inbound, on_state, logins
+        self.judged: Callable[[], Awaitable[None]] | None = None
+        """Waits until the catalog has judged the lists that were reported; None where nothing judges."""
         self._has_answered = False
         """True once the server has answered a client since it was connected."""
         self._idle = IdleTimer(config)
@@ -253,6 +255,9 @@ class ServerLifecycle:
                         await self._lists.resume(connected)
                     else:
                         await self._lists.fetch_first(connected)
+                        if self.introduction is not None and self._lists.publish() and self.judged:
+                            # Calls wait for a server that is known, and a tool may not be what it was.
+                            await self.judged()
                         if self.config.start == "lazy":
                             await self._save(connected)
                     scope.deadline = float("inf")

@@ -126,11 +126,13 @@ class Lists:
         """Lists that this connection has not delivered at all."""
         self._notice = anyio.Event()
 
-    def publish(self) -> None:
-        """Report the listing if it differs from the last one reported."""
-        if self.current is not self._published:
-            self._published = self.current
-            self._on_change()
+    def publish(self) -> bool:
+        """Report the listing if it differs from the last one reported; return whether it does."""
+        if self.current is self._published:
+            return False
+        self._published = self.current
+        self._on_change()
+        return True
 
     async def resume(self, connected: Connected) -> None:
         """Serve the known listing over a new connection, and fetch everything again in the background."""

@@ -140,6 +140,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             DownstreamError: see `Link.request`.
             RequestError: the call continues one that nobody knows.
         """
+        if self.fleet.clients[tool.server].connected is None:
+            tool = await self._as_listed(tool, params, caller)
         sent = {**params, "name": envelope.raw(tool.name)}
         arguments = params.get("arguments")
         if arguments is not None and envelope.starts_with(arguments, b'"'):
@@ -186,6 +188,25 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
             return await self._fitted(tool, params, caller, result, direct=through is None)
         return mark_untrusted(tool.server, result) if client.config.spotlight else result
+
+    async def _as_listed(self, tool: Tool, params: Members, caller: Caller) -> Tool:
+        """Wait for the server of a tool that is known from before, and return the tool as it is now.
+
+        Raises:
+            UnknownItemError: the tool is gone, or waits for a person's approval, because it has changed.
+        """
+        await in_task()
+        client = self.fleet.clients[tool.server]
+        on_wait = partial(tell_waiting, params, caller.notify)
+        await self.wait_for_server(tool.server, on_wait)
+        if client.connected is None:
+            # It cannot be called now, and the call says why.
+            return tool
+        snapshot = self.catalog.snapshot
+        found = snapshot.tools.get(tool.exposed_name)
+        if found is None or (found.server, found.name) != (tool.server, tool.name):
+            found = names.tool_named(snapshot, tool.name, tool.server, name_of=caller.name_of)
+        return found
 
     async def _fitted(
         self, tool: Tool, params: Members, caller: Caller, result: bytes, direct: bool

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from support.ledger import until
 from support.listings import approve
@@ -71,6 +72,31 @@ async def test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_appr
         approve(store, "calc")
         await until(lambda: "calc__add" in proxy.catalog.snapshot.tools)
         assert not (await host.call("calc__add")).get("isError")
+
+
+async def test_a_call_that_waits_for_a_server_runs_only_if_the_tool_is_still_what_it_was(
+    workshop: Workshop, config: Path, calc: Server
+) -> None:
+    """The tool is listed as it is remembered, and called before its server has said what it has become."""
+    async with inside(config):
+        pass
+    ready = workshop.flag("ready")
+    now_lists(calc, tools=PULLED, on={"initialize": [{"wait": str(ready)}]})
+    async with inside(config, settled=False) as proxy:
+        host, results = Host(proxy, "handshake"), dict[str, Any]()
+
+        async def call(name: str) -> None:
+            results[name] = await host.call(name)
+
+        async with anyio.create_task_group() as group:
+            for name in ("calc__add", "calc__sub"):
+                group.start_soon(call, name)
+            await calc.ledger.until(lambda ledger: len(ledger.messages("initialize")) == 2)
+            ready.touch()
+
+    assert SENTENCE in results["calc__add"]["content"][0]["text"]
+    assert not results["calc__sub"].get("isError")
+    assert len(calc.ledger.calls()) == 1
 
 
 async def test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected(
