@@ -195,7 +195,8 @@ class HttpSessions:
     def end(self, session: StreamableSession) -> None:
         """End a session, with an error for each of its open requests."""
         if self._open.pop(session.id, None) is not None:
-            for exchange, _ in session.exchanges.values():
+            # A copy, because one that is in a flight ends at once, and is open no more.
+            for exchange, _ in tuple(session.exchanges.values()):
                 exchange.end(ENDED)
             self._gateway.end_session(session.state)
 

@@ -162,6 +162,29 @@ async def test_an_ended_session_is_not_found(proxy: HttpProxy) -> None:
     assert after.status_code == 404
 
 
+async def test_a_session_that_is_ended_during_calls_ends_all_of_them(
+    proxy: HttpProxy, server: Server
+) -> None:
+    async with httpx2.AsyncClient(timeout=20, base_url=proxy.base) as client:
+        opened = await client.post("/mcp", json=INITIALIZE, headers=ACCEPT)
+        session = ACCEPT | {"mcp-session-id": opened.headers["mcp-session-id"]}
+        before, answered = len(server.ledger.calls("hang")), list[str]()
+
+        async def call(number: int) -> None:
+            params = {"name": "work__hang", "arguments": {}}
+            message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+            answered.append((await client.post("/mcp", json=message, headers=session)).text)
+
+        async with anyio.create_task_group() as group:
+            for number in range(5):
+                group.start_soon(call, number)
+            await server.ledger.until(lambda ledger: len(ledger.calls("hang")) == before + 5)
+            ended = await client.delete("/mcp", headers=session)
+
+    assert ended.status_code == 200
+    assert ["the session was ended" in each for each in answered] == [True] * 5
+
+
 async def test_an_unknown_session_is_not_found(proxy: HttpProxy) -> None:
     headers = ACCEPT | {"mcp-session-id": "0" * 32, "mcp-protocol-version": HANDSHAKE}
 
