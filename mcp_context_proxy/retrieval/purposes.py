@@ -346,18 +346,21 @@ def idiom_of(request: str) -> Idiom | None:
 def purpose_of(request: str) -> Purpose | None:
     """Return the general purpose that a request of one need has by its form."""
     beginning = request[:FIRST_OF_REQUEST]
-    for purpose, form in (*_LOOKED_FOR, _HISTORY):
+    purpose, form = _HISTORY
+    if form.match(beginning):
+        return purpose
+    for purpose, form in _LOOKED_FOR:
         if form.search(beginning):
             return purpose
-    if _AGGREGATED.search(beginning) and _OF_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
+    if _AGGREGATED.match(beginning) and _OF_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
         return QUERIES_OF_ROWS
-    if _CHANGED_ROWS.search(beginning) and not _OF_SHEETS.search(beginning):
+    if _CHANGED_ROWS.match(beginning) and not _OF_SHEETS.search(beginning):
         return CHANGES_OF_ROWS
-    if _COUNTED.search(beginning):
+    if _COUNTED.match(beginning):
         return QUERIES_OF_DATA
-    if _PERSONAL.search(beginning):
+    if _PERSONAL.match(beginning):
         return FACTS_OF_A_PERSON
-    if _OF_MINE.search(beginning):
+    if _OF_MINE.match(beginning):
         return OWN_THINGS
     opening = opening_match(beginning)
     word = "" if opening is None else opening.group().lower()
