@@ -308,22 +308,35 @@ class DownstreamClient(ServerLifecycle):
         A caller that wants progress is told once a second that it waits.
         """
         if self.connected is None:
-            await in_task()
-            async with anyio.create_task_group() as group:
-                if outgoing.wants_progress and outgoing.on_notification is not None:
-                    group.start_soon(self._tell_waiting, outgoing.on_notification)
-                await self.wake(self.config.connect_timeout)
-                group.cancel_scope.cancel()
+            notify = outgoing.on_notification if outgoing.wants_progress else None
+
+            def tell(seconds: float, standing: str) -> None:
+                if notify is not None:
+                    notify(PROGRESS, waiting_facts(seconds, standing))
+
+            await self.wait_connected(tell)
         if self.connected is None:
             raise self.unavailable()
         return self.connected
 
-    async def _tell_waiting(self, notify: Notify) -> None:
+    async def wait_connected(self, on_wait: Callable[[float, str], None]) -> None:
+        """Wake the server if it sleeps, and wait for the attempt to connect, if there is one.
+
+        Args:
+            on_wait: Called once a second with the seconds so far and where the server stands.
+        """
+        await in_task()
         began = anyio.current_time()
-        while True:
-            standing = f"{self.name}: {self.standing}"
-            notify(PROGRESS, waiting_facts(anyio.current_time() - began, standing))
-            await anyio.sleep(WAITING_TOLD_SECONDS)
+
+        async def tell() -> None:
+            while True:
+                on_wait(anyio.current_time() - began, f"{self.name}: {self.standing}")
+                await anyio.sleep(WAITING_TOLD_SECONDS)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(tell)
+            await self.wake(self.config.connect_timeout)
+            group.cancel_scope.cancel()
 
     def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
         """Return whether a request goes over the connection that all share."""

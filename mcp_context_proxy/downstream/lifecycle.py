@@ -202,14 +202,12 @@ class ServerLifecycle:
         """Connect, serve, and reconnect after a loss, until cancelled."""
         self._era_memory.load()
         while True:
-            may_sleep = False
             if self.introduction is not None:
                 # It has been ready before and will be again: callers wait for it instead of failing.
                 self._expect_callers()
-                may_sleep = self.config.start == "lazy" or self.state is ServerState.ASLEEP
-                if may_sleep:
+                if self.config.start == "lazy" or self.state is ServerState.ASLEEP:
                     await self._called.wait()
-            backoff_seconds = await self._connect_once(starts, may_sleep)
+            backoff_seconds = await self._connect_once(starts)
             if self.state is ServerState.ASLEEP:
                 continue
             if backoff_seconds:
@@ -226,11 +224,8 @@ class ServerLifecycle:
                 self.retry_at = None
             self.restarts += 1
 
-    async def _connect_once(self, starts: StartLimiter, may_sleep: bool) -> float:
-        """Connect and serve until the connection ends; return the seconds to wait before the next attempt.
-
-        With `may_sleep` the server slept until now, so a caller may be waiting for it.
-        """
+    async def _connect_once(self, starts: StartLimiter) -> float:
+        """Connect and serve until the connection ends; return the seconds to wait before the next attempt."""
         ready_at: float | None = None
         while_idle = self._login_wanted = False
         seconds = self._start_seconds
@@ -250,16 +245,12 @@ class ServerLifecycle:
                     await self._era_memory.succeeded(connected.introduction)
                     version = await in_thread(package_version, config, connected.process_group)
                     connected = replace(connected, version=version)  # noqa: PLW2901 - the same connection
-                    if may_sleep and self._idle.last_used is not None:
-                        # A caller is waiting, and need not wait for lists that are known.
-                        await self._lists.resume(connected)
-                    else:
-                        await self._lists.fetch_first(connected)
-                        if self.introduction is not None and self._lists.publish() and self.judged:
-                            # Calls wait for a server that is known, and a tool may not be what it was.
-                            await self.judged()
-                        if self.config.start == "lazy":
-                            await self._save(connected)
+                    await self._lists.fetch_first(connected)
+                    if self.introduction is not None and self._lists.publish() and self.judged:
+                        # Calls wait for a server that is known, and a tool may not be what it was.
+                        await self.judged()
+                    if self.config.start == "lazy":
+                        await self._save(connected)
                     scope.deadline = float("inf")
                     free_slot()
                     ready_at = self._idle.ready_at = anyio.current_time()

@@ -134,11 +134,6 @@ class Lists:
         self._on_change()
         return True
 
-    async def resume(self, connected: Connected) -> None:
-        """Serve the known listing over a new connection, and fetch everything again in the background."""
-        self._replace(await _fit_headers(self.current, connected.link))
-        self.mark_stale()
-
     async def fetch_first(self, connected: Connected) -> None:
         """Fetch all lists of a new connection.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -37,7 +38,7 @@ from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, Request
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import one_line, stranger_json, unmarked
 from mcp_context_proxy.server import rendering
-from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
+from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
 from mcp_context_proxy.server.notifications import Watches
 from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.skills import Skills
@@ -313,6 +314,11 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
                 "prompts/get", await self._with_context(params, caller), caller.era
             )
         prompt = await self._resolve(name, params, caller)
+        client = self.fleet.clients[prompt.server]
+        if client.connected is None:
+            # It is known from before, and may not be what it was.
+            await client.wait_connected(partial(tell_waiting, params, caller.notify))
+            prompt = await self._resolve(name, params, caller)
         sent = {**params, "name": envelope.raw(prompt.name)}
         return await self._forward(prompt.server, "prompts/get", sent, caller, f"prompt {prompt.name!r}")
 

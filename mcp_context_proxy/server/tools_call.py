@@ -195,10 +195,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             UnknownItemError: the tool is gone, or waits for a person's approval, because it has changed.
         """
-        await in_task()
         client = self.fleet.clients[tool.server]
-        on_wait = partial(tell_waiting, params, caller.notify)
-        await self.wait_for_server(tool.server, on_wait)
+        await client.wait_connected(partial(tell_waiting, params, caller.notify))
         if client.connected is None:
             # It cannot be called now, and the call says why.
             return tool

@@ -31,6 +31,8 @@ TRUST = (
             APPROVING + "test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected",
             APPROVING + "test_a_tool_that_changed_over_a_restart_is_nowhere_until_a_person_approves_it",
             APPROVING + "test_a_call_that_waits_for_a_server_runs_only_if_the_tool_is_still_what_it_was",
+            APPROVING
+            + "test_a_request_that_wakes_a_server_is_sent_only_if_its_tool_or_prompt_is_what_it_was",
             "trust/test_relatives.py::test_a_sign_of_an_attack_counts_in_whatever_letters_it_is_drawn",
             "trust/test_relatives.py::test_a_sign_of_an_attack_counts_in_whatever_a_server_has_models_read",
         ),

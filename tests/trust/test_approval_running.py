@@ -99,6 +99,29 @@ async def test_a_call_that_waits_for_a_server_runs_only_if_the_tool_is_still_wha
     assert len(calc.ledger.calls()) == 1
 
 
+@pytest.mark.parametrize("first", ["tools/call", "prompts/get"])
+async def test_a_request_that_wakes_a_server_is_sent_only_if_its_tool_or_prompt_is_what_it_was(
+    workshop: Workshop, calc: Server, first: str
+) -> None:
+    calc.settings |= {"start": "lazy"}
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    async with inside(config):
+        pass
+    now_lists(calc, tools=PULLED, prompts=[{"name": "greet", "description": "Greets everybody"}])
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+        if first == "prompts/get":
+            with pytest.raises(RpcError, match="withheld"):
+                await host.request("prompts/get", {"name": "calc__greet"})
+            return
+        assert "calc__add" in proxy.catalog.snapshot.tools
+        refused = await host.call("calc__add")
+        assert SENTENCE in refused["content"][0]["text"]
+        assert not (await host.call("calc__sub")).get("isError")
+
+    assert len(calc.ledger.calls()) == 1
+
+
 async def test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected(
     workshop: Workshop, config: Path, calc: Server
 ) -> None:
