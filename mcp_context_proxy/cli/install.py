@@ -441,7 +441,7 @@ def uninstall_hook(host: str, dry_run: bool) -> None:
 @hook_command.command("run", hidden=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_hook(arguments: tuple[str, ...]) -> None:
-    """Answer a hook; see `bridge.hook`. Here, where there are no sockets, with nothing."""
+    """Answer a hook; see `bridge.asking`. Here, where there are no sockets, with nothing."""
     del arguments
 
 
