@@ -268,11 +268,15 @@ async def test_calls_searches_and_lists_go_on_without_the_store_and_nothing_is_l
         assert proxy.statistics.usage is not None
         await proxy.statistics.usage.flush()
         server.kill()
-        for _ in range(5):
-            await work()
-        await proxy.statistics.usage.flush()
-        problems = proxy.health()["problems"]
-        await anyio.to_thread.run_sync(server.start)
+        try:
+            for _ in range(5):
+                await work()
+            await proxy.statistics.usage.flush()
+            # Another write may have begun before, and the problem is known once one of them has failed.
+            problems = await until(lambda: proxy.health().get("problems"))
+        finally:
+            # The tests after this one need it, too.
+            await anyio.to_thread.run_sync(server.start)
 
         async def counted() -> int:
             assert proxy.statistics.usage is not None
