@@ -110,7 +110,7 @@ class ContextOptions(Struct, frozen=True):
     list_tokens: int = 0
     """Budget, without ``max_tokens``, of a list that is filled because little is known about the request."""
     learned: bool = True
-    """False to search without learned pairs, in a comparison (`statistics.trial`)."""
+    """False to search without learned pairs, in a comparison (`statistics.report`)."""
 
 
 class DomainOverrides(Struct, frozen=True):

@@ -284,6 +284,15 @@ class FailureLog:
         self._warned_at: float | None = None
         self._lasting: StoreError | None = None
 
+    @contextlib.contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log the failure of what is done inside."""
+        try:
+            yield
+        except StoreError as error:
+            self.failed(error)
+            raise
+
     def failed(self, error: StoreError) -> None:
         """Log a failure: a warning, or a debug message soon after one."""
         with self._lock:
@@ -358,7 +367,7 @@ class SqliteDatabase(Database):
         self._failures = FailureLog()
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._logging_failures(), self._reading.acquire() as connection:
+        with self._failures.logged(), self._reading.acquire() as connection:
             return connection.execute(statement, parameters).fetchall()
 
     def schema_version(self) -> int:
@@ -370,7 +379,7 @@ class SqliteDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self, area: str | None = None, *, shared: bool = False) -> Iterator[Transaction]:
-        with self._logging_failures(), self._writing.acquire() as connection, _immediate(connection):
+        with self._failures.logged(), self._writing.acquire() as connection, _immediate(connection):
             yield SqliteTransaction(connection)
         self._failures.recovered()
 
@@ -385,14 +394,6 @@ class SqliteDatabase(Database):
     def close(self) -> None:
         self._reading.close()
         self._writing.close()
-
-    @contextlib.contextmanager
-    def _logging_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except StoreError as error:
-            self._failures.failed(error)
-            raise
 
 
 class ReopeningConnection:

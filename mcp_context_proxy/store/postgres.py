@@ -118,7 +118,7 @@ class PostgresDatabase(Database):
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         query, values = translated(statement, self._schema), adapted(parameters)
-        with self._logging_failures():
+        with self._failures.logged():
             try:
                 with self._connection() as connection:
                     return connection.execute(query, values).fetchall()
@@ -130,7 +130,7 @@ class PostgresDatabase(Database):
     def change(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         """Write with one statement, which the server commits by itself: one exchange instead of three."""
         query, values = translated(statement, self._schema), adapted(parameters)
-        with self._logging_failures(), self._connection() as connection:
+        with self._failures.logged(), self._connection() as connection:
             changed = connection.execute(query, values).rowcount
         self._failures.recovered()
         return changed
@@ -148,7 +148,7 @@ class PostgresDatabase(Database):
             lock = "SHARE" if shared else "UPDATE"
             table = f"{_quoted(self._schema)}.areas"
             begin += f"; SELECT revision FROM {table} WHERE area = '{area}' FOR {lock}"
-        with self._logging_failures(), self._connection() as connection:
+        with self._failures.logged(), self._connection() as connection:
             connection.execute(begin.encode())
             yield PostgresTransaction(connection, self._schema, self._upkeep)
             if connection.execute("COMMIT").statusmessage != "COMMIT":
@@ -191,12 +191,12 @@ class PostgresDatabase(Database):
         self._drop_idle()
 
     def schema_version(self) -> int:
-        with self._logging_failures(), self._connection(prepare=False) as connection:
+        with self._failures.logged(), self._connection(prepare=False) as connection:
             return self._version_on(connection)
 
     def migrate(self) -> tuple[int, int]:
         connected = self._connection(prepare=False, seconds=MIGRATION_SECONDS)
-        with self._logging_failures(), connected as connection:
+        with self._failures.logged(), connected as connection:
             return self._migrate_on(connection)
 
     @contextlib.contextmanager
@@ -332,14 +332,6 @@ class PostgresDatabase(Database):
             raise kind(self.place, _said(error)) from error
         except (psycopg.Error, UnicodeError) as error:
             raise StoreError(self.place, _said(error)) from error
-
-    @contextlib.contextmanager
-    def _logging_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except StoreError as error:
-            self._failures.failed(error)
-            raise
 
 
 class ServerAwayError(StoreUnavailableError):
