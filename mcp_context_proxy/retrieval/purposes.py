@@ -17,6 +17,7 @@ from msgspec import Struct
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.retrieval.actions import ASKED_FOR_ALL, ORDERS, QUESTIONS, opening_match
 from mcp_context_proxy.retrieval.text import identifier_words, terms
+from mcp_context_proxy.system.later import pattern
 
 FIRST_CHARACTERS = 300
 """Characters of a description in which a tool says what it does."""
@@ -44,7 +45,7 @@ class Purpose(Struct, frozen=True, eq=False):
 
 
 def _purpose(said: str, words: str, shown: int, added: float = 0.0) -> Purpose:
-    return Purpose(re.compile(said, re.IGNORECASE), dict.fromkeys(terms(words), 1.0), shown, added)
+    return Purpose(pattern(said, re.IGNORECASE), dict.fromkeys(terms(words), 1.0), shown, added)
 
 
 WEB_SEARCH: Final = _purpose(
@@ -107,7 +108,7 @@ _LOOKED_FOR: Final = (
             2,
             0.1,
         ),
-        re.compile(
+        pattern(
             r"\b(?:come|get|go|drive|walk|cycle|travel|far|long|way|route)\b.{0,100}?\bto (?:the )?\w.{0,60}?"
             r"\b(?:by (?:train|car|bus|bike|boat|ferry|plane|public transport)|on foot|from here)\b"
             r"|\bhow (?:far|long)\b.{0,30}? from [A-Z].{1,40}? to [A-Z]"
@@ -122,7 +123,7 @@ _LOOKED_FOR: Final = (
             2,
             0.1,
         ),
-        re.compile(
+        pattern(
             rf"^\W*(?:is|are|when (?:is|does|do)) the (?:\w+ ){{0,3}}?(?:{_PLACES})\b.{{0,60}} (?:open|close)"
             r"|\b(?:near me|nearby|near here|around here|close to here|in the neighbou?rhood)\b",
             re.IGNORECASE,
@@ -135,7 +136,7 @@ _LOOKED_FOR: Final = (
             2,
             0.1,
         ),
-        re.compile(
+        pattern(
             r"\b(?:scientific|academic|scholarly|peer[- ]reviewed|research)\W+(?:\w+\W+)?"
             r"(?:papers?|articles?|studies|study|literature|publications?)\b|\bpreprints?\b"
             r"|\b(?:papers?|articles?|studies|publications?) (?:scientific|academic|scholarly)\b",
@@ -149,7 +150,7 @@ _LOOKED_FOR: Final = (
             1,
             0.1,
         ),
-        re.compile(
+        pattern(
             r"^\W*where (?:did|have) (?:I|we) (?:put|saved?|stored?|leave|left) (?:the |my |our )?(?:\w+ )?"
             rf"(?:{_FILES}|contracts?|invoices?|letters?|reports?|slides|cv|resume|forms?|receipts?|tax\w*)\b",
             re.IGNORECASE,
@@ -162,7 +163,7 @@ _LOOKED_FOR: Final = (
             1,
             0.1,
         ),
-        re.compile(
+        pattern(
             rf"^\W*how (?:big|large|long|old) (?:is|are) (?:the |my |this |that )?(?:\w+ )?(?:{_FILES})\b",
             re.IGNORECASE,
         ),
@@ -181,7 +182,7 @@ OWN_THINGS: Final = _purpose(
 """What the caller owns is looked for: a search of the web serves that less than anything else, and is not
 shown for it."""
 
-_OF_MINE: Final = re.compile(
+_OF_MINE: Final = pattern(
     r"^\W*(?:please |pls |can you |could you )?(?:find|search|look (?:up|for|through|in)|look|get|show"
     r"|where(?:'s| is| are)|read|list|open|check)\W+(?:(?:me|through|in|for|all|of|up|at) )*(?:my|our) "
     r"(?!.*\b(?:web|internet|online|google|near|nearby)\b)",
@@ -196,7 +197,7 @@ _HISTORY: Final = (
         2,
         0.1,
     ),
-    re.compile(
+    pattern(
         r"^\W*(?:who|when)\b.{0,40}\b(?:changed|edited|modified|touched|wrote|committed|broke|updated|renamed"
         r"|deleted|removed|introduced|added|worked on|working on)\b(?=.{0,60}\b(?:files?|lines?|pages?|code"
         r"|functions?|modules?|class|scripts?|configs?|sections?|repos?|repository|branch|main|master|tests?)\b)",
@@ -213,7 +214,7 @@ _ATTRIBUTES = (
     r"|(?:shoe |shirt |ring )?size|(?:phone |passport |licen[cs]e )?number|favou?rite \w+|blood type"
     r"|(?:license|number) plate|wi-?fi password|allerg\w+|diet|job title)"
 )
-_PERSONAL: Final = re.compile(
+_PERSONAL: Final = pattern(
     r"^\W*(?:(?:please|and|so|by the way|btw|fyi)\W+)?(?:"
     r"(?:what|who|when|where|how old|which)(?:'s| is| was| are| were)? (?:the "
     + _ATTRIBUTES
@@ -236,7 +237,7 @@ _WORLDLY: Final = QUESTIONS | {"find", "search", "google", "news", "latest", "be
 _OWN: Final = frozenset({"i", "my", "mine", "we", "us", "our", "ours", "this", "these", "here", "it"})
 """Words with which a caller speaks of what is theirs, or of what is at hand."""
 
-_COUNTED: Final = re.compile(
+_COUNTED: Final = pattern(
     r"^\W*(?:(?:show|tell|give) me )?(?:what(?:'s| is| was| are) )?(?:the )?"
     r"(?:how many (?!people\b|times\b|days\b|hours\b|calories\b|steps\b|minutes\b)\w+"
     r"|(?:total|sum|average|mean|median|number|count) (?:\w+ ){0,2}?of (?:all )?(?:the |our |my )?\w+"
@@ -245,15 +246,15 @@ _COUNTED: Final = re.compile(
 )
 """Questions for a number of things, or for a sum of them."""
 
-_OF_ROWS: Final = re.compile(
+_OF_ROWS: Final = pattern(
     r"\b(?:rows|records)\b|\b(?:from|in) (?:the |our |my )?(?:\w+ ){0,2}(?:db|database|tables?|collection)\b",
     re.IGNORECASE,
 )
-_OF_SHEETS: Final = re.compile(
+_OF_SHEETS: Final = pattern(
     r"\b(?:work|spread)?(?:sheet|book)s?\b|\bcells?\b|\bexcel\b|\bcsv\b", re.IGNORECASE
 )
 
-_CHANGED_ROWS: Final = re.compile(
+_CHANGED_ROWS: Final = pattern(
     r"^\W*(?:please )?(?:add|insert|put|delete|remove|update|change|set)\b.*"
     r"(?:\b(?:rows?|records?|entry|entries)\b.*\b(?:to|into|in|from|of) (?:the |our |my )?"
     r"(?!the|our|my|first|second|third|last|next|this|that|same|new|whole)\w+ table\b"
@@ -261,7 +262,7 @@ _CHANGED_ROWS: Final = re.compile(
     re.IGNORECASE,
 )
 
-_AGGREGATED: Final = re.compile(
+_AGGREGATED: Final = pattern(
     r"^\W*(?:(?:show|tell|give|get) me )?(?:what(?:'s| is| was| are) )?(?:the )?"
     r"(?:how many|how much|average|avg|total|sum|mean|median|highest|lowest|maximum|minimum|max|min|top \d+"
     r"|number|count)\b",
@@ -275,7 +276,7 @@ _COURTESIES = (
 
 IDIOMS: Final = (
     (
-        re.compile(
+        pattern(
             _COURTESIES + r"(?P<idiom>(?:remember|memori[sz]e|keep in (?:mind|memory)|bear in mind"
             r"|(?:do not|don't|dont|never) forget"
             r"|make a (?:mental )?note|take note|note(?= that\b)"
@@ -286,7 +287,7 @@ IDIOMS: Final = (
         "add to memory",
     ),
     (
-        re.compile(
+        pattern(
             _COURTESIES + r"(?P<idiom>(?:what do you (?:still )?(?:know|remember|recall) (?:about|of)"
             r"|do you (?:still )?(?:remember|recall)(?= (?:me|my|our|what|when|who|where)\b)"
             r"|(?:what|when|where) did I (?:say|tell you|mention)"
@@ -297,7 +298,7 @@ IDIOMS: Final = (
         "search memory for",
     ),
     (
-        re.compile(
+        pattern(
             _COURTESIES + r"(?P<idiom>(?:what|when|where) (?:did|have) (?:I|we)"
             r" (?:write|written|note|noted|jot|jotted)(?: down)?)\b(?! to\b)",
             re.IGNORECASE,
@@ -305,7 +306,7 @@ IDIOMS: Final = (
         "search notes",
     ),
     (
-        re.compile(
+        pattern(
             _COURTESIES + r"(?P<idiom>forget(?= (?:that|what|about|everything|all|the fact)\b))",
             re.IGNORECASE,
         ),
@@ -315,7 +316,7 @@ IDIOMS: Final = (
 """Ways to ask for something to be remembered, recalled or forgotten, by which no tool is named, with the
 words that tools have. They count where a request opens with them."""
 
-_AT_THE_END: Final = re.compile(
+_AT_THE_END: Final = pattern(
     r"[\s,](?:(?:and|so|but|please|pls) )?(?P<idiom>(?:do not|don't|dont|never) forget(?: (?:it|that|this))?"
     r"|remember (?:it|that|this)|keep (?:it|that|this) in mind|for (?:future|later) reference)[\s.!]*$",
     re.IGNORECASE,
@@ -334,8 +335,8 @@ class Idiom(Struct, frozen=True):
 def idiom_of(request: str) -> Idiom | None:
     """Return the idiom of memory with which a request opens or ends."""
     beginning = request[:FIRST_OF_REQUEST]
-    for pattern, meant in IDIOMS:
-        if (match := pattern.search(beginning)) is not None:
+    for form, meant in IDIOMS:
+        if (match := form.search(beginning)) is not None:
             return Idiom(*match.span("idiom"), meant)
     match, opened = _AT_THE_END.search(request, len(request) - len(beginning)), opening_match(beginning)
     if match is not None and opened is not None and opened.group().lower() not in ORDERS | QUESTIONS:
