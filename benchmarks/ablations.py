@@ -22,14 +22,14 @@ from retrieval import PublicSet, Remembering, Rows, WithoutTellingWords, folders
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.evaluation.run import Estimate, evaluate, macro_estimate, measured, tools_of
-from mcp_context_proxy.retrieval import FITTING, Engine, actions, queries, query_scores, scoring
+from mcp_context_proxy.retrieval import FITTING, Engine, item_metadata, queries, query_scores, scoring
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 DEPTH = 10
 WHOLE = "everything"
 MEASURES = ("recall@1", "recall@5", "ndcg@10")
-NO_ACTIONS = np.zeros(len(actions.ACTIONS), np.float32)
+NO_ACTIONS = np.zeros(len(item_metadata.ACTIONS), np.float32)
 
 Replaced = Sequence[AbstractContextManager[object]]
 PARTS: Mapping[str, Callable[[], Replaced]] = {

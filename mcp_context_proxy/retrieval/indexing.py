@@ -31,7 +31,6 @@ from mcp_context_proxy.items import (
     StoredVector,
     Tool,
 )
-from mcp_context_proxy.retrieval.actions import action_of
 from mcp_context_proxy.retrieval.bm25 import TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.index import (
     KINDS,
@@ -43,7 +42,7 @@ from mcp_context_proxy.retrieval.index import (
     lexical_only,
     with_vectors,
 )
-from mcp_context_proxy.retrieval.item_metadata import Fields, item_text, metadata_of
+from mcp_context_proxy.retrieval.item_metadata import Fields, action_of, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors

@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool, ToolClass
-from mcp_context_proxy.retrieval.actions import ACTIONS, VERBS, action_of
 from mcp_context_proxy.retrieval.index import Index
+from mcp_context_proxy.retrieval.item_metadata import ACTIONS, VERBS, action_of
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import chunks, identifier_words, name_key, terms
 from mcp_context_proxy.retrieval.vectors import best

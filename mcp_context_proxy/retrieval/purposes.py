@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.retrieval.actions import ASKED_FOR_ALL, ORDERS, QUESTIONS, opening_match
+from mcp_context_proxy.retrieval.item_metadata import ASKED_FOR_ALL, ORDERS, QUESTIONS, opening_match
 from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.system.later import pattern
 

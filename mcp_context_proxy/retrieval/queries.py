@@ -17,15 +17,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
-from mcp_context_proxy.retrieval.actions import (
-    ACTIONS,
-    ORDERS,
-    QUESTIONS,
-    VERBS,
-    opening_match,
-    reworded,
-    wanted,
-)
 from mcp_context_proxy.retrieval.forms import (
     ARITHMETIC,
     FIRST_OF_QUERY,
@@ -33,6 +24,15 @@ from mcp_context_proxy.retrieval.forms import (
     is_arithmetic,
     long_values,
     value_kind,
+)
+from mcp_context_proxy.retrieval.item_metadata import (
+    ACTIONS,
+    ORDERS,
+    QUESTIONS,
+    VERBS,
+    opening_match,
+    reworded,
+    wanted,
 )
 from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
 from mcp_context_proxy.retrieval.spelling import WordList, correction

@@ -15,7 +15,7 @@ from mcp_context_proxy.context.search import ANSWERS
 from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES
 from mcp_context_proxy.examples import DATA_VARIABLE, servers
 from mcp_context_proxy.protocol import eras
-from mcp_context_proxy.retrieval.actions import VERBS
+from mcp_context_proxy.retrieval.item_metadata import VERBS
 from mcp_context_proxy.server import meta_definitions, search_answers
 from mcp_context_proxy.web.search import SearchWanted
 

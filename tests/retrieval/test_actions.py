@@ -10,7 +10,7 @@ import pytest
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine
-from mcp_context_proxy.retrieval.actions import (
+from mcp_context_proxy.retrieval.item_metadata import (
     ACTIONS,
     CHANGES,
     DELETE,
