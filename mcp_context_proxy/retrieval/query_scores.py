@@ -15,20 +15,23 @@ from msgspec.structs import replace
 from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
 from mcp_context_proxy.retrieval.index import KINDS, Index
-from mcp_context_proxy.retrieval.passages import MOST_PASSAGES, PASSAGES_WANTED, Passage, best_passage
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     EVIDENCE_OF_ADDRESS,
     INSTRUCTIONS,
     LEXICAL_FACTOR,
+    MOST_PASSAGES,
     ORDINARY_TOOLS,
+    PASSAGES_WANTED,
     STRONG_COVERAGE,
     Background,
     Calibration,
+    Passage,
     Rivals,
     add_learned,
     add_novelty,
+    best_passage,
     boost_uncovered_sentences,
     count_selected,
     ensure_each_sentence_covered,

@@ -1,14 +1,18 @@
-"""Formulas of the ranking: fusion, learned tools, several needs in one query, evidence that anything fits.
+"""Formulas of the ranking: fusion, learned tools, needs, passages of documents, evidence that anything fits.
 
 Pure functions over arrays. An item's score is ``cosine + learned + novelty + 0.02 * BM25F + action +
 instructions + need``. Compared with rank fusion, min-max, z-scores and other weighted sums, this form was the
 best on twelve public sets of tools, and the factor stays the same whichever of them is left out.
+
+A handbook has nearly every word of any request somewhere, so that its words as a whole say little. The word
+of one chapter and the meaning of another say nothing together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -17,11 +21,13 @@ from msgspec import Struct
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.retrieval.results import Method, SearchOptions, Support
+from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 LEXICAL_FACTOR: Final = 0.02
 """Worth of one point of BM25F in cosine. It was 0.025 for the published model; for the trained one 0.02 gains
@@ -439,3 +445,77 @@ def calibration_for(embedding: EmbeddingConfig) -> Calibration:
 def packaged_background(model: str = PACKAGED_MODELS[0]) -> Background:
     """Return the background by a packaged model."""
     return PackagedBackground(model)
+
+
+Terms: TypeAlias = "Sequence[tuple[str, str, float]]"
+"""The lexical score of an item by field and term."""
+
+READ_WHOLE: Final = 3
+"""Chunks of a document whose terms are looked at, the most promising: to read all takes milliseconds."""
+
+TELLING: Final = 6
+"""Words, those that say most, by which they are chosen."""
+
+PASSAGES_WANTED: Final = 6
+"""Documents that are ranked by their passages at least: more than an answer usually has."""
+
+MOST_PASSAGES: Final = 64
+"""Documents that are looked at for that, the best by all of their words; as many are kept in lower case."""
+
+SHORTEST_STEM: Final = 4
+"""Characters of a stem from which on the word may have another last one: ``policy`` and ``policies``."""
+
+OF_TEXT: Final = "text"
+"""Field of the words of a document itself; its name and its description stand for all of it."""
+
+
+class Passage(Struct, frozen=True):
+    """The chunk of a document that is nearest to a query, by meaning and words together."""
+
+    chunk: int
+    cosine: float
+    """0 where only words are compared."""
+    terms: Terms
+    """The lexical score of the document without words that are elsewhere in it."""
+
+    @property
+    def lexical(self) -> float:
+        """The sum of the terms."""
+        return math.fsum(amount for _, _, amount in self.terms)
+
+    @property
+    def score(self) -> float:
+        """Meaning and words together."""
+        return self.cosine + float(LEXICAL_FACTOR) * self.lexical
+
+
+def best_passage(chunks: Sequence[str], cosines: NDArray[np.float32] | None, by_term: Terms) -> Passage:
+    """Return the passage of a document of several chunks, given the words of all of it.
+
+    Args:
+        chunks: Its chunks.
+        cosines: Cosine of the query with each; None where only words are compared.
+        by_term: The lexical score of the whole document.
+    """
+    of_all = [one for one in by_term if one[0] != OF_TEXT]
+    inside = [one for one in by_term if one[0] == OF_TEXT]
+    near = np.zeros(len(chunks), np.float32) if cosines is None else cosines
+    likely = near.astype(np.float64)
+    if inside:
+        telling = sorted(inside, key=lambda one: -one[2])[:TELLING]
+        stems = [(term[:-1] if len(term) > SHORTEST_STEM else term, amount) for _, term, amount in telling]
+        for at, said in enumerate(_lower(tuple(chunks))):
+            likely[at] += LEXICAL_FACTOR * sum(amount for stem, amount in stems if stem in said)
+    found = Passage(int(near.argmax()), float(near.max()), tuple(of_all))
+    for at in np.argsort(-likely, kind="stable")[:READ_WHOLE].tolist():
+        own = set(terms(chunks[at])) if inside else set()
+        said_here = tuple(one for one in by_term if one[0] != OF_TEXT or one[1] in own)
+        passage = Passage(at, float(near[at]), said_here)
+        if passage.score > found.score:
+            found = passage
+    return found
+
+
+@lru_cache(maxsize=MOST_PASSAGES)
+def _lower(chunks: tuple[str, ...]) -> list[str]:
+    return [chunk.casefold() for chunk in chunks]
