@@ -339,7 +339,7 @@ def _taken_lately(proxy: Proxy) -> list[Verdict]:
 
 async def _copies(proxy: Proxy) -> list[Verdict]:
     """Return a line for each server whose tools say the same as those of a server that was there before."""
-    from mcp_context_proxy.retrieval.copies import copies, younger_servers
+    from mcp_context_proxy.retrieval.engine import copies, younger_servers
 
     snapshot = proxy.catalog.snapshot
     if not younger_servers(snapshot):

@@ -1,16 +1,19 @@
-"""The search engine: the one way from a query to ranked items. Knows no session and no protocol; blocks.
+"""The search engine: the one way from a query to ranked items, and copies among them. Blocks.
 
 Several searches may run at once in worker threads, each with the index it began with. One index is built at a
 time: a caller that needs all of it waits, and one that has no time searches the finished part and says so.
+
+Whoever comes later must not take the calls of another server's tools by a few words more.
+A search puts such a tool after its original, and ``check`` names both to a person.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +24,15 @@ from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.bm25 import LexicalScores
 from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
 from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
-from mcp_context_proxy.retrieval.query_scores import PreparedQuery, QueryScores
+from mcp_context_proxy.retrieval.query_scores import (
+    COPY_COSINE,
+    YOUNGER_SECONDS,
+    PreparedQuery,
+    QueryScores,
+    ages_of,
+    first_vectors,
+    younger,
+)
 from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     Background,
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mcp_context_proxy.retrieval.queries import ReadQuery
+
 
 PLACES_BEFORE_SUSPECTS = 5
 """Places of other tools before suspected ones, even where fewer would have been selected: they must not
@@ -497,3 +509,46 @@ def _selected_unless_suspected(
     count = count_selected(np.array([one.score for one in together], np.float32), options)
     ranked = together[:count]
     return [one for one in demoted if one in ranked or _is_near(one, options)]
+
+
+BLOCK: Final = 256
+"""Tools that are compared with all others at a time."""
+
+COMPARED: Final = 20_000
+"""Tools of a catalog that are compared with each other: some seconds."""
+
+
+class Copy(Struct, frozen=True):
+    """A tool, and the one of an older server that it says the same as."""
+
+    tool: Tool
+    original: Tool
+
+
+def copies(index: Index) -> Iterator[Copy]:
+    """Yield each tool that says nearly the same as one of an older server, with the nearest such.
+
+    Equal definitions are two accounts of one service; an answer tells them as one, and names both. Without
+    vectors nothing can be told.
+    """
+    ready = np.flatnonzero(index.ready).tolist()
+    places = [at for at in ready if isinstance(index.items[at], Tool)][:COMPARED]
+    ages = ages_of([index.items[at] for at in places], index)
+    if index.dense is None or not younger(ages):
+        return
+    tools = [one for at in places if isinstance(one := index.items[at], Tool)]
+    vectors = first_vectors(index.dense, np.array(places))
+    for start in range(0, len(tools), BLOCK):
+        block = slice(start, start + BLOCK)
+        cosines = vectors[block] @ vectors.T
+        cosines[ages[block, None] - ages[None, :] < YOUNGER_SECONDS] = 0
+        for tool, row in zip(tools[block], cosines, strict=True):
+            original = tools[int(row.argmax())]
+            if row.max() >= COPY_COSINE and original.definition != tool.definition:
+                yield Copy(tool, original)
+
+
+def younger_servers(snapshot: Snapshot) -> bool:
+    """Return whether a server of some tools is younger than that of others."""
+    servers = {tool.server for tool in snapshot.tools.values()}
+    return younger(np.array([snapshot.first_seen.get(server, 0.0) for server in servers]))

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.embedding import LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval.copies import copies, younger_servers
-from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.engine import Engine, copies, younger_servers
 
 QUERY = "send an email to people"
 HONEST = "Send an email message with a subject, a body and files to one or more recipients."
