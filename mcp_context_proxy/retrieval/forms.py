@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.retrieval.text import STOP_WORDS
+from mcp_context_proxy.system.later import pattern
 
 FIRST_OF_QUERY: Final = 1_000
 """Characters of a query in which values of several words are looked for."""
@@ -37,8 +38,8 @@ _STANDARDS = "COVID|UTF|SHA|ISO|GPT|AES|RSA|RFC|IEEE|TLS|SSL|USB|HTTP|MP|PS|MI|C
 """Names before numbers that are written as issue keys are."""
 
 _TOKENS: Final = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
+    (kind, pattern(form))
+    for kind, form in (
         ("URL", r"(?i:https?|ftp|wss?|file)://\S+"),
         ("repository URL", r"(?:git@[\w.-]+:|(?:git|ssh)://)\S+"),
         (
@@ -90,12 +91,12 @@ _TOKENS: Final = tuple(
 )
 """Kinds of values, each with the pattern of a whole token; the first that matches counts."""
 
-_MAY_BE_VALUE = re.compile(r"[\d./\\@:#]|(?:Docker|Make)file|" + f"{_CURRENCIES}|{_ZONES}")
+_MAY_BE_VALUE = pattern(r"[\d./\\@:#]|(?:Docker|Make)file|" + f"{_CURRENCIES}|{_ZONES}")
 """Parts of which every value has one."""
 
 _SEVERAL: Final = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
+    (kind, pattern(form))
+    for kind, form in (
         (
             "cron schedule",
             r"(?<!\S)(?=[\d,/\s-]{0,60}\*)[\d*][\d*,/-]{0,20}(?: [\d*][\w*,/-]{0,20}){4}(?![\w*/])",
@@ -121,7 +122,7 @@ _SEVERAL: Final = tuple(
 """Kinds of values that have several words."""
 
 
-_MAY_BE_SEVERAL = re.compile(r"\d|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP)\s|(?i:select) \*")
+_MAY_BE_SEVERAL = pattern(r"\d|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP)\s|(?i:select) \*")
 
 _SPELLED = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen"
@@ -165,14 +166,14 @@ _SYMBOLS: Final = tuple(
 )
 """Signs of arithmetic, each with a letter; the last is anything else."""
 
-_LEXED = re.compile(
+_LEXED = pattern(
     "|".join(f"(?P<{'X' if letter == '.' else letter}>{one})" for letter, one in _SYMBOLS),
     re.IGNORECASE,
 )
-_EXPRESSION = re.compile(r"A?[FL]{0,9}N[PQR]{0,9}(?:[OA]A?[FL]{0,9}N[PQR]{0,9})*|VN(?:C{1,2}N){1,20}")
+_EXPRESSION = pattern(r"A?[FL]{0,9}N[PQR]{0,9}(?:[OA]A?[FL]{0,9}N[PQR]{0,9})*|VN(?:C{1,2}N){1,20}")
 """An expression in these letters."""
 
-_MAY_BE_ARITHMETIC = re.compile(
+_MAY_BE_ARITHMETIC = pattern(
     r"\d|√|\b(?:plus|minus|times|divided by|multiplied by|root of|percent of|squared|cubed)\b",
     re.IGNORECASE,
 )
@@ -183,8 +184,8 @@ equal equals exactly roughly quick quickly hey hi ok okay pls
 _ASKING: Final = frozenset(_ASKING_WORDS.split())
 """Words around an expression with which it is all that a request is about, beside stop words."""
 
-_OPERAND = re.compile(rf"[\d.,$€£()]+|\b{_SPELLED}\b")
-_WORD = re.compile(r"[^\W\d_]+")
+_OPERAND = pattern(rf"[\d.,$€£()]+|\b{_SPELLED}\b")
+_WORD = pattern(r"[^\W\d_]+")
 
 MOST_OTHER_WORDS: Final = 6
 """Other words of a need from which on an expression is hardly what it is about."""
@@ -209,7 +210,7 @@ _OPERATIONS: Final = {
 }
 """Operations of an expression that has only one."""
 
-_SIGNED = re.compile(r"\d\s+-\d")
+_SIGNED = pattern(r"\d\s+-\d")
 """Two numbers, the second below 0, as in coordinates: nothing is taken from the first."""
 
 LAST_DAY: Final = 31
