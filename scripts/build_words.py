@@ -22,7 +22,7 @@ import numpy as np
 
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL, TOKENIZER
 from mcp_context_proxy.protocol.strangers import normalized
-from mcp_context_proxy.retrieval.spelling import LONGEST, WORDS, WordList
+from mcp_context_proxy.retrieval.forms import LONGEST, WORDS, WordList
 from mcp_context_proxy.retrieval.text import KNOWN_WORDS, stem, words
 
 SHORTEST = 3

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.retrieval.bm25 import ITEMS_A_GROUP, Flat, Group, LexicalIndex, TermCounts, grouped
+from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import ORDERS, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
-from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool
 from mcp_context_proxy.system.later import np

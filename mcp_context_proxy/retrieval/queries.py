@@ -21,6 +21,8 @@ from mcp_context_proxy.retrieval.forms import (
     ARITHMETIC,
     FIRST_OF_QUERY,
     Value,
+    WordList,
+    correction,
     is_arithmetic,
     long_values,
     value_kind,
@@ -35,7 +37,6 @@ from mcp_context_proxy.retrieval.item_metadata import (
     wanted,
 )
 from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
-from mcp_context_proxy.retrieval.spelling import WordList, correction
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     SYNONYM_SHARE,

@@ -10,6 +10,7 @@ import pytest
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import (
     ACTIONS,
     CHANGES,
@@ -23,7 +24,6 @@ from mcp_context_proxy.retrieval.item_metadata import (
 )
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.store import open_store
 
 Build = Callable[..., Tool]

@@ -12,6 +12,7 @@ from support.servers import real_lists
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.purposes import (
     FACTS_OF_A_PERSON,
     MEMORY,
@@ -32,7 +33,6 @@ from mcp_context_proxy.retrieval.queries import (
     read_query,
 )
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, stem
 from mcp_context_proxy.store import open_store
 

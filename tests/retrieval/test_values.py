@@ -11,10 +11,9 @@ import pytest
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters
-from mcp_context_proxy.retrieval.forms import value_kind
+from mcp_context_proxy.retrieval.forms import WordList, value_kind
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.retrieval.spelling import WordList
 from mcp_context_proxy.retrieval.text import stem
 from mcp_context_proxy.store import open_store
 
