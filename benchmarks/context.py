@@ -20,10 +20,10 @@ import definitions
 from figures import Figure, percentile, table
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.records import NO_OVERRIDES, Overrides, RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Costs
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel

@@ -19,7 +19,6 @@ from mcp_context_proxy.catalog.definitions import class_of, exposed_name, finger
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
-from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.records import (
     ContextItem,
     DomainOptions,
@@ -32,6 +31,7 @@ from mcp_context_proxy.context.records import (
     configured,
 )
 from mcp_context_proxy.context.search import Searcher
+from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, item_by, key_of, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session

@@ -1,4 +1,4 @@
-"""Search filters: those that a caller may set, and the filters of the engine that follow from them.
+"""Preparation of a search: its filters, and the index that it waits for.
 
 An item that does not meet them is not found, however well it fits the query. Filters on latency and success
 rate let tools through that were hardly ever called, unless the search is strict.
@@ -6,13 +6,22 @@ rate let tools through that were hardly ever called, unless the search is strict
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final, TypeAlias
+
+import anyio
+from anyio.from_thread import check_cancelled
+from anyio.from_thread import run_sync as on_loop
+from msgspec import Struct, field
 
 from mcp_context_proxy.config import ServerConfig, ToolConfig
 from mcp_context_proxy.context.filters import SearchFilters
-from mcp_context_proxy.errors import UnknownFilterError, nearest_names
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, UnknownFilterError, nearest_names
 from mcp_context_proxy.items import Item, Snapshot, Tool
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import (
     DESTRUCTIVE,
@@ -25,6 +34,10 @@ from mcp_context_proxy.retrieval.item_metadata import (
     tag_label,
 )
 from mcp_context_proxy.statistics.figures import ToolFigures
+from mcp_context_proxy.system.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
 
 Figures: TypeAlias = Mapping[tuple[str, str], ToolFigures]
 """How earlier calls went, by server and the tool's own name."""
@@ -128,3 +141,145 @@ def _settings(servers: Mapping[str, ServerConfig]) -> Iterator[ServerConfig | To
     for server in servers.values():
         yield server
         yield from server.tools.values()
+
+
+OnProgress = Callable[[int, int], None]
+"""Called on the event loop with the number of indexed texts and of all texts. Must not block."""
+
+
+OnWait = Callable[[float, str], None]
+"""Called on the event loop, once a second, while a request waits for servers: with the seconds that it has
+waited for, and the servers in words. Must not block."""
+
+
+class Indexed(Struct, frozen=True):
+    """Progress of indexing, which goes on in the background."""
+
+    tools: int
+    documents: int
+    indexed: int
+    total: int
+    """Tools and documents that can be found."""
+    complete: bool
+    """True if nothing is left to index; without a model nothing ever is."""
+
+
+class _Wanted(Struct, frozen=True, eq=False):
+    """A snapshot that a search wants indexed."""
+
+    snapshot: Snapshot
+    since: float = field(default_factory=anyio.current_time)
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    """Set once it is indexed, or indexing was given up."""
+
+
+class BackgroundIndexing:
+    """Indexes the snapshots that searches want, one at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        open_model: Callable[[], object],
+        after: Callable[[Snapshot], object] | None = None,
+    ) -> None:
+        """Index nothing yet.
+
+        ``open_model`` is called in a thread, while words are indexed, and ``after`` with each snapshot that
+        was indexed, when nobody waits for it any more.
+        """
+        self._engine, self._open_model, self._after = engine, open_model, after
+        self._wanted: _Wanted | None = None
+        self._asked, self._begun = anyio.Event(), anyio.Event()
+        self._listeners: list[OnProgress] = []
+
+    def begin(self) -> None:
+        """Load the model, because a search is about to need it."""
+        self._begun.set()
+
+    async def run(self) -> None:
+        """Index in a thread until cancelled; a newer snapshot cuts off an older one."""
+
+        async def load_model() -> None:
+            await self._begun.wait()
+            # The search that needs the model gets the same error, and the log has it.
+            with contextlib.suppress(ModelError):
+                await in_thread(self._open_model, abandon_on_cancel=True)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(load_model)
+            while True:
+                await self._asked.wait()
+                self._asked = anyio.Event()
+                if self._wanted is not None:
+                    await self._index_wanted(self._wanted)
+
+    async def _index_wanted(self, wanted: _Wanted) -> None:
+        def superseded() -> bool:
+            check_cancelled()
+            return self._wanted is not wanted
+
+        def report(done: int, total: int) -> None:
+            for listener in self._listeners:
+                listener(done, total)
+
+        index = partial(self._engine.index, wanted.snapshot, _from_thread(report), superseded)
+        try:
+            await in_thread(index)
+        except EmbeddingCancelledError as stopped:
+            logger.debug("%s", stopped)
+        except Exception:
+            # boundary: after a fault in indexing, searches use what is indexed
+            logger.exception("indexing failed")
+        finally:
+            wanted.ended.set()
+        if self._after is not None and self._engine.indexed(wanted.snapshot):
+            try:
+                await in_thread(partial(self._after, wanted.snapshot), abandon_on_cancel=True)
+            except Exception:
+                # boundary: what was not prepared is done by the first request that needs it
+                logger.exception("preparing links of documents failed")
+
+    def prepare(self, snapshot: Snapshot) -> None:
+        """Have a snapshot indexed in the background."""
+        self._begun.set()
+        if self._engine.indexed(snapshot):
+            return
+        if self._wanted is None or self._wanted.snapshot is not snapshot or self._wanted.ended.is_set():
+            self._wanted = _Wanted(snapshot)
+        self._asked.set()
+
+    async def wait(
+        self, snapshot: Snapshot, until: float, patience: float, on_progress: OnProgress | None
+    ) -> None:
+        """Wait for the index of a snapshot.
+
+        The search waits ``until`` its deadline, by the clock of the event loop; after ``patience`` seconds no
+        search waits for this snapshot any more.
+        """
+        self.prepare(snapshot)
+        if self._engine.indexed(snapshot) or self._wanted is None:
+            return
+        if on_progress is not None:
+            self._listeners.append(on_progress)
+        try:
+            with anyio.move_on_at(min(until, self._wanted.since + patience)):
+                await self._wanted.ended.wait()
+        finally:
+            if on_progress is not None:
+                self._listeners.remove(on_progress)
+
+    async def index(
+        self, snapshot: Snapshot, on_progress: OnProgress | None, limiter: anyio.CapacityLimiter
+    ) -> None:
+        """Index a snapshot to the end, and wait for it."""
+
+        def stopped() -> bool:
+            check_cancelled()  # raises, which ends the thread
+            return False
+
+        report = None if on_progress is None else _from_thread(on_progress)
+        await in_thread(partial(self._engine.index, snapshot, report, stopped), limiter=limiter)
+
+
+def _from_thread(on_progress: OnProgress) -> OnProgress:
+    return lambda done, total: on_loop(on_progress, done, total)

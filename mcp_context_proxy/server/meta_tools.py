@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context.background_indexing import OnProgress, OnWait
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrides
 from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_for
-from mcp_context_proxy.context.search_filters import Figures
+from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import (
     Handle,

@@ -19,8 +19,8 @@ from msgspec import Raw, Struct
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import SEPARATOR
-from mcp_context_proxy.context.background_indexing import OnWait
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.session import Handles, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import DownstreamError, RemoteError, TurnedOffError, UnknownItemError
