@@ -1,4 +1,4 @@
-"""Forms of the words in a query: corrected spelling, and values such as paths, dates and arithmetic.
+"""Forms of the words in a query: values such as paths and dates, short forms, shell commands, misspellings.
 
 The characters of a value name no tool: nothing has "17 times 23" in its description, and a tool that counts
 primes has "17". The kind of the value does.
@@ -13,7 +13,7 @@ detection and correction of spelling errors", CACM 1964).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -226,6 +226,51 @@ _SIGNED = pattern(r"\d\s+-\d")
 LAST_DAY: Final = 31
 """The highest number before a slash that may be the day or month of a date."""
 
+EDGES = "\"'`()[]{}<>,;:!?“”"
+"""Characters around a word that are not part of it."""
+
+_SHORT_FORMS = """
+pr=pull request; prs=pull requests; mr=merge request; mrs=merge requests; repo=repository; repos=repositories
+db=database; dbs=databases; k8s=kubernetes; env=environment; envs=environments; config=configuration
+configs=configurations; docs=documentation; dm=direct message; dms=direct messages; pic=picture; pics=pictures
+img=image; vid=video; cron=scheduled job; ci=continuous integration pipeline; cal=calendar; appt=appointment
+msg=message; msgs=messages; dir=directory; dirs=directories; app=application; apps=applications
+info=information; pw=password; vm=virtual machine; vms=virtual machines; pls=please; tmrw=tomorrow
+whats=what is; wheres=where is; hows=how is; whos=who is; rn=right now; gimme=give me; lemme=let me
+ppl=people; asap=as soon as possible; thx=thanks; bday=birthday; pkg=package; pkgs=packages; param=parameter
+params=parameters; perf=performance
+"""
+SHORT_FORMS: Final[Mapping[str, str]] = dict(
+    form.strip().split("=", 1) for form in _SHORT_FORMS.replace("\n", ";").split(";") if form.strip()
+)
+"""Short forms with the words that they stand for, written down before anything was measured with them."""
+
+_TITLES: Final = frozenset({"Mr", "Mrs", "mrs"})
+"""Titles of people, which are written like short forms."""
+
+SHELL_WORDS: Final[Mapping[str, str]] = {
+    "ls": "list files in directory",
+    "cp": "copy file",
+    "mv": "move or rename file",
+    "rm": "delete file",
+    "mkdir": "create directory",
+    "rmdir": "delete directory",
+    "cat": "read file contents",
+    "grep": "search text in files",
+    "ps": "list running processes",
+    "kill": "stop process",
+    "curl": "fetch URL",
+    "wget": "download URL",
+    "touch": "create file",
+    "diff": "compare files",
+    "chmod": "change file permissions",
+    "tail": "read end of file",
+}
+"""Commands of a shell with what they do; they count where they stand first."""
+
+_PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
+"""Commands that are plain words too: they only count before a value, an option, or nothing."""
+
 
 class Value(Struct, frozen=True):
     """A value of several words."""
@@ -315,6 +360,20 @@ def _is_product(expression: str) -> bool:
     numbers = [int(number) for number in re.findall(r"\d+", expression)]
     is_one = bool(re.fullmatch(r"\d{1,9}[/x]\d{1,9}", expression)) and numbers[0] != numbers[1]
     return is_one and (numbers[0] > LAST_DAY or "x" in expression)
+
+
+def written_out(token: str) -> str | None:
+    """Return the words that a short form stands for."""
+    return None if token in _TITLES else SHORT_FORMS.get(token.lower())
+
+
+def shell_meaning(word: str, query: str) -> str | None:
+    """Return the effect of a command of a shell with which a query begins."""
+    if word in _PLAIN_TOO:
+        following = (query.split(maxsplit=2)[1:2] or ["-"])[0]
+        if not (following.startswith("-") or following.isdigit() or value_kind(following.strip(EDGES))):
+            return None
+    return SHELL_WORDS.get(word)
 
 
 SHORTEST = 4

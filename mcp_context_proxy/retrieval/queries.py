@@ -19,13 +19,16 @@ from msgspec import Struct
 
 from mcp_context_proxy.retrieval.forms import (
     ARITHMETIC,
+    EDGES,
     FIRST_OF_QUERY,
     Value,
     WordList,
     correction,
     is_arithmetic,
     long_values,
+    shell_meaning,
     value_kind,
+    written_out,
 )
 from mcp_context_proxy.retrieval.item_metadata import (
     ACTIONS,
@@ -93,50 +96,8 @@ LEAST_TELLING = 2
 enough for a verb with its object ("submit it, wait until"), after a word such as "then", and for questions on
 both sides."""
 
-_SHORT_FORMS = """
-pr=pull request; prs=pull requests; mr=merge request; mrs=merge requests; repo=repository; repos=repositories
-db=database; dbs=databases; k8s=kubernetes; env=environment; envs=environments; config=configuration
-configs=configurations; docs=documentation; dm=direct message; dms=direct messages; pic=picture; pics=pictures
-img=image; vid=video; cron=scheduled job; ci=continuous integration pipeline; cal=calendar; appt=appointment
-msg=message; msgs=messages; dir=directory; dirs=directories; app=application; apps=applications
-info=information; pw=password; vm=virtual machine; vms=virtual machines; pls=please; tmrw=tomorrow
-whats=what is; wheres=where is; hows=how is; whos=who is; rn=right now; gimme=give me; lemme=let me
-ppl=people; asap=as soon as possible; thx=thanks; bday=birthday; pkg=package; pkgs=packages; param=parameter
-params=parameters; perf=performance
-"""
-SHORT_FORMS: Final[Mapping[str, str]] = dict(
-    form.strip().split("=", 1) for form in _SHORT_FORMS.replace("\n", ";").split(";") if form.strip()
-)
-"""Short forms with the words that they stand for, written down before anything was measured with them."""
-
 _ASKING: Final = ORDERS | QUESTIONS
 """Words with which a text opens that asks for something."""
-
-_TITLES: Final = frozenset({"Mr", "Mrs", "mrs"})
-"""Titles of people, which are written like short forms."""
-
-SHELL_WORDS: Final[Mapping[str, str]] = {
-    "ls": "list files in directory",
-    "cp": "copy file",
-    "mv": "move or rename file",
-    "rm": "delete file",
-    "mkdir": "create directory",
-    "rmdir": "delete directory",
-    "cat": "read file contents",
-    "grep": "search text in files",
-    "ps": "list running processes",
-    "kill": "stop process",
-    "curl": "fetch URL",
-    "wget": "download URL",
-    "touch": "create file",
-    "diff": "compare files",
-    "chmod": "change file permissions",
-    "tail": "read end of file",
-}
-"""Commands of a shell with what they do; they count where they stand first."""
-
-_PLAIN_TOO: Final = frozenset({"cat", "kill", "touch", "tail", "diff"})
-"""Commands that are plain words too: they only count before a value, an option, or nothing."""
 
 _AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create", "open": "open"}
 """Verbs that are names of something else as nouns, or have several meanings, with how they are understood
@@ -162,7 +123,6 @@ FOREIGN_WORDS: Final = frozenset(_FOREIGN_WORDS.split())
 """The commonest words of some languages that are written like English, without those that English has."""
 
 _TOKEN = re.compile(r"\S+")
-_EDGES = "\"'`()[]{}<>,;:!?“”"
 _WORD = re.compile(r"[A-Za-z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _QUOTATION_MARKS = ('"', "“", "'")
@@ -316,8 +276,8 @@ def read_query(
             count(ending, weight, asked)
             kinds.append((kind, weight))
             replacement = f"{token} ({ending} {kind})" if ending else f"{token} ({kind})"
-        elif (meant := stands_for.get(lower) or _written_out(token)) is not None or (
-            is_first and (meant := _command(lower, written[start:])) is not None
+        elif (meant := stands_for.get(lower) or written_out(token)) is not None or (
+            is_first and (meant := shell_meaning(lower, written[start:])) is not None
         ):
             count(token, weight, asked)
             count(meant, weight * WRITTEN_OUT_SHARE, added)
@@ -542,8 +502,8 @@ def _tokens(query: str, values: Sequence[Value]) -> Iterator[tuple[int, str, boo
     for value in [*values, None]:
         end = len(query) if value is None else value.start
         for match in _TOKEN.finditer(query, at, end):
-            token = match.group().rstrip(_EDGES + ".")
-            bare = token.lstrip(_EDGES)
+            token = match.group().rstrip(EDGES + ".")
+            bare = token.lstrip(EDGES)
             if bare.isdigit() and token == f"!{bare}":
                 bare = token
             if bare:
@@ -552,11 +512,6 @@ def _tokens(query: str, values: Sequence[Value]) -> Iterator[tuple[int, str, boo
         if value is not None:
             yield value.start, query[value.start : value.end], is_first, value.kind
             is_first, at = False, value.end
-
-
-def _written_out(token: str) -> str | None:
-    """Return the words that a short form stands for."""
-    return None if token in _TITLES else SHORT_FORMS.get(token.lower())
 
 
 def _openings(query: str, needs: Sequence[_Span]) -> Iterator[_Span]:
@@ -568,7 +523,7 @@ def _openings(query: str, needs: Sequence[_Span]) -> Iterator[_Span]:
 
 def _as_verb(word: str, query: str) -> str | None:
     """Return the meaning of a word as a verb, where the words after it say that it is one."""
-    following = [one.strip(_EDGES + ".").lower() for one in query.split(maxsplit=5)[1:5]]
+    following = [one.strip(EDGES + ".").lower() for one in query.split(maxsplit=5)[1:5]]
     as_verb = _AS_VERBS.get(word) if following and following[0] in _AFTER_VERBS else None
     if as_verb == "book" and not _MEETINGS.isdisjoint(following):
         as_verb = "schedule"
@@ -590,12 +545,3 @@ def _is_foreign(query: str) -> bool:
             strange += 1
             foreign += not written.isascii()
     return foreign > 0 and foreign + strange >= FEWEST_FOREIGN
-
-
-def _command(word: str, query: str) -> str | None:
-    """Return the effect of a command of a shell with which a query begins."""
-    if word in _PLAIN_TOO:
-        following = (query.split(maxsplit=2)[1:2] or ["-"])[0]
-        if not (following.startswith("-") or following.isdigit() or value_kind(following.strip(_EDGES))):
-            return None
-    return SHELL_WORDS.get(word)
