@@ -10,9 +10,8 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_library import DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.engine import ContextEngine, Recollector
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
-from mcp_context_proxy.context.recollection import Recollector
 from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander, Costs

@@ -12,7 +12,7 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.cli.contexts import _build as context_command
 from mcp_context_proxy.config import load
-from mcp_context_proxy.context.recollection import age
+from mcp_context_proxy.context.engine import age
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.trust.tokens import Principal
