@@ -48,8 +48,8 @@ from mcp_context_proxy.embedding.folder import BASE_MODEL, PACKAGED_MODEL
 from mcp_context_proxy.evaluation.data import Need
 from mcp_context_proxy.evaluation.run import TOOLS, estimate, macro_estimate, ndcg, recall
 from mcp_context_proxy.items import Snapshot, Tool, ToolKey
+from mcp_context_proxy.rerank.models import MANIFEST, SecondOpinionModel, document, joined
 from mcp_context_proxy.rerank.reranker import candidates, reason_to_skip, reordered
-from mcp_context_proxy.rerank.second_opinion import MANIFEST, SecondOpinionModel, document, joined
 from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.retrieval.scoring import Background

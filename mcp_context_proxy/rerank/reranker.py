@@ -357,7 +357,7 @@ def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel 
     if settings.endpoint is None and settings.model is None:
         return None
     # Imported here: the HTTP client and NumPy take long to import, and nothing else needs them this early.
-    from mcp_context_proxy.rerank import second_opinion  # noqa: PLC0415
+    from mcp_context_proxy.rerank import models  # noqa: PLC0415
     from mcp_context_proxy.rerank.models import ChatRerankerModel, CrossEncoderModel  # noqa: PLC0415
 
     if settings.endpoint is not None:
@@ -365,8 +365,8 @@ def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel 
     assert settings.model is not None
     folder = Path(settings.model)
     with suppress(OSError):  # one that nobody may look into is reported when it is opened
-        if (folder / second_opinion.MANIFEST).is_file():
-            return second_opinion.SecondOpinionModel(folder)
+        if (folder / models.MANIFEST).is_file():
+            return models.SecondOpinionModel(folder)
     return CrossEncoderModel(folder)
 
 
