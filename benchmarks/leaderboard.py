@@ -40,8 +40,15 @@ from retrieval import PublicSet, Remembering, Rows, folders, read_set, signed, s
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel, load_model
 from mcp_context_proxy.embedding.folder import BASE_MODEL
-from mcp_context_proxy.evaluation.data import EvalQuery
-from mcp_context_proxy.evaluation.run import TOOLS, Answer, estimate, macro_estimate, measured, tools_of
+from mcp_context_proxy.evaluation.run import (
+    TOOLS,
+    Answer,
+    EvalQuery,
+    estimate,
+    macro_estimate,
+    measured,
+    tools_of,
+)
 from mcp_context_proxy.items import Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval import FITTING, Engine, SearchOptions
 from mcp_context_proxy.retrieval.scoring import packaged_background

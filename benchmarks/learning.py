@@ -17,8 +17,15 @@ from pathlib import Path
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.evaluation.data import read_corpus, read_queries
-from mcp_context_proxy.evaluation.run import MEASURES, MeasureDifference, ReplayStage, in_random_order, replay
+from mcp_context_proxy.evaluation.run import (
+    MEASURES,
+    MeasureDifference,
+    ReplayStage,
+    in_random_order,
+    read_corpus,
+    read_queries,
+    replay,
+)
 from mcp_context_proxy.retrieval import FITTING
 from mcp_context_proxy.store import open_store
 

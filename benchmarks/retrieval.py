@@ -23,15 +23,17 @@ from small_catalogs import page as small_catalogs
 
 from mcp_context_proxy.config import PACKAGED_MODELS
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
-from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.run import (
     Answer,
     Estimate,
+    EvalQuery,
     estimate,
     evaluate,
     macro_estimate,
     measured,
     precision,
+    read_corpus,
+    read_queries,
     recall,
     tools_of,
 )

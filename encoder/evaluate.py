@@ -21,13 +21,15 @@ import pairs
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
-from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.evaluation.run import (
     Estimate,
+    EvalQuery,
     estimate,
     evaluate,
     macro_estimate,
     measured,
+    read_corpus,
+    read_queries,
     tools_of,
 )
 from mcp_context_proxy.items import Snapshot

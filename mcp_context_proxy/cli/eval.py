@@ -25,7 +25,6 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
-from mcp_context_proxy.evaluation.data import read_corpus, read_queries
 from mcp_context_proxy.evaluation.run import (
     Evaluation,
     MeasureDifference,
@@ -33,6 +32,8 @@ from mcp_context_proxy.evaluation.run import (
     compare_files,
     evaluate,
     in_random_order,
+    read_corpus,
+    read_queries,
     replay,
     write_run,
 )

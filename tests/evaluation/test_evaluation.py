@@ -10,8 +10,14 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
-from mcp_context_proxy.evaluation.run import Evaluation, answer_of, evaluate
+from mcp_context_proxy.evaluation.run import (
+    EvalQuery,
+    Evaluation,
+    answer_of,
+    evaluate,
+    read_corpus,
+    read_queries,
+)
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING, METHODS, Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background

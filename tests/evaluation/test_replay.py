@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 from support.commands import forked_command
 
-from mcp_context_proxy.evaluation.data import EvalQuery, read_corpus, read_queries
-from mcp_context_proxy.evaluation.run import REVEALED, in_random_order, replay
+from mcp_context_proxy.evaluation.run import (
+    REVEALED,
+    EvalQuery,
+    in_random_order,
+    read_corpus,
+    read_queries,
+    replay,
+)
 from mcp_context_proxy.items import Snapshot
 from mcp_context_proxy.retrieval import FITTING
 
