@@ -21,9 +21,8 @@ from mcp_context_proxy.cli.main import (
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, messages, open_started_proxy, results
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:

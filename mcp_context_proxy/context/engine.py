@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.records import (
     NO_OVERRIDES,
@@ -49,7 +48,7 @@ from mcp_context_proxy.context.session import (
 )
 from mcp_context_proxy.errors import ContextProxyError, UnknownFilterError
 from mcp_context_proxy.interactions.memory import MOST_FOUND, InteractionMemory, Recollection
-from mcp_context_proxy.items import IncludeMode, Item, Kind, Snapshot, Snapshots, Tool
+from mcp_context_proxy.items import IncludeMode, Item, Kind, SearchFilters, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.rerank.reranker import Reranker, RerankerModel

@@ -16,12 +16,20 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import search_filters
-from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
 from mcp_context_proxy.context.records import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search_filters import BackgroundIndexing, Figures, Indexed, OnProgress, OnWait
 from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.embedding.embeddings import Lookups
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Snapshot, Snapshots, Tool
+from mcp_context_proxy.items import (
+    DOCUMENT_KINDS,
+    NO_FILTERS,
+    Document,
+    Kind,
+    SearchFilters,
+    Snapshot,
+    Snapshots,
+    Tool,
+)
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters

@@ -18,9 +18,8 @@ from anyio.from_thread import run_sync as on_loop
 from msgspec import Struct, field
 
 from mcp_context_proxy.config import ServerConfig, ToolConfig
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, UnknownFilterError, nearest_names
-from mcp_context_proxy.items import Item, Snapshot, Tool
+from mcp_context_proxy.items import Item, SearchFilters, Snapshot, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import (

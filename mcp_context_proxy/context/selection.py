@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import SEPARATOR, tool_definition
 from mcp_context_proxy.context.delivery import Deliver, ToldDocument, as_prompt, deliver
-from mcp_context_proxy.context.filters import NO_FILTERS
 from mcp_context_proxy.context.records import (
     SESSION_MODES,
     ContextItem,
@@ -40,7 +39,7 @@ from mcp_context_proxy.context.session import (
     standing_items,
 )
 from mcp_context_proxy.embedding.embeddings import TokenCounter
-from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
+from mcp_context_proxy.items import NO_FILTERS, Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions

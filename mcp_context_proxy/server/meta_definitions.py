@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from mcp_context_proxy.context.filters import NO_FILTERS, SearchFilters
+from mcp_context_proxy.items import NO_FILTERS, SearchFilters
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening

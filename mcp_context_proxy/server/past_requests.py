@@ -19,12 +19,11 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SAME_TOOL, SearchAnswer
 from mcp_context_proxy.context.session import ItemKey, item_by
-from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Item, Kind, Snapshot, Tool
+from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Item, Kind, SearchFilters, Snapshot, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.retrieval.text import name_key

@@ -12,7 +12,6 @@ from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.records import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, Indexed
@@ -20,7 +19,7 @@ from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.fleet import Fleet, failure
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind, Tool, ToolClass
+from mcp_context_proxy.items import Kind, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.item_metadata import described, title_of
 from mcp_context_proxy.retrieval.results import Result

@@ -9,13 +9,12 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.records import Overrides
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind
+from mcp_context_proxy.items import Kind, SearchFilters
 
 from .conftest import document
 

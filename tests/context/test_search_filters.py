@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.search_filters import engine_filters, failed_by
-from mcp_context_proxy.items import Document, Kind, Tool
+from mcp_context_proxy.items import Document, Kind, SearchFilters, Tool
 from mcp_context_proxy.statistics.figures import ToolFigures
 
 TOOLS = tuple(

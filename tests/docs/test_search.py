@@ -10,10 +10,10 @@ from support.proxies import Host, inside
 from support.servers import Workshop
 
 from mcp_context_proxy.cli.search import search_command
-from mcp_context_proxy.context.filters import MIN_CALLS, SearchFilters
 from mcp_context_proxy.context.search import ANSWERS
 from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES
 from mcp_context_proxy.examples import DATA_VARIABLE, servers
+from mcp_context_proxy.items import MIN_CALLS, SearchFilters
 from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.retrieval.item_metadata import VERBS
 from mcp_context_proxy.server import meta_definitions, search_answers

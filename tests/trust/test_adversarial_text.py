@@ -20,7 +20,6 @@ from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
 from mcp_context_proxy.catalog.names import matches
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context.filters import SearchFilters
 from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.fleet import redacted
 from mcp_context_proxy.downstream.inbound import Output
@@ -28,7 +27,7 @@ from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_nam
 from mcp_context_proxy.front import issuer
 from mcp_context_proxy.front.issuer import IssuedTokens
 from mcp_context_proxy.interactions.memory import agent_named, plain
-from mcp_context_proxy.items import IncludeMode, Tool
+from mcp_context_proxy.items import IncludeMode, SearchFilters, Tool
 from mcp_context_proxy.protocol import envelope, headers, strangers
 from mcp_context_proxy.protocol.envelope import (
     MalformedError,
