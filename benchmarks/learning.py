@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.evaluation.run import (
+from mcp_context_proxy.evaluation import (
     MEASURES,
     MeasureDifference,
     ReplayStage,

@@ -24,7 +24,7 @@ from catalogs import LISTS, lists_in, snapshot
 from msgspec.structs import replace
 
 from mcp_context_proxy.embedding import Embedder
-from mcp_context_proxy.evaluation.run import TOOLS, EvalQuery
+from mcp_context_proxy.evaluation import TOOLS, EvalQuery
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.scoring import needed_evidence, packaged_background

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from nothing_fits import catalog_of, pairs
 
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
-from mcp_context_proxy.evaluation.run import TOOLS
+from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Item, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background

@@ -25,7 +25,7 @@ import numpy as np
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
-from mcp_context_proxy.evaluation.run import EvalQuery, evaluate, measured, tools_of
+from mcp_context_proxy.evaluation import EvalQuery, evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background

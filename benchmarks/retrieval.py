@@ -23,7 +23,7 @@ from small_catalogs import page as small_catalogs
 
 from mcp_context_proxy.config import PACKAGED_MODELS
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
-from mcp_context_proxy.evaluation.run import (
+from mcp_context_proxy.evaluation import (
     Answer,
     Estimate,
     EvalQuery,

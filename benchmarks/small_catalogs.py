@@ -20,7 +20,7 @@ from catalogs import LISTS, lists_in, published
 from nothing_fits import catalog_of, pairs
 
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
-from mcp_context_proxy.evaluation.run import TOOLS
+from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Snapshot, Source
 from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.scoring import packaged_background

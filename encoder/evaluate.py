@@ -21,7 +21,7 @@ import pairs
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
-from mcp_context_proxy.evaluation.run import (
+from mcp_context_proxy.evaluation import (
     Estimate,
     EvalQuery,
     estimate,

@@ -30,7 +30,7 @@ import pairs
 from pairs import REQUESTS, Document
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.evaluation.run import TOOLS
+from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Snapshot, ToolKey
 from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.scoring import packaged_background

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mcp_context_proxy.evaluation.run import read_corpus
+from mcp_context_proxy.evaluation import read_corpus
 from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.retrieval.item_metadata import item_text
 

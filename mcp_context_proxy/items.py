@@ -1,6 +1,6 @@
 """Values that flow through the proxy: tools, rules, references, snapshots of the catalog, search filters.
 
-They are frozen and have no behaviour; every other module may depend on this one.
+They are frozen and know nothing but themselves; every other module may depend on this one.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.embedding import load_model
 from mcp_context_proxy.embedding.folder import KEYS, MANIFEST, SHIPPED, STORED, VECTORS, halves
-from mcp_context_proxy.evaluation.run import read_corpus
+from mcp_context_proxy.evaluation import read_corpus
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.item_metadata import item_text
 

@@ -25,7 +25,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
-from mcp_context_proxy.evaluation.run import (
+from mcp_context_proxy.evaluation import (
     Evaluation,
     MeasureDifference,
     Report,

@@ -121,7 +121,7 @@ def import_(config: Config, file: Path) -> None:
 
     If a pair is known already, the more certain one is kept.
     """
-    from mcp_context_proxy.evaluation.run import read_lines
+    from mcp_context_proxy.evaluation import read_lines
     from mcp_context_proxy.learning.pairs import PairLine, imported
 
     lines = [line for _, line in read_lines(file, PairLine)]

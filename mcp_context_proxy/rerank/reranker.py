@@ -358,16 +358,15 @@ def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel 
         return None
     # Imported here: the HTTP client and NumPy take long to import, and nothing else needs them this early.
     from mcp_context_proxy.rerank import models  # noqa: PLC0415
-    from mcp_context_proxy.rerank.models import ChatRerankerModel, CrossEncoderModel  # noqa: PLC0415
 
     if settings.endpoint is not None:
-        return ChatRerankerModel(settings, limits)
+        return models.ChatRerankerModel(settings, limits)
     assert settings.model is not None
     folder = Path(settings.model)
     with suppress(OSError):  # one that nobody may look into is reported when it is opened
         if (folder / models.MANIFEST).is_file():
             return models.SecondOpinionModel(folder)
-    return CrossEncoderModel(folder)
+    return models.CrossEncoderModel(folder)
 
 
 def candidates(ranking: Ranking, most: int = FEW_CANDIDATES) -> tuple[Result, ...]:

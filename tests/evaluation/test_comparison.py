@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.evaluation.run import Answer, EvalQuery, compare_files, write_run
+from mcp_context_proxy.evaluation import Answer, EvalQuery, compare_files, write_run
 
 
 def answer(query: str, names: str, selected: int = 1, fits: bool = True) -> Answer:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.evaluation.run import (
+from mcp_context_proxy.evaluation import (
     EvalQuery,
     Evaluation,
     answer_of,

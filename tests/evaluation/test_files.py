@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.evaluation.run import Answer, read_corpus, read_queries, read_run, write_run
+from mcp_context_proxy.evaluation import Answer, read_corpus, read_queries, read_run, write_run
 from mcp_context_proxy.retrieval.item_metadata import read_parameters
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mcp_context_proxy.evaluation.run import estimate, estimates, macro_estimate
+from mcp_context_proxy.evaluation import estimate, estimates, macro_estimate
 
 
 def test_the_interval_agrees_with_the_normal_approximation():

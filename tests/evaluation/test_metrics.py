@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.evaluation.run import complete, measure, ndcg, precision, recall, reciprocal_rank
+from mcp_context_proxy.evaluation import complete, measure, ndcg, precision, recall, reciprocal_rank
 
 Key = tuple[str, str]
 

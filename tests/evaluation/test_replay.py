@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.commands import forked_command
 
-from mcp_context_proxy.evaluation.run import (
+from mcp_context_proxy.evaluation import (
     REVEALED,
     EvalQuery,
     in_random_order,
