@@ -39,7 +39,7 @@ from retrieval import PublicSet, Remembering, Rows, folders, read_set, signed, s
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel, load_model
-from mcp_context_proxy.embedding.folder import BASE_MODEL
+from mcp_context_proxy.embedding.models import BASE_MODEL
 from mcp_context_proxy.evaluation import (
     TOOLS,
     Answer,

@@ -20,7 +20,7 @@ import numpy as np
 import pairs
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
-from mcp_context_proxy.embedding.folder import PACKAGED_MODEL
+from mcp_context_proxy.embedding.models import PACKAGED_MODEL
 from mcp_context_proxy.evaluation import (
     Estimate,
     EvalQuery,

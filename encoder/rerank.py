@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
-from mcp_context_proxy.embedding.folder import BASE_MODEL, PACKAGED_MODEL
+from mcp_context_proxy.embedding.models import BASE_MODEL, PACKAGED_MODEL
 from mcp_context_proxy.evaluation import TOOLS, Need, estimate, macro_estimate, ndcg, recall
 from mcp_context_proxy.items import Snapshot, Tool, ToolKey
 from mcp_context_proxy.rerank.models import MANIFEST, SecondOpinionModel, document, joined

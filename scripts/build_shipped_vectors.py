@@ -1,4 +1,4 @@
-"""Embed the tools of well-known servers with the packaged model, for `embedding/folder.py`.
+"""Embed the tools of well-known servers with the packaged model, for `embedding/models.py`.
 
     python scripts/build_shipped_vectors.py
 
@@ -34,7 +34,7 @@ from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.embedding import load_model
-from mcp_context_proxy.embedding.folder import KEYS, MANIFEST, SHIPPED, STORED, VECTORS, halves
+from mcp_context_proxy.embedding.models import KEYS, MANIFEST, SHIPPED, STORED, VECTORS, halves
 from mcp_context_proxy.evaluation import read_corpus
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.item_metadata import item_text

@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.config import Config, EmbeddingConfig
 from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, EmbeddingModel, Matrix, are_unit, unit_rows
-from mcp_context_proxy.embedding.folder import (
+from mcp_context_proxy.embedding.models import (
     BASE_MODEL,
     PACKAGED_MODEL,
     REINSTALL,

@@ -39,7 +39,7 @@ from mcp_context_proxy.embedding.embeddings import (
     unknown_inputs,
 )
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
-from mcp_context_proxy.embedding.folder import TOKENIZER, digest, graph_of, max_tokens_of
+from mcp_context_proxy.embedding.models import TOKENIZER, digest, graph_of, max_tokens_of
 from mcp_context_proxy.errors import ModelError, RerankError
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.rerank.reranker import (

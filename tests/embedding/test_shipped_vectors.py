@@ -16,7 +16,7 @@ from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import EmbeddingConfig, Limits, ServerConfig
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel
 from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
-from mcp_context_proxy.embedding.folder import (
+from mcp_context_proxy.embedding.models import (
     MANIFEST,
     PACKAGED_MODEL,
     SHIPPED,
