@@ -32,8 +32,8 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
-from mcp_context_proxy.embedding.embedder import Embedder
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.items import Kind, Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.learning.pairs import Signal, Use

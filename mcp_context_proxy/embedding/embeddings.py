@@ -29,16 +29,20 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from mcp_context_proxy.config import Config, EmbeddingConfig
-from mcp_context_proxy.embedding.embedder import NORM_TOLERANCE, EmbeddingModel, Matrix, are_unit, unit_rows
 from mcp_context_proxy.embedding.models import (
     BASE_MODEL,
+    NORM_TOLERANCE,
     PACKAGED_MODEL,
     REINSTALL,
     TOKENIZER,
+    EmbeddingModel,
+    Matrix,
     ModelFolder,
+    are_unit,
     model_of,
     read_folder,
     shipped_vectors,
+    unit_rows,
 )
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector

@@ -21,8 +21,8 @@ import anyio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding.embedder import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.models import is_unit
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.learning.pairs import (

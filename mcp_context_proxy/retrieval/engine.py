@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding.embedder import Embedder
+from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
 from mcp_context_proxy.retrieval.bm25 import LexicalScores

@@ -19,7 +19,7 @@ from typing import TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding.embedder import Embedder
+from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import (
     IncludeMode,

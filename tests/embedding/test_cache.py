@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel
-from mcp_context_proxy.embedding.embedder import Matrix
 from mcp_context_proxy.embedding.embeddings import BATCH
+from mcp_context_proxy.embedding.models import Matrix
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.store import Store, open_store
 

@@ -15,14 +15,15 @@ from licences import ALLOWED, embedded
 from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import EmbeddingConfig, Limits, ServerConfig
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel
-from mcp_context_proxy.embedding.embedder import Matrix, unit_rows
 from mcp_context_proxy.embedding.models import (
     MANIFEST,
     PACKAGED_MODEL,
     SHIPPED,
     VECTORS,
+    Matrix,
     read_folder,
     shipped_vectors,
+    unit_rows,
 )
 from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.store import IN_MEMORY, Store, open_store
