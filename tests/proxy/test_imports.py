@@ -26,7 +26,7 @@ IMPORTED = re.compile(r"^import time:[^|]*\|[^|]*\|\s*(\S+)$", re.MULTILINE)
 
 FOR_SEARCHES = (
     *("numpy", "onnxruntime", "tokenizers"),
-    *(f"mcp_context_proxy.retrieval.{name}" for name in ("queries", "purposes", "values")),
+    *(f"mcp_context_proxy.retrieval.{name}" for name in ("queries", "purposes")),
 )
 FOR_DOCUMENTS = ("yaml",)
 FOR_HTTP = ("mcp", "pydantic", "starlette", "uvicorn", "httpx2")
