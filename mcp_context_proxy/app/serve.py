@@ -7,11 +7,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
+from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.protocol.strangers import shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
 from mcp_context_proxy.store import open_store
@@ -46,6 +47,48 @@ if TYPE_CHECKING:
     from mcp_context_proxy.front.http import LocalApi
     from mcp_context_proxy.front.issuer import IssuedTokens
     from mcp_context_proxy.web.api import Operation
+
+logger = logging.getLogger(__name__)
+
+
+STARTING_SECONDS: Final = 15.0
+"""Time for which servers that have not answered yet keep the proxy from being ready, and lists that have just
+come: after that, one of them hangs, and clients of the others should not wait for it."""
+
+
+class Needed(Protocol):
+    """A part without which nobody can be served."""
+
+    @property
+    def lack(self) -> str | None:
+        """The thing that is missing, in words of ours; None if nothing is."""
+
+
+class ReadinessCheck:
+    """Tells whether new clients should come to a proxy; called for each probe."""
+
+    def __init__(self, proxy: Proxy, needed: Iterable[Needed] = ()) -> None:
+        """Look at a proxy and at further parts that it needs."""
+        self._proxy, self._needed = proxy, tuple(needed)
+
+    def __call__(self) -> Readiness:
+        """Return the readiness of this moment. Does not block."""
+        proxy, missing = self._proxy, list[str]()
+        if proxy.gateway.drain.leaving:
+            missing.append("stopping: new clients should go elsewhere")
+        if time_of_day() - proxy.started < STARTING_SECONDS:
+            starting = [client for client in proxy.fleet.awaited() if not client.failures]
+            if starting:
+                missing.append(f"{len(starting)} of {len(proxy.fleet.clients)} servers have not answered yet")
+            elif proxy.refresh.is_behind:
+                missing.append("the lists of servers are not all in the catalog yet")
+        missing += [part.lack for part in self._needed if part.lack is not None]
+        degraded = []
+        if proxy.store.warning is not None:
+            degraded.append("the store cannot be used; calls are served without it")
+        if proxy.audit.warning is not None:
+            degraded.append("the audit cannot be written; calls are served without it")
+        return Readiness(missing, degraded)
 
 
 Front = Callable[[Proxy, Negotiation], Awaitable[None]]
@@ -177,9 +220,6 @@ async def _stop_on_signal(
     scope.cancel()
 
 
-logger = logging.getLogger(__name__)
-
-
 async def stdio_front(
     proxy: Proxy, negotiation: Negotiation, profile: str | None = None, presets: tuple[str, ...] = ()
 ) -> None:
@@ -289,7 +329,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ConfigError: without a token, the front would be open to other machines.
         OSError: the address is in use or not available.
     """
-    from mcp_context_proxy.app.readiness import Needed, ReadinessCheck  # noqa: PLC0415
+    from mcp_context_proxy.app.serve import ReadinessCheck  # noqa: PLC0415
     from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.issuer import IssuedTokens, ResourceMetadata  # noqa: PLC0415
 

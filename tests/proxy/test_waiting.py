@@ -18,7 +18,7 @@ from support.raw_client import AS_DATA, RawClient, data_of
 from support.servers import Server, Workshop, tool
 from support.wires import http, sse, stdio
 
-from mcp_context_proxy.app.readiness import ReadinessCheck
+from mcp_context_proxy.app.serve import ReadinessCheck
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.downstream.lifecycle import ServerState
