@@ -30,7 +30,7 @@ import msgspec
 from definitions import tools
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.listing import ServerListing
 from mcp_context_proxy.store import open_store

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from trust.test_adversarial_text import UNITS
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits
 from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient

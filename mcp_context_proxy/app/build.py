@@ -7,7 +7,7 @@ import asyncio
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.context.engine import ContextEngine, Recollector

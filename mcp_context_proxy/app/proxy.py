@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
+from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.reload import Reloader, Standing

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.catalog.names import ParsedTools, entry_withheld, parse_tools
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (

@@ -21,7 +21,7 @@ from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import UnfitError, fit
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.catalog.files import SUFFIXES
 from mcp_context_proxy.catalog.skills import (
     MANIFEST,

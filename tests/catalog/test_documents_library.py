@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mcp_context_proxy.catalog.document_library import FINDINGS_LOGGED, DocumentChanges, DocumentLibrary
+from mcp_context_proxy.catalog.documents import FINDINGS_LOGGED, DocumentChanges, DocumentLibrary
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import IndexedChunk, Kind, Source
 

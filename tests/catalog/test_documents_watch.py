@@ -15,7 +15,7 @@ import pytest
 import watchfiles
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from mcp_context_proxy.catalog.document_library import DocumentChanges, DocumentLibrary, watch
+from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import DocumentsConfig, Limits
 from mcp_context_proxy.items import Kind
 

@@ -13,7 +13,7 @@ import pytest
 
 from mcp_context_proxy.app.proxy import CatalogRefresh
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.listing import LISTS, ServerListing
 from mcp_context_proxy.system.threads import in_thread

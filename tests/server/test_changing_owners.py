@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.listings import INTRODUCED
 
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.catalog.catalog import Catalog
-from mcp_context_proxy.catalog.document_library import DocumentLibrary
+from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.config.settings import ApprovalMode
 from mcp_context_proxy.downstream.listing import ServerListing
