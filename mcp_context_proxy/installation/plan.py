@@ -22,9 +22,8 @@ from mcp_context_proxy.bridge.asking import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
 from mcp_context_proxy.config.forms import read
-from mcp_context_proxy.config.host_entries import converted, dialect_of
 from mcp_context_proxy.config.host_profiles import SERVER
-from mcp_context_proxy.config.hosts import from_host, is_ourselves, names_for
+from mcp_context_proxy.config.hosts import converted, dialect_of, from_host, is_ourselves, names_for
 from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import Mistake, dotted, expand, parse
