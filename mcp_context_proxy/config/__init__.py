@@ -1,6 +1,5 @@
 """Configuration: loaded from one file, validated as a whole, frozen afterwards."""
 
-from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.load import find, load
 from mcp_context_proxy.config.settings import (
     PACKAGED_MODELS,
@@ -24,7 +23,7 @@ from mcp_context_proxy.config.settings import (
     StatisticsConfig,
     StoreConfig,
 )
-from mcp_context_proxy.config.tables import AuthConfig, ClassesConfig, ClusterConfig, ToolConfig
+from mcp_context_proxy.config.tables import AuthConfig, ClassesConfig, ClusterConfig, Limits, ToolConfig
 from mcp_context_proxy.system.places import default_path
 
 __all__ = [

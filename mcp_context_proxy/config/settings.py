@@ -30,12 +30,12 @@ from mcp_context_proxy.config.forms import (
     within,
 )
 from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
-from mcp_context_proxy.config.limits import Limits
 from mcp_context_proxy.config.tables import (
     AuthConfig,
     ClassesConfig,
     Clients,
     ClusterConfig,
+    Limits,
     Synonyms,
     Tag,
     ToolConfig,

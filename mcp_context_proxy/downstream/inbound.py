@@ -29,8 +29,8 @@ import anyio
 from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.tables import KIB
 from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.downstream.link import Notify, Outgoing, Party

@@ -25,8 +25,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from mcp_context_proxy.config.limits import KIB
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.tables import KIB
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import InputMissingError, RemoteError

@@ -30,8 +30,8 @@ import msgspec
 from msgspec import Raw
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.limits import KIB, MIB
 from mcp_context_proxy.config.secrets import Secret, redact_logs
+from mcp_context_proxy.config.tables import KIB, MIB
 from mcp_context_proxy.items import JSON, Tool
 from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS

@@ -10,7 +10,7 @@ from support.questions import as_shown
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.config.limits import Limits
+from mcp_context_proxy.config.tables import Limits
 
 pytestmark = pytest.mark.anyio
 
