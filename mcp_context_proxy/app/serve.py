@@ -21,7 +21,6 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
-from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.protocol.strangers import shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
 from mcp_context_proxy.store import open_store
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from mcp_context_proxy.cluster.member import Member
-    from mcp_context_proxy.front.http import LocalApi
+    from mcp_context_proxy.front.http import LocalApi, Readiness
     from mcp_context_proxy.front.issuer import IssuedTokens
     from mcp_context_proxy.web.api import Operation
 
@@ -73,6 +72,8 @@ class ReadinessCheck:
 
     def __call__(self) -> Readiness:
         """Return the readiness of this moment. Does not block."""
+        from mcp_context_proxy.front.http import Readiness  # noqa: PLC0415 - a stdio front has no probes
+
         proxy, missing = self._proxy, list[str]()
         if proxy.gateway.drain.leaving:
             missing.append("stopping: new clients should go elsewhere")
@@ -329,7 +330,6 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ConfigError: without a token, the front would be open to other machines.
         OSError: the address is in use or not available.
     """
-    from mcp_context_proxy.app.serve import ReadinessCheck  # noqa: PLC0415
     from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.issuer import IssuedTokens, ResourceMetadata  # noqa: PLC0415
 

@@ -423,7 +423,7 @@ def test_without_the_extra_the_error_says_what_to_install(
 
 
 def test_no_library_of_tokens_is_imported_where_none_of_an_issuer_are_accepted() -> None:
-    modules = "app.serve, app.readiness, front.http, front.issuer, web.api"
+    modules = "app.serve, front.http, front.issuer, web.api"
     imports = ", ".join(f"mcp_context_proxy.{name}" for name in modules.split(", "))
     program = f"import sys, {imports}\nsys.exit('jwt' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
