@@ -2,21 +2,19 @@
 
 from mcp_context_proxy.store.coordination import BatchWriter, Lease, LeaseStore, WorkingSetStore
 from mcp_context_proxy.store.database import StoreUnavailableError
-from mcp_context_proxy.store.interactions import (
+from mcp_context_proxy.store.learned import (
+    DECAY_PER_DAY,
     Interaction,
     InteractionScope,
     InteractionStore,
     InteractionVector,
-    new_origin,
-)
-from mcp_context_proxy.store.learned import (
-    DECAY_PER_DAY,
     LearnedStore,
     Pair,
     PairChanges,
     PairId,
     Taught,
     UseRow,
+    new_origin,
 )
 from mcp_context_proxy.store.migrations import APPROVALS, PAIRS
 from mcp_context_proxy.store.opening import IN_MEMORY, Store, open_store

@@ -35,8 +35,7 @@ from mcp_context_proxy.store.database import (
     StoreUnavailableError,
     open_connection,
 )
-from mcp_context_proxy.store.interactions import InteractionStore
-from mcp_context_proxy.store.learned import LearnedStore
+from mcp_context_proxy.store.learned import InteractionStore, LearnedStore
 from mcp_context_proxy.store.statistics import StatisticsStore
 from mcp_context_proxy.store.tables import (
     ApprovalStore,
