@@ -58,8 +58,7 @@ from mcp_context_proxy.context.session import Handles, Session
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.http_exchange import event_of
-from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, replay
+from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, event_of, replay
 from mcp_context_proxy.front.http_sessions import SESSION_HEADER, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply

@@ -30,8 +30,7 @@ from mcp_context_proxy.front import http_requests
 from mcp_context_proxy.front.auth import principal_of, rights_of
 from mcp_context_proxy.front.conversation import Conversation, Questions
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
-from mcp_context_proxy.front.http_exchange import PING, PING_SECONDS, STREAM_HEADERS, Exchange
-from mcp_context_proxy.front.http_requests import AdmissionRules
+from mcp_context_proxy.front.http_requests import PING, PING_SECONDS, STREAM_HEADERS, AdmissionRules, Exchange
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.framing import Bucket, on_one_line

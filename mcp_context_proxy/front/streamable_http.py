@@ -25,12 +25,12 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.front.auth import fields_of, principal_of, rights_of
 from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
-from mcp_context_proxy.front.http_exchange import Exchange
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
     RELEASE_KEY,
     AdmissionRules,
     BadMessageError,
+    Exchange,
     error_response,
     read,
 )
