@@ -25,10 +25,16 @@ from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.installation.editing import EditError, entries
-from mcp_context_proxy.installation.hooks import PLACES as HOOK_PLACES
-from mcp_context_proxy.installation.hooks import is_ours_alone, kept_copy
-from mcp_context_proxy.installation.hooks import planned as planned_hook
-from mcp_context_proxy.installation.journal import Journal, kept_data, read_text, write
+from mcp_context_proxy.installation.journal import PLACES as HOOK_PLACES
+from mcp_context_proxy.installation.journal import (
+    Journal,
+    is_ours_alone,
+    kept_copy,
+    kept_data,
+    read_text,
+    write,
+)
+from mcp_context_proxy.installation.journal import planned as planned_hook
 from mcp_context_proxy.installation.places import PLACES, HostPlace, hosts_here
 from mcp_context_proxy.installation.plan import (
     Configuration,

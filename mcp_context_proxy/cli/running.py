@@ -490,7 +490,7 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
     """Switch in the file, where no proxy knows the tools: a tool is named with its server."""
     from msgspec.structs import asdict
 
-    from mcp_context_proxy.installation.hooks import switch
+    from mcp_context_proxy.installation.journal import switch
     from mcp_context_proxy.trust.audit import note_now
 
     config = source.config

@@ -23,7 +23,7 @@ from mcp_context_proxy.downstream.fleet import Fleet, address, failure, server_f
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
 from mcp_context_proxy.installation.editing import EditError
-from mcp_context_proxy.installation.hooks import Switched, switch
+from mcp_context_proxy.installation.journal import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line

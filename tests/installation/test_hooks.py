@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.installation.hooks import PLACES, is_ours_alone, planned
-from mcp_context_proxy.installation.journal import write
+from mcp_context_proxy.installation.journal import PLACES, is_ours_alone, planned, write
 
 COMMAND = ["/opt/bin/mcp-context-proxy", "hook", "run", "HOST"]
 

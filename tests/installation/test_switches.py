@@ -6,7 +6,7 @@ import pytest
 
 from mcp_context_proxy.config import load
 from mcp_context_proxy.installation.editing import EditError
-from mcp_context_proxy.installation.hooks import KEPT_OF_SWITCHES, switch
+from mcp_context_proxy.installation.journal import KEPT_OF_SWITCHES, switch
 
 TEXT = """# mine
 [servers.a]  # the first
