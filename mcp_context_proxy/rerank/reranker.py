@@ -41,8 +41,7 @@ from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
-from mcp_context_proxy.protocol.mistakes import in_words
-from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, clean, one_line
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, clean, in_words, one_line
 from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.system.later import pattern
 

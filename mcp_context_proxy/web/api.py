@@ -41,8 +41,7 @@ from mcp_context_proxy.front.http import ROOT_PATH
 from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.envelope import holds_more
-from mcp_context_proxy.protocol.mistakes import in_words
-from mcp_context_proxy.protocol.strangers import clean_json
+from mcp_context_proxy.protocol.strangers import clean_json, in_words
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from mcp_context_proxy.protocol.mistakes import in_words
+from mcp_context_proxy.protocol.strangers import in_words
 
 
 class Filters(msgspec.Struct, forbid_unknown_fields=True):

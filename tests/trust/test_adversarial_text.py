@@ -38,8 +38,7 @@ from mcp_context_proxy.protocol.envelope import (
     without_depths,
 )
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
-from mcp_context_proxy.protocol.mistakes import in_words
-from mcp_context_proxy.protocol.strangers import LogFormatter, unmarked, url_refusal
+from mcp_context_proxy.protocol.strangers import LogFormatter, in_words, unmarked, url_refusal
 from mcp_context_proxy.rerank.reranker import numbers_in
 from mcp_context_proxy.retrieval import forms, links, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
