@@ -27,7 +27,7 @@ from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Item, Kind, Search
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.retrieval.text import name_key
-from mcp_context_proxy.server import rendering
+from mcp_context_proxy.server.rendering import context_text
 from mcp_context_proxy.server.search_answers import Note, answer_tokens, over_budget, search_text
 from mcp_context_proxy.store import ApprovalStore
 from mcp_context_proxy.system.threads import in_thread
@@ -109,7 +109,7 @@ class PastRequests:
             documents={item.uri: item for item in then.values() if isinstance(item, Document)},
         )
         if context.origin == "context":
-            return RenderedRequest(rendering.context_text(context, snapshot), missing)
+            return RenderedRequest(context_text(context, snapshot), missing)
         found = Found(
             tools=_ranking(context, [*results(context.items, {Kind.TOOL})], context.near_misses, then),
             documents=_ranking(context, [*results(context.items, DOCUMENT_KINDS)], (), then),

@@ -32,7 +32,7 @@ MODULES = [
         "server.notifications",
         "server.resources",
         "server.negotiation",
-        "front.http_exchange",
+        "front.http_requests",
         "server.skills",
         "catalog.catalog",
         "catalog.definitions",
