@@ -283,12 +283,11 @@ def launch_folder() -> str | None:
 
 
 async def _serve_streams(proxy: Proxy, negotiation: Negotiation, rights: Principal) -> None:
-    if sys.platform == "win32":
-        from mcp_context_proxy.front import stdio_threads as stdio  # noqa: PLC0415 - POSIX waits for pipes
-    else:
-        from mcp_context_proxy.front import stdio  # noqa: PLC0415 - POSIX only
+    from mcp_context_proxy.front import stdio  # noqa: PLC0415 - most hosts share a proxy
 
-    await stdio.serve(negotiation, proxy.config.limits, rights)
+    # An event loop of Windows cannot wait for pipes.
+    served = stdio.serve_in_threads if sys.platform == "win32" else stdio.serve
+    await served(negotiation, proxy.config.limits, rights)
 
 
 async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -168,6 +167,8 @@ class StandardPipes:
 async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
     """Take the standard streams over. Nothing is read before `StandardPipes.read`."""
     loop = asyncio.get_running_loop()
+    import fcntl  # noqa: PLC0415 - POSIX only
+
     read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.front.stdio import LAST_RESPONSES_SECONDS
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, is_large
 from mcp_context_proxy.protocol.framing import LineFramer, Oversized
@@ -25,11 +26,9 @@ READ_BYTES: Final = 64 * 1024
 QUEUED: Final = 1024
 """Frames that wait to be written; beyond it, notifications are dropped and all others wait."""
 
-LAST_RESPONSES_SECONDS: Final = 0.5
-"""Time for requests that are under way when the input ends."""
 
 
-async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
+async def serve_in_threads(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
     """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
     source, sink = _taken_over()
     streams = ThreadedStreams(source, sink)
