@@ -72,8 +72,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.resources import Resources
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import Seal, SealedRow
-from mcp_context_proxy.system.flights import in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 
 logger = logging.getLogger(__name__)
 

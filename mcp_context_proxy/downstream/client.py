@@ -54,8 +54,7 @@ from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
 from mcp_context_proxy.protocol.strangers import said, said_json, stranger_json
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
-from mcp_context_proxy.system.flights import in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets
 
 logger = logging.getLogger(__name__)

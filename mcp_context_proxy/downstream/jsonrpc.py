@@ -34,8 +34,7 @@ from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket, Oversized
 from mcp_context_proxy.protocol.strangers import quoted
-from mcp_context_proxy.system.flights import Reply, in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import Reply, in_task, in_thread
 
 logger = logging.getLogger(__name__)
 

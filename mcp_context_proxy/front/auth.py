@@ -48,8 +48,8 @@ from mcp_context_proxy.front.issuer import (
 from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
-from mcp_context_proxy.system.flights import Cancellable, assigned, in_task
 from mcp_context_proxy.system.later import platformdirs
+from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
 from mcp_context_proxy.trust.tokens import ACTING, OWNER, THE_USER, NamedToken, Principal, TokenBook
 
 logger = logging.getLogger(__name__)

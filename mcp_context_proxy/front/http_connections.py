@@ -35,7 +35,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.auth import is_proven
-from mcp_context_proxy.system.flights import Flight, Reply
+from mcp_context_proxy.system.threads import Flight, Reply
 
 if sys.platform != "win32":
     import fcntl

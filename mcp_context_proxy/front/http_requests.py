@@ -52,8 +52,7 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.framing import on_one_line
 from mcp_context_proxy.server.gateway import SHUTTING_DOWN, Gateway
 from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
-from mcp_context_proxy.system.flights import Cancellable, assigned, in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, in_thread
 from mcp_context_proxy.trust.tokens import ACTING
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, Request
 from mcp_context_proxy.protocol.framing import Bucket, on_one_line
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.system.flights import in_task
+from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
 

@@ -3,9 +3,7 @@
 Hosts connect pipes. A file, a terminal or the null device, which an event loop cannot wait for, is copied
 from or to a pipe by a thread, so that a person can try the proxy from a shell. While the front is open, file
 descriptor 0 reads nothing and 1 writes to stderr: neither a stray print nor a child process can touch the
-protocol.
-
-As on POSIX, neither a stray print nor a child process can touch the protocol while the front is open.
+protocol. On Windows, where an event loop cannot wait for any pipe, two threads read and write them.
 """
 
 from __future__ import annotations
@@ -172,9 +170,9 @@ class StandardPipes:
 @asynccontextmanager
 async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
     """Take the standard streams over. Nothing is read before `StandardPipes.read`."""
-    loop = asyncio.get_running_loop()
     import fcntl  # noqa: PLC0415 - POSIX only
 
+    loop = asyncio.get_running_loop()
     read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -63,7 +63,7 @@ from mcp_context_proxy.server.negotiation import (
     check_version,
 )
 from mcp_context_proxy.server.profiles import Caller
-from mcp_context_proxy.system.flights import in_task
+from mcp_context_proxy.system.threads import in_task
 
 STREAM_TYPE: Final = "text/event-stream"
 

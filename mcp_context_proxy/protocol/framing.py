@@ -19,8 +19,8 @@ import anyio
 from msgspec import Struct
 
 from mcp_context_proxy.protocol.envelope import is_large, is_utf8
-from mcp_context_proxy.system.flights import in_task
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
 

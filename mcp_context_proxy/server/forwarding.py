@@ -45,8 +45,7 @@ from mcp_context_proxy.server.questions import (
     limited_ask,
     url_elicitation,
 )
-from mcp_context_proxy.system.flights import in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.audit import AuditLog
 
 if TYPE_CHECKING:

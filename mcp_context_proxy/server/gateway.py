@@ -47,8 +47,7 @@ from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system.flights import Cancellable, assigned, in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, in_thread
 from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 if TYPE_CHECKING:

@@ -92,8 +92,7 @@ from mcp_context_proxy.server.search_answers import (
     some_of,
 )
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
-from mcp_context_proxy.system.flights import in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.fingerprints import sign_in
 from mcp_context_proxy.trust.tokens import Role
 

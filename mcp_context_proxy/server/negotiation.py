@@ -42,7 +42,7 @@ from mcp_context_proxy.server.notifications import (
     Send,
 )
 from mcp_context_proxy.server.resources import TOO_MANY, Resources, too_many
-from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust.tokens import ACTING, Principal
 
 SUBSCRIPTION_STREAMS: Final = 1024

@@ -33,8 +33,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.tools_list import ToolList
-from mcp_context_proxy.system.flights import assigned
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust.tokens import ACTING, THE_USER, Principal
 
 logger = logging.getLogger(__name__)

@@ -35,8 +35,7 @@ from mcp_context_proxy.server.after_call import EndedCalls, Outcome, outcome_of
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
 from mcp_context_proxy.server.profiles import Caller
-from mcp_context_proxy.system.flights import in_task
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import in_task, in_thread
 
 OPEN, CLOSE = "\u27e6", "\u27e7"
 """White square brackets around a mark: no markup, and hardly ever part of a text."""

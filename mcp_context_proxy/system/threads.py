@@ -1,4 +1,4 @@
-"""Runs blocking work in threads, away from the event loop.
+"""Concurrency: blocking work in threads, and requests that need no task while they only wait for replies.
 
 The system may have no thread left: a limit on processes, for a user or a container, counts threads, too, and
 servers that start may take the last of them. The work then waits and is tried again; an error would end the
@@ -6,24 +6,38 @@ owner of the work, at worst the proxy, although a thread may be free a moment la
 
 Two slow, process-wide loads are here as well, each done once and in a thread: the import of the MCP SDK and
 the trusted certificates.
+
+A task is started and resumed by the event loop, each time in a step of its own, and every scope within it is
+kept in tables of the loop: for a call that is passed on, that costs more than all else. A `Flight` runs its
+coroutine at once instead, in the step of whoever starts it. When the coroutine awaits a `Reply`, whoever has
+the reply resumes it, in the step in which that came. When it awaits anything else, such as a thread, it goes
+on in a task.
+
+Scopes, task groups and locks of anyio belong to tasks. Code that a flight may run awaits `in_task` before it
+opens one, or opens a `Cancellable`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import logging
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
-from typing import TypeVar, TypeVarTuple
+from contextvars import Context, ContextVar, copy_context
+from types import TracebackType, coroutine
+from typing import Any, Generic, Self, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 logger = logging.getLogger(__name__)
+
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -162,3 +176,243 @@ def _read_certificates() -> ssl.SSLContext:
     import httpx2  # noqa: PLC0415 - a proxy of local programs does not need it
 
     return httpx2.create_ssl_context()
+
+
+_running: Flight | None = None
+"""The flight whose coroutine runs in this step of the event loop; None in a task."""
+
+
+class assigned(Generic[T]):  # noqa: N801 - a context manager, which a generator would make slower
+    """Gives a context variable a value for everything inside."""
+
+    __slots__ = ("_before", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._before = self._variable.get()
+        if self._before is not self._value:
+            self._variable.set(self._value)
+
+    def __exit__(self, *ended: object) -> None:
+        # Not by a token, which only the context of its own task takes: a flight may go on in another.
+        if self._before is not self._value:
+            self._variable.set(self._before)
+
+
+class Flight:
+    """One request that is being answered."""
+
+    __slots__ = ("_cancelled", "_context", "_coroutine", "_group", "_reply", "_scope", "scopes")
+
+    def __init__(self, group: TaskGroup) -> None:
+        """Prepare a flight; if it needs a task, that is one of `group`."""
+        self._group = group
+        self._context: Context | None = None
+        self._coroutine: Coroutine[Any, Any, None] | None = None
+        self._reply: Reply[Any] | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._cancelled = False
+        """True while it has to be cancelled at its next wait."""
+        self.scopes: list[Cancellable] = []
+        """Those that are entered, which are scopes of the task if the flight goes on in one."""
+
+    @staticmethod
+    def current() -> Flight | None:
+        """Return the flight that runs now without a task; None in a task."""
+        return _running
+
+    @property
+    def has_task(self) -> bool:
+        """True once it goes on in a task, which may not have begun."""
+        return self._scope is not None
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine up to its first wait. An error that it raises is raised in the group."""
+        self._coroutine, self._context = coroutine, copy_context()
+        self._step(coroutine.send, None)
+
+    def resume(self) -> None:
+        """Go on: the reply that was waited for has come."""
+        if self._coroutine is not None:
+            self._step(self._coroutine.send, None)
+
+    def cancel(self) -> None:
+        """Cancel the flight, wherever it waits."""
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self._coroutine is not None and self._reply is not None:
+            self._step(self._coroutine.throw, asyncio.CancelledError())
+        elif self._coroutine is not None:
+            self._cancelled = True
+
+    def wait_for(self, reply: Reply[Any]) -> None:
+        """Note the reply that the coroutine awaits."""
+        self._reply = reply
+
+    def _step(self, go_on: Callable[[Any], Any], sent: object) -> None:
+        global _running  # noqa: PLW0603 - as the event loop has its current task
+        assert self._context is not None
+        self._reply = None
+        before, _running = _running, self
+        try:
+            awaited = self._context.run(go_on, sent)
+        except StopIteration:
+            self._coroutine = None
+            return
+        except asyncio.CancelledError:
+            self._coroutine = None
+            return
+        except Exception as error:  # boundary: it ends the group, as that of a task would
+            self._coroutine = None
+            self._group.start_soon(_raise, error)
+            return
+        finally:
+            _running = before
+        if self._reply is None:
+            self._scope = anyio.CancelScope()
+            self._context.run(self._group.start_soon, self._in_task, awaited)
+        if self._cancelled:
+            self._cancelled = False
+            self.cancel()
+
+    async def _in_task(self, awaited: Any) -> None:
+        assert self._scope is not None
+        assert self._coroutine is not None
+        with self._scope:
+            for scope in self.scopes:
+                scope.open()
+            await _rest(self._coroutine, awaited)
+
+
+class Cancellable:
+    """Scope whose content can be cancelled, in a task and in a flight."""
+
+    __slots__ = ("_flight", "_scope", "cancelled", "caught")
+
+    def __init__(self) -> None:
+        self._flight: Flight | None = None
+        self._scope: anyio.CancelScope | None = None
+        """In a task. A flight without one is cancelled itself."""
+        self.cancelled = False
+        """True once it is cancelled."""
+        self.caught = False
+        """True if its content was ended by that."""
+
+    def __enter__(self) -> Self:
+        self._flight = _running
+        if self._flight is None:
+            self.open()
+        else:
+            self._flight.scopes.append(self)
+        return self
+
+    def open(self) -> None:
+        """Open a scope in the task."""
+        self._scope = anyio.CancelScope()
+        self._scope.__enter__()
+        if self.cancelled:
+            self._scope.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the content, wherever it waits."""
+        self.cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self._flight is not None and not self._flight.has_task:
+            self._flight.cancel()
+
+    def end_at(self, deadline: float) -> None:
+        """Cancel the content at a time of the event loop; call it in a task."""
+        assert self._scope is not None
+        self._scope.deadline = deadline
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._scope is not None:
+            self.caught = bool(self._scope.__exit__(kind, error, trace))
+        else:
+            self.caught = self.cancelled and isinstance(error, asyncio.CancelledError)
+        if self._flight is not None:
+            self._flight.scopes.pop()
+        return self.caught
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+@coroutine
+def _rest(begun: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Run the rest of a coroutine that already awaits something."""
+    try:
+        while True:
+            try:
+                sent = yield awaited
+            except BaseException as error:  # boundary: whatever is thrown is for the coroutine
+                awaited = begun.throw(error)
+            else:
+                awaited = begun.send(sent)
+    except StopIteration:
+        return
+
+
+@coroutine
+def in_task() -> Generator[None, None, None]:
+    """Go on in a task, in which scopes can be opened; do nothing where this is one."""
+    if _running is not None:
+        yield
+
+
+class Reply(Generic[T]):
+    """A result that one request waits for, in a flight or in a task."""
+
+    __slots__ = ("_error", "_flight", "_future", "_value", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        """True once there is a value or an error."""
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._flight: Flight | None = None
+        self._future: asyncio.Future[None] | None = None
+
+    def answer(self, value: T) -> None:
+        """Hand the value to the request that waits."""
+        self._value = value
+        self._resume()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the request that waits."""
+        self._error = error
+        self._resume()
+
+    def _resume(self) -> None:
+        self.done = True
+        if self._flight is not None:
+            self._flight.resume()
+        elif self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the value, and hold no reference to it afterwards."""
+        if not self.done:
+            if _running is not None:
+                self._flight = _running
+                _running.wait_for(self)
+                try:
+                    yield self
+                finally:
+                    self._flight = None
+            else:
+                self._future = asyncio.get_running_loop().create_future()
+                yield from self._future
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None
+        value, self._value = self._value, None
+        return value  # type: ignore[return-value]

@@ -39,9 +39,8 @@ from mcp_context_proxy.server.profiles import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.system import process
-from mcp_context_proxy.system.flights import assigned
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust.audit import PROXY
 from mcp_context_proxy.trust.tokens import ACTING, Principal, Role
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation, Words

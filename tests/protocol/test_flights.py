@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from mcp_context_proxy.system.flights import Cancellable, Flight, Reply, in_task
+from mcp_context_proxy.system.threads import Cancellable, Flight, Reply, in_task
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded, is_secret, unescaped
 from mcp_context_proxy.trust.tokens import ACTING, Principal, Reach, Role
 
