@@ -1,9 +1,8 @@
 """Past requests: rendered again as a model read them, and answered again from today's catalog.
 
-A record has names, numbers and fingerprints, and no text. So a definition that has changed since is taken
-from the record of approvals, which keeps the former ones; the text of a document that has changed is gone.
-An item that cannot be rendered as it was is named, never replaced by its form of today. Former definitions
-are for those who see everybody's requests: models get no definition that waits for approval.
+A record of a request has no text: a definition that has changed since comes from the record of approvals, for
+those who see everybody's requests; the former text of a document is gone. An item that cannot be rendered as
+it was is named, never replaced by its form of today.
 """
 
 from __future__ import annotations

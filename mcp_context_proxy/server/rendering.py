@@ -1,7 +1,4 @@
-"""Contexts, overviews and recalled interactions as text for models; these, and found items, as data.
-
-`search_answers` has the text of answers to searches.
-"""
+"""Contexts, overviews and recalled interactions as text for models; these, and found items, as data."""
 
 from __future__ import annotations
 
