@@ -40,8 +40,8 @@ from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import said_by
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
-from mcp_context_proxy.server.past_requests import PastRequests
 from mcp_context_proxy.server.profiles import ConnectedHost
+from mcp_context_proxy.server.rendering import PastRequests
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Store
