@@ -26,7 +26,6 @@ import msgspec
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.config.reload import watch_file
 from mcp_context_proxy.errors import AuthorizationError, StoreError
-from mcp_context_proxy.store.coordination import Lease
 from mcp_context_proxy.store.credentials import (
     ANOTHER_KEY,
     LOGIN,
@@ -34,6 +33,7 @@ from mcp_context_proxy.store.credentials import (
     Credential,
     SharedCredentials,
 )
+from mcp_context_proxy.store.opening import Lease
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import in_thread

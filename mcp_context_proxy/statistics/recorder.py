@@ -38,7 +38,7 @@ from mcp_context_proxy.store import (
     ToolSessionStore,
     ToolUsage,
 )
-from mcp_context_proxy.store.coordination import LAST_SECONDS
+from mcp_context_proxy.store.opening import LAST_SECONDS
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 

@@ -1,6 +1,5 @@
 """The store: everything that is kept between two starts, in one SQLite file, in memory, or in PostgreSQL."""
 
-from mcp_context_proxy.store.coordination import BatchWriter, Lease, LeaseStore, WorkingSetStore
 from mcp_context_proxy.store.database import StoreUnavailableError
 from mcp_context_proxy.store.learned import (
     DECAY_PER_DAY,
@@ -17,7 +16,15 @@ from mcp_context_proxy.store.learned import (
     new_origin,
 )
 from mcp_context_proxy.store.migrations import APPROVALS, PAIRS
-from mcp_context_proxy.store.opening import IN_MEMORY, Store, open_store
+from mcp_context_proxy.store.opening import (
+    IN_MEMORY,
+    BatchWriter,
+    Lease,
+    LeaseStore,
+    Store,
+    WorkingSetStore,
+    open_store,
+)
 from mcp_context_proxy.store.statistics import (
     DAY,
     DOCUMENTS,

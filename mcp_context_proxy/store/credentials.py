@@ -24,10 +24,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import keys_of
 from mcp_context_proxy.errors import ContextProxyError, StoreError
-from mcp_context_proxy.store.coordination import LeaseStore
 from mcp_context_proxy.store.database import Tables
 from mcp_context_proxy.store.migrations import CREDENTIALS
-from mcp_context_proxy.store.opening import Store
+from mcp_context_proxy.store.opening import LeaseStore, Store
 
 logger = logging.getLogger(__name__)
 

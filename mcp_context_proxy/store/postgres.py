@@ -21,10 +21,10 @@ import psycopg
 from psycopg import pq
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.coordination import LeaseStore, Upkeep
 from mcp_context_proxy.store.database import Cursor, Database, FailureLog, StoreUnavailableError, Transaction
 from mcp_context_proxy.store.hints import ChangeHints, shut
 from mcp_context_proxy.store.migrations import AREAS, OF_THE_CLUSTER, POSTGRES_MIGRATIONS, TABLES
+from mcp_context_proxy.store.opening import LeaseStore, Upkeep
 
 BREAK_SECONDS: Final = 1.0
 """Time after a failure in which nothing is tried. Then one operation is, and the others wait for it."""

@@ -42,7 +42,7 @@ from mcp_context_proxy.store import (
     UseRow,
     open_store,
 )
-from mcp_context_proxy.store.coordination import UPKEEP_SECONDS, Upkeep
+from mcp_context_proxy.store.opening import UPKEEP_SECONDS, Upkeep
 
 psycopg = pytest.importorskip("psycopg")
 from mcp_context_proxy.store.migrations import POSTGRES_MIGRATIONS  # noqa: E402 - an extra
