@@ -7,9 +7,7 @@ selected.
 from __future__ import annotations
 
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -186,11 +184,8 @@ class PresetBook:
     def _write(self, saved: dict[str, SavedPreset]) -> None:
         if self._path is not None:
             try:
-                process.make_private_folder(self._path.parent)
-                descriptor, whole = tempfile.mkstemp(prefix=f".{FILE_NAME}-", dir=self._path.parent)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(msgspec.json.format(msgspec.json.encode(_File(saved))) + b"\n")
-                Path(whole).replace(self._path)
+                content = msgspec.json.format(msgspec.json.encode(_File(saved)))
+                process.write_private(self._path, content + b"\n")
             except OSError as error:
                 raise PresetError(f"{self._path} cannot be written: {error.strerror or error}") from error
         self._saved = saved

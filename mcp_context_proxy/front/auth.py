@@ -8,7 +8,6 @@ the identity behind its token.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -18,7 +17,6 @@ import re
 import secrets
 import stat
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -452,16 +450,7 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
 
 def create_token(path: Path) -> str:
     """Write a new token to a file of mode 0600 and return it, or the one of a process that was faster."""
-    process.make_private_folder(path.parent)
-    descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
-        # A link appears with its content and never replaces: nobody reads half a token, and one wins.
-        with contextlib.suppress(FileExistsError):
-            os.link(whole, path)
-    finally:
-        os.unlink(whole)  # noqa: PTH108 - its path is a string
+    process.write_private(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode(), new=True)
     return _read(path)
 
 

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -183,19 +182,7 @@ class CredentialFile:
         Raises:
             OSError: the file cannot be written; the old credentials are still there.
         """
-        process.make_private_folder(self.path.parent)
-        # mkstemp creates files that only their owner may read.
-        descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(new))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(whole, self.path)  # noqa: PTH105 - its path is a string
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(whole)  # noqa: PTH108 - its path is a string
-            raise
+        process.write_private(self.path, msgspec.json.encode(new))
         return True
 
     def write_later(self, new: OAuthCredentials, instead_of: OAuthCredentials | None) -> None:

@@ -15,6 +15,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
@@ -318,6 +319,31 @@ def make_private(file: Path) -> bool:
             file.chmod(mode & stat.S_IRWXU)
             return True
     return False
+
+
+def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
+    """Write a file whole that only its owner may read: readers find the former content or all of this.
+
+    With `new`, a file that is there already stays: of two processes one wins.
+
+    Raises:
+        OSError: it cannot be written; the former content is still there.
+    """
+    make_private_folder(path.parent)
+    descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            with contextlib.suppress(FileExistsError):
+                os.link(whole, path)
+        else:
+            os.replace(whole, path)  # noqa: PTH105 - its path is a string
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(whole)  # noqa: PTH108 - its path is a string
 
 
 def lock_file(file: IO[bytes]) -> bool:

@@ -13,7 +13,6 @@ import os
 import secrets
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -135,16 +134,7 @@ class AuditFile:
         path = self.folder / f"{self._name}.key"
         with contextlib.suppress(FileNotFoundError):
             return self._read_key(path)
-        process.make_private_folder(self.folder)
-        descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=self.folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(KEY_BYTES))
-            # A link appears with its content and never replaces: of two processes one wins.
-            with contextlib.suppress(FileExistsError):
-                os.link(whole, path)
-        finally:
-            os.unlink(whole)  # noqa: PTH108 - its path is a string
+        process.write_private(path, secrets.token_bytes(KEY_BYTES), new=True)
         return self._read_key(path)
 
     def _read_key(self, path: Path) -> bytes:

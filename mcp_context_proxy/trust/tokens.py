@@ -11,13 +11,11 @@ each principal its part (`ACTING`).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import logging
 import os
 import secrets
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -368,21 +366,10 @@ class TokenFile(NamedTokens):
             yield tokens
             entries = (*map(msgspec.Raw, map(msgspec.json.encode, tokens)), *left)
             try:
-                self._replace(msgspec.json.format(msgspec.json.encode(_Tokens(entries))))
+                content = msgspec.json.format(msgspec.json.encode(_Tokens(entries)))
+                process.write_private(self.path, content + b"\n")
             except OSError as error:
                 raise TokenError(f"{self.path} cannot be written: {error.strerror or error}") from error
-
-    def _replace(self, content: bytes) -> None:
-        # mkstemp creates files that only their owner may read.
-        descriptor, whole = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=self.path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content + b"\n")
-            os.replace(whole, self.path)  # noqa: PTH105 - its path is a string
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(whole)  # noqa: PTH108 - its path is a string
-            raise
 
 
 class SharedTokens(NamedTokens):
