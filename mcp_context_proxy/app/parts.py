@@ -31,7 +31,7 @@ from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import Store
-from mcp_context_proxy.trust.tokens import ACTING
+from mcp_context_proxy.trust.principals import ACTING
 
 
 class SearchParts:

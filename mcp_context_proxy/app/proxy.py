@@ -50,7 +50,7 @@ from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
-from mcp_context_proxy.trust.tokens import ACTING, reaches
+from mcp_context_proxy.trust.principals import ACTING, reaches
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing

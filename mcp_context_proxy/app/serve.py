@@ -36,7 +36,8 @@ from mcp_context_proxy.system.process import (
 )
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import KeptLogs, audit_file, keep_messages, kept_logs
-from mcp_context_proxy.trust.tokens import Principal, TokenBook, tokens_of
+from mcp_context_proxy.trust.principals import Principal
+from mcp_context_proxy.trust.tokens import TokenBook, tokens_of
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

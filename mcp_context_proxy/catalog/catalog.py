@@ -60,7 +60,7 @@ from mcp_context_proxy.trust.fingerprints import (
     withheld,
 )
 from mcp_context_proxy.trust.guard import Danger
-from mcp_context_proxy.trust.tokens import ACTING, Principal
+from mcp_context_proxy.trust.principals import ACTING, Principal
 
 logger = logging.getLogger(__name__)
 

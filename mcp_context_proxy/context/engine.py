@@ -56,8 +56,7 @@ from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.profiles import profile_in
-from mcp_context_proxy.trust.tokens import ACTING
+from mcp_context_proxy.trust.principals import ACTING, profile_in
 
 logger = logging.getLogger(__name__)
 

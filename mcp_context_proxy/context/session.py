@@ -32,7 +32,7 @@ from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, Request
 from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.principals import THE_USER, Principal
 
 ID_BYTES = 8
 """Length of a session's public id: it is shown in lists, records and logs, and grants nothing."""

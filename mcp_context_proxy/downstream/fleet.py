@@ -29,7 +29,7 @@ from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.guard import KnownSecrets
-from mcp_context_proxy.trust.tokens import reaches
+from mcp_context_proxy.trust.principals import reaches
 
 
 class Clients(dict[str, DownstreamClient]):

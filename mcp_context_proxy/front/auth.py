@@ -48,7 +48,8 @@ from mcp_context_proxy.server.gateway import Drain
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
-from mcp_context_proxy.trust.tokens import ACTING, OWNER, THE_USER, NamedToken, Principal, TokenBook
+from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal
+from mcp_context_proxy.trust.tokens import OWNER, NamedToken, TokenBook
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
 from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.threads import Flight, in_task, in_thread
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.principals import THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from mcp_context_proxy.protocol.framing import (
     gate,
 )
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.principals import THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 

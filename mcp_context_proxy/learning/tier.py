@@ -57,7 +57,7 @@ from mcp_context_proxy.store import (
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import ACTING
+from mcp_context_proxy.trust.principals import ACTING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

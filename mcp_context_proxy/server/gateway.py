@@ -48,7 +48,7 @@ from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, in_thread
-from mcp_context_proxy.trust.tokens import ACTING, Principal
+from mcp_context_proxy.trust.principals import ACTING, Principal
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing

@@ -94,7 +94,7 @@ from mcp_context_proxy.server.search_answers import (
 from mcp_context_proxy.server.tools_call import ToolCalls, failure, mark_untrusted, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.fingerprints import sign_in
-from mcp_context_proxy.trust.tokens import Role
+from mcp_context_proxy.trust.principals import Role
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 

@@ -34,7 +34,7 @@ from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust.tokens import ACTING, THE_USER, Principal
+from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 

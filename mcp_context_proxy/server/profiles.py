@@ -28,8 +28,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.trust.profiles import Profile, profile_of
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.principals import THE_USER, Principal, Profile, profile_of
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.fingerprints import withheld
-from mcp_context_proxy.trust.tokens import reaches
+from mcp_context_proxy.trust.principals import reaches
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
 HOW_TO_CALL_MARKED: Final = (

@@ -50,7 +50,7 @@ from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
 from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import ACTING, reaches
+from mcp_context_proxy.trust.principals import ACTING, reaches
 
 FOLDER_TYPE: Final = "inode/directory"
 MARKDOWN: Final = "text/markdown"

@@ -35,7 +35,7 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
 from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust.tokens import ACTING, Principal, reaches
+from mcp_context_proxy.trust.principals import ACTING, Principal, reaches
 
 BYTES_PER_TOKEN = 4
 """Bytes of JSON in a token, about: only to tell small lists from large before anything else is loaded.

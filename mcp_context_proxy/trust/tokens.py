@@ -1,12 +1,9 @@
-"""Named tokens: who may connect over HTTP, under which name, and what they may reach.
+"""Named tokens: who may connect over HTTP, under which name, and with which rights.
 
 The proxy's own token is the administrator's. Others are added by name, may be limited to some servers and
 classes of tools, and may expire. They are in a file, or sealed in the store that replicas share: there is no
 token, only the SHA-256 of each. A slow hash protects passwords, which people choose and others can guess;
 nobody guesses 256 random bits at any speed.
-
-A principal is the name behind a request. What it may reach is decided in one place, the catalog, which shows
-each principal its part (`ACTING`).
 """
 
 from __future__ import annotations
@@ -20,25 +17,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
 import anyio
 import msgspec
-from msgspec import Struct
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import ContextProxyError, StoreError
-from mcp_context_proxy.items import Document, Tool, ToolClass
+from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, SharedCredentials
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import state_folder
-from mcp_context_proxy.trust.profiles import MARK, Profile
+from mcp_context_proxy.trust.principals import Principal, Reach, Role
 
 logger = logging.getLogger(__name__)
 
@@ -67,132 +60,6 @@ LOCK_SECONDS: Final = 10.0
 
 class TokenError(ContextProxyError):
     """A token cannot be added or revoked, or the file of tokens cannot be used."""
-
-
-class Role(IntEnum):
-    """Extent of the rights of a principal over the proxy; each role includes those before it.
-
-    It says nothing about the servers and tools that may be reached.
-    """
-
-    USE = 0
-    """Calls and searches, and sees what is its own."""
-    VIEW = 1
-    """Sees everybody's: requests, sessions, statistics, logs, the audit, what waits for approval."""
-    OPERATE = 2
-    """Restarts servers, turns servers and tools on and off, approves definitions."""
-    ADMIN = 3
-    """Everything."""
-
-
-class Reach(Struct, frozen=True):
-    """Servers, and the classes of their tools, that may be reached."""
-
-    servers: frozenset[str] | None = None
-    """None for all."""
-    classes: frozenset[ToolClass] | None = None
-    """None for all."""
-
-    def has(self, server: str) -> bool:
-        """Return whether a server is among them."""
-        return self.servers is None or server in self.servers
-
-    def allows(self, tool: Tool) -> bool:
-        """Return whether a tool is among them."""
-        return self.has(tool.server) and (self.classes is None or tool.tool_class in self.classes)
-
-
-EVERYTHING: Final = (Reach(),)
-NOTHING: Final = (Reach(frozenset()),)
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Somebody who makes requests, and what they may reach."""
-
-    name: str | None
-    """Name of the token, or hash of a person's issuer and subject; None for the host over standard streams,
-    and where no token is required."""
-    role: Role = Role.ADMIN
-    reach: tuple[Reach, ...] = EVERYTHING
-    """They may reach the servers and tools of each of these."""
-    label: str | None = None
-    """Who that is in words of the issuer, for the audit."""
-    profile: Profile | None = None
-    """Profile of their client, which limits them further."""
-    projects: tuple[str, ...] | None = None
-    """Those of the folders that documents are bound to which their client has open; None for all."""
-    launched: str | None = field(default=None, compare=False)
-    """Folder in which their host has started the proxy."""
-    presets: tuple[str, ...] = field(default=(), compare=False)
-    """Presets that their sessions begin with, after those of the profile."""
-
-    limited: bool = field(init=False, compare=False)
-    """True if there is anything that they may not reach. Fields, as the next: every call asks for them."""
-    owner: str = field(init=False, compare=False)
-    """Owner of their words, calls, pairs and counts: administrators share one, empty."""
-    teaches: bool = field(init=False, compare=False)
-    """True if their calls teach the ranking that all share."""
-    all_presets: tuple[str, ...] = field(init=False, compare=False)
-    """Presets that their sessions begin with, those of the profile first."""
-
-    def __post_init__(self) -> None:
-        profile, admin = self.profile, self.may(Role.ADMIN)
-        whole = Reach() in self.reach and profile is None and self.projects is None
-        object.__setattr__(self, "limited", not whole)
-        object.__setattr__(self, "owner", "" if admin else self.name or "unnamed")
-        object.__setattr__(self, "teaches", admin or (profile is not None and profile.learns))
-        own = () if profile is None else profile.presets
-        object.__setattr__(self, "all_presets", (*own, *self.presets))
-
-    @property
-    def person(self) -> str | None:
-        """The name without that of a profile: whoever has clients of several is one person."""
-        if self.profile is None or self.name is None:
-            return self.name
-        return self.name.removesuffix(MARK + self.profile.name).rstrip() or None
-
-    def may(self, role: Role) -> bool:
-        """Return whether they have a role, or a higher one."""
-        return self.role >= role
-
-    def reaches(self, server: str) -> bool:
-        if not self.limited:
-            return True
-        reached = any(one.has(server) for one in self.reach)
-        return reached and (self.profile is None or self.profile.reaches(server))
-
-    def may_call(self, tool: Tool) -> bool:
-        if not self.limited:
-            return True
-        allowed = any(one.allows(tool) for one in self.reach)
-        return allowed and (self.profile is None or self.profile.has(tool))
-
-    def sees(self, document: Document) -> bool:
-        """Return whether they get a rule or reference: their profile has it, and it is for their project."""
-        if document.server and not self.reaches(document.server):
-            return False
-        elsewhere = self.projects is not None and set(self.projects).isdisjoint(document.roots)
-        if document.roots and elsewhere:
-            return False
-        return self.profile is None or self.profile.sees(document)
-
-    def within(self, profile: Profile) -> Principal:
-        """Return them as a client of a profile: their traces are apart from those of other profiles."""
-        name = MARK + profile.name if self.name is None else f"{self.name} {MARK}{profile.name}"
-        return replace(self, name=name, role=Role.USE, profile=profile)
-
-
-THE_USER: Final = Principal(None)
-"""The person whose proxy this is, through a host on the same machine."""
-
-ACTING: Final[ContextVar[Principal]] = ContextVar("principal", default=THE_USER)
-"""The principal for whom something is done; the proxy's own tasks see everything."""
-
-
-def reaches(server: str) -> bool:
-    """Return whether the principal for whom this is done may reach a server."""
-    return ACTING.get().reaches(server)
 
 
 class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -43,7 +43,7 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.envelope import holds_more
 from mcp_context_proxy.protocol.strangers import clean_json, in_words
 from mcp_context_proxy.trust.audit import AuditLog
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
+from mcp_context_proxy.trust.principals import THE_USER, Principal, Role
 
 logger = logging.getLogger(__name__)
 

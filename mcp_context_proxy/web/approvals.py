@@ -23,7 +23,7 @@ from mcp_context_proxy.trust.audit import KINDS, AuditLog, selecting, summary
 from mcp_context_proxy.trust.audit_file import AuditFile
 from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
 from mcp_context_proxy.trust.fingerprints import State
-from mcp_context_proxy.trust.tokens import Role
+from mcp_context_proxy.trust.principals import Role
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     Api,

@@ -27,7 +27,7 @@ from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import PastRequests, RenderedRequest, ReplayedRequest, context_text
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust.tokens import ACTING, Role
+from mcp_context_proxy.trust.principals import ACTING, Role
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     SELECTED_MOST,

@@ -34,7 +34,7 @@ from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
-from mcp_context_proxy.trust.tokens import Role
+from mcp_context_proxy.trust.principals import Role
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,

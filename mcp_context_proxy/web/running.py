@@ -42,7 +42,7 @@ from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust.audit import PROXY
-from mcp_context_proxy.trust.tokens import ACTING, Principal, Role
+from mcp_context_proxy.trust.principals import ACTING, Principal, Role
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation, Words
 from mcp_context_proxy.web.inventory import Done, Served, audit, expect_server, exposed_name
 

@@ -28,7 +28,7 @@ from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.meta_tools import answer_text
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
+from mcp_context_proxy.trust.principals import THE_USER, Principal, Role
 from mcp_context_proxy.web.api import (
     Api,
     BadRequestError,

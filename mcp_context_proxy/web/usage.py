@@ -39,7 +39,7 @@ from mcp_context_proxy.statistics.report import (
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.tokens import Role
+from mcp_context_proxy.trust.principals import Role
 from mcp_context_proxy.web.api import (
     LISTED_MOST,
     Api,

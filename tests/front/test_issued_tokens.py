@@ -29,7 +29,7 @@ from mcp_context_proxy.front.issuer import (
     principal_name,
 )
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.trust.tokens import NOTHING, Principal, Reach, Role
+from mcp_context_proxy.trust.principals import NOTHING, Principal, Reach, Role
 
 pytestmark = pytest.mark.anyio
 

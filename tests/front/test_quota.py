@@ -10,8 +10,7 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
 from mcp_context_proxy.server.gateway import Quota
-from mcp_context_proxy.trust.profiles import Profile
-from mcp_context_proxy.trust.tokens import THE_USER, Principal, Role
+from mcp_context_proxy.trust.principals import THE_USER, Principal, Profile, Role
 
 pytestmark = pytest.mark.anyio
 

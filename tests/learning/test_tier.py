@@ -20,7 +20,7 @@ from mcp_context_proxy.learning.pairs import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSI
 from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
 from mcp_context_proxy.store import DAY, open_store
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.tokens import ACTING, Principal, Role
+from mcp_context_proxy.trust.principals import ACTING, Principal, Role
 
 from .conftest import Clock, Words
 

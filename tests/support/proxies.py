@@ -25,7 +25,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server.profiles import Caller
-from mcp_context_proxy.trust.tokens import THE_USER, Principal
+from mcp_context_proxy.trust.principals import THE_USER, Principal
 from support import commands
 from support.raw_client import AS_DATA, MODERN, PATIENCE, PREFIX, Answer, RpcError, data_of
 

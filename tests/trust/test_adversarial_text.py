@@ -48,7 +48,7 @@ from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
 from mcp_context_proxy.server.questions import secret_field
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded
-from mcp_context_proxy.trust.tokens import THE_USER
+from mcp_context_proxy.trust.principals import THE_USER
 
 UNITS = {
     "one letter": "a",
