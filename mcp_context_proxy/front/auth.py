@@ -31,7 +31,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import Config, HttpConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
-from mcp_context_proxy.front.guesses import Guesses, address_of
 from mcp_context_proxy.front.issuer import (
     NEEDED,
     WELL_KNOWN,
@@ -49,7 +48,7 @@ from mcp_context_proxy.system import process
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
 from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal
-from mcp_context_proxy.trust.tokens import OWNER, NamedToken, TokenBook
+from mcp_context_proxy.trust.tokens import OWNER, Guesses, NamedToken, TokenBook, address_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.front import guesses
 from mcp_context_proxy.front.auth import Guard, policy
-from mcp_context_proxy.front.guesses import Guesses
+from mcp_context_proxy.trust.tokens import Guesses
 
 pytestmark = pytest.mark.anyio
 
