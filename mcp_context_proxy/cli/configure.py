@@ -1,13 +1,23 @@
-"""``import``, ``add``, ``remove`` and ``init``: the servers of our own configuration."""
+"""Set-up: ``import``, ``add``, ``remove``, ``init``, ``login``, ``logout``, ``secret`` and ``token``.
+
+A value is typed without being shown, or read from the standard input. It is never an argument, which other
+programs of the machine could read.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import sys
+import time
+import webbrowser
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+import anyio.to_thread
 import click
 from rich.text import Text
 
@@ -22,19 +32,365 @@ from mcp_context_proxy.cli.install import (
     secrets_of,
     show_change,
 )
-from mcp_context_proxy.cli.main import config_option, shown
-from mcp_context_proxy.cli.terminal import Terminal, results
-from mcp_context_proxy.config import load
+from mcp_context_proxy.cli.main import (
+    config_option,
+    configured,
+    echo_json,
+    json_option,
+    open_group,
+    run,
+    shown,
+)
+from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
+from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.source import parse
 from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import read_text, write
 from mcp_context_proxy.installation.places import PLACES
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
+from mcp_context_proxy.items import ToolClass
+from mcp_context_proxy.statistics.figures import seconds_of
 from mcp_context_proxy.system.places import BEGINNING
+from mcp_context_proxy.trust.audit import note_now
+from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.installation.editing import Form, Place
+    from mcp_context_proxy.oauth.credentials import OAuthCredentials
+    from mcp_context_proxy.oauth.login import LoginOffer
+    from mcp_context_proxy.store.credentials import SharedCredentials
+
+
+LOGIN_SECONDS: Final = 600.0
+"""Time limit for a person to log in."""
+
+
+@click.command("login")
+@click.argument("server")
+@configured
+@click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
+def login_command(config: Config, server: str, no_browser: bool) -> None:
+    """Log in to SERVER, a server at a URL that requires it (OAuth).
+
+    Opens a browser and waits until it is redirected to a port of this machine. The token is kept in a file
+    that only you can read, or sealed in the store if cluster.key is set: then for all replicas. A running
+    proxy uses it at its next attempt to connect to the server.
+    """
+    remote = _remote(config, server)
+    if any(name.lower() == "authorization" for name in remote.headers):
+        raise click.ClickException(
+            f"servers.{server}.headers sets Authorization already; remove it to log in instead"
+        )
+    with _shared(config) as shared:
+        if shared is not None and shared.problem is not None:
+            raise click.ClickException(f"{shared.problem}. To give up the login to {server}, log out first")
+        run(_log_in, config, remote, not no_browser, shared)
+
+
+@contextmanager
+def _shared(config: Config) -> Iterator[SharedCredentials | None]:
+    """Open the credentials that replicas share, if this configuration has their key."""
+    from mcp_context_proxy.store import open_store
+    from mcp_context_proxy.store.credentials import shared_credentials
+
+    if config.cluster.key is None and config.cluster.key_file is None:
+        yield None
+        return
+    with open_store(config.store) as store:
+        shared = shared_credentials(config, store)
+        if shared is not None:
+            shared.look(now=True)
+        yield shared
+
+
+def _remote(config: Config, name: str) -> ServerConfig:
+    server = config.servers.get(name)
+    if name in config.off:
+        raise click.ClickException(f"server {name!r} is off: {config.off[name]}")
+    if server is None:
+        known = ", ".join(name for name, server in config.servers.items() if server.url is not None)
+        there = f"those with a URL are: {known}" if known else "none of its servers has a URL"
+        raise click.ClickException(f"there is no server {name!r} in {config.path}; {there}")
+    if server.url is None:
+        raise click.ClickException(f"server {name!r} is a program: there is no login to it")
+    return server
+
+
+async def _log_in(
+    whole: Config, config: ServerConfig, with_browser: bool, shared: SharedCredentials | None
+) -> None:
+    from mcp_context_proxy.system.threads import load_oauth
+
+    await load_oauth()
+    from mcp_context_proxy.errors import AuthorizationError
+    from mcp_context_proxy.oauth import login
+    from mcp_context_proxy.oauth.credentials import Logins
+
+    kept = Logins(shared).of(config)
+    if config.oauth is not None and config.oauth.grant == "client_credentials":
+        credentials = await login.log_in_as_client(config)
+    else:
+        before = await anyio.to_thread.run_sync(kept.read_now)
+        surprising = False
+
+        async def tell(offer: LoginOffer) -> None:
+            nonlocal surprising
+            surprising = _tell(config, offer, before)
+
+        async def show(address: str) -> None:
+            click.echo(f"Open this address to log in to {config.name}:\n\n  {shown(address)}\n")
+            if with_browser and not surprising:
+                await anyio.to_thread.run_sync(webbrowser.open, address)
+
+        port = 0 if config.oauth is None else config.oauth.redirect_port
+        async with login.listening(config.name, port) as waiting:
+            with anyio.move_on_after(LOGIN_SECONDS) as scope:
+                credentials = await login.log_in(config, waiting, show, tell)
+        if scope.cancelled_caught:
+            raise AuthorizationError(config.name, f"nobody logged in within {LOGIN_SECONDS:g} s")
+    async with kept.renewing():
+        if not await anyio.to_thread.run_sync(kept.write, credentials):
+            raise AuthorizationError(config.name, "others change its login at the moment; log in again")
+    note_now(whole, "login", server=config.name, event="logged in", issuer=credentials.issuer)
+    click.echo(
+        f"Logged in to {config.name} at {shown(credentials.issuer)}. The token is kept in {kept.place}."
+    )
+
+
+def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
+    """Print where a login leads and its scopes; return whether a person would not expect that."""
+    from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN, scopes_beyond
+    from mcp_context_proxy.protocol.strangers import one_line
+
+    issuer = one_line(offer.issuer, REASON_SHOWN)
+    scopes = f"the scopes {one_line(offer.scope, REASON_SHOWN)}" if offer.scope else "no particular scope"
+    click.echo(f"{config.name} wants a login at {issuer}, and asks for {scopes}.")
+    changes = []
+    if before is not None and before.issuer != offer.issuer:
+        changes.append(f"the last login was at {one_line(before.issuer, REASON_SHOWN)}")
+    if before is not None and before.scope and (more := scopes_beyond(offer.scope, before.scope)):
+        changes.append(f"the last login did not have the scopes {more}")
+    if offer.is_elsewhere:
+        page, redeemer = (one_line(host, REASON_SHOWN) for host in (offer.page, offer.redeemer))
+        changes.append(f"its login page is at {page}, and {redeemer} gets what you confirm there")
+    for change in changes:
+        click.echo(f"WARNING: {change}. Open the address only if you expected that.", err=True)
+    return bool(changes)
+
+
+@click.command("logout")
+@click.argument("server")
+@configured
+def logout_command(config: Config, server: str) -> None:
+    """Forget the login to SERVER: revoke its token if possible, and delete it."""
+    with _shared(config) as shared:
+        run(_log_out, config, _remote(config, server), shared)
+
+
+async def _log_out(whole: Config, config: ServerConfig, shared: SharedCredentials | None) -> None:
+    from mcp_context_proxy.system.threads import load_oauth
+
+    await load_oauth()
+    from mcp_context_proxy.errors import AuthorizationError
+    from mcp_context_proxy.oauth import token_endpoint
+    from mcp_context_proxy.oauth.credentials import Logins
+
+    kept = Logins(shared).of(config)
+    async with kept.renewing():
+        try:
+            credentials = await anyio.to_thread.run_sync(kept.read_now)
+        except AuthorizationError:
+            credentials = None  # sealed with another key
+        was_there = await anyio.to_thread.run_sync(kept.delete)
+    if not was_there:
+        click.echo(f"There was no login to {config.name}.")
+        return
+    revoked = credentials is not None and await token_endpoint.revoke(config, credentials)
+    note_now(whole, "login", server=config.name, event="logged out", revoked=revoked)
+    state = "revoked and deleted" if revoked else "deleted, but may stay valid until it expires"
+    click.echo(f"Logged out of {config.name}. Its token is {state}.")
+
+
+@click.group("secret")
+def secret_command() -> None:
+    """Keep secrets in the keyring of the system; ${keyring:NAME} in the configuration is the value of one."""
+
+
+@secret_command.command("set")
+@click.argument("name")
+def set_secret(name: str) -> None:
+    """Store a secret as NAME: typed at the prompt, or read from the standard input."""
+    from mcp_context_proxy.config.secret_sources import store_secret
+
+    if sys.stdin.isatty():
+        value = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True)
+    else:
+        value = sys.stdin.read().rstrip("\r\n")
+    if not value:
+        raise click.ClickException("the value is empty; nothing was stored")
+    store_secret(name, value)
+    results().say(f"Stored. Write ${{keyring:{name}}} in the configuration.")
+
+
+@secret_command.command("list")
+@json_option
+def list_secrets(as_json: bool) -> None:
+    """List the names of the stored secrets."""
+    from mcp_context_proxy.config.secret_sources import stored_names
+
+    names = stored_names()
+    if as_json:
+        echo_json({"secrets": names})
+        return
+    for name in names:
+        results().say(name)
+    if not names:
+        results().say("No secret is stored.")
+
+
+@secret_command.command("remove")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def remove_secrets(names: tuple[str, ...]) -> None:
+    """Remove secrets from the keyring."""
+    from mcp_context_proxy.config.secret_sources import remove_secret
+
+    for name in names:
+        remove_secret(name)
+    results().say(f"Removed {counted(len(names), 'secret')}.")
+
+
+@click.group("token", invoke_without_command=True)
+@config_option
+@click.pass_context
+def token_command(ctx: click.Context, config_path: Path | None) -> None:
+    """Manage the named tokens of those who connect over HTTP.
+
+    Without a subcommand, lists them. A running proxy applies a change within seconds.
+    """
+    open_group(ctx, config_path, list_tokens)
+
+
+@contextmanager
+def _tokens(config: Config) -> Iterator[NamedTokens]:
+    with _shared(config) as shared:
+        yield tokens_of(config, shared)
+
+
+def _parts(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _classes(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[ToolClass, ...] | None:
+    parts = _parts(ctx, option, value)
+    if unknown := [part for part in parts or () if part not in list(ToolClass)]:
+        raise click.BadParameter(f"{unknown[0]!r} is no class; there are {', '.join(ToolClass)}")
+    return None if parts is None else tuple(map(ToolClass, parts))
+
+
+def _seconds(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}") from None
+
+
+@token_command.command("add")
+@click.argument("name")
+@configured
+@click.option("--servers", callback=_parts, help="Only these servers, separated by commas.")
+@click.option("--classes", callback=_classes, help="Only tools of these classes: read,write,destructive.")
+@click.option("--expires", callback=_seconds, help="Period after which it expires: 12h, 90d.")
+@click.option(
+    "--admin", is_flag=True, help="An administrator: without limits, and sees the data of all others."
+)
+def add(
+    config: Config,
+    name: str,
+    servers: tuple[str, ...] | None,
+    classes: tuple[ToolClass, ...] | None,
+    expires: int | None,
+    admin: bool,
+) -> None:
+    """Add a token for NAME and print it. It is shown only now: just its hash is kept."""
+    if unknown := [server for server in servers or () if server not in config.servers]:
+        known = ", ".join(config.servers) or "none"
+        raise click.ClickException(f"there is no server {unknown[0]!r}; those configured are: {known}")
+    now = time.time()
+    until = None if expires is None else now + expires
+    with _tokens(config) as tokens:
+        token = tokens.add(name, admin=admin, servers=servers, classes=classes, expires=until, now=now)
+    note_now(
+        config,
+        "token",
+        event="added",
+        name=name,
+        admin=admin,
+        servers=None if servers is None else list(servers),
+        classes=None if classes is None else [each.value for each in classes],
+        expires=until,
+    )
+    click.echo(token)
+    click.echo(
+        f"This is the token of {name}; it cannot be shown again. Clients send it as "
+        "'Authorization: Bearer TOKEN'.",
+        err=True,
+    )
+
+
+@token_command.command("list")
+@configured
+@json_option
+def list_tokens(config: Config, as_json: bool) -> None:
+    """List the tokens by name, with their limits. The tokens themselves are not stored."""
+    with _tokens(config) as kept:
+        tokens = kept.read()
+    if as_json:
+        data = [
+            {
+                "name": one.name,
+                "admin": one.admin,
+                "servers": one.servers,
+                "classes": one.classes,
+                "created": one.created,
+                "expires": one.expires,
+            }
+            for one in tokens
+        ]
+        echo_json({"tokens": data})
+        return
+    console = results()
+    if not tokens:
+        console.say("There are no named tokens. `mcp-context-proxy token add NAME` adds one.")
+        return
+    rows = [("name", "may reach", "created", "expires")]
+    rows += [(one.name, _reach(one), moment(one.created), _expiry(one, time.time())) for one in tokens]
+    console.columns(rows)
+
+
+def _reach(token: NamedToken) -> str:
+    if token.admin:
+        return "everything, as an administrator"
+    servers = "all servers" if token.servers is None else ", ".join(token.servers) or "no server"
+    return servers if token.classes is None else f"{servers}: {', '.join(token.classes)} tools"
+
+
+def _expiry(token: NamedToken, now: float) -> str:
+    if token.expires is None:
+        return "never"
+    return moment(token.expires) + ("" if token.is_valid(now) else " (expired)")
+
+
+@token_command.command("revoke")
+@click.argument("name")
+@configured
+def revoke(config: Config, name: str) -> None:
+    """Revoke the token of NAME. Its requests and sessions end within seconds."""
+    with _tokens(config) as tokens:
+        tokens.revoke(name)
+    note_now(config, "token", event="revoked", name=name)
+    click.echo(f"Revoked the token of {name}.")
+
 
 _FORMS: Final[dict[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 

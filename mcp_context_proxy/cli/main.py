@@ -256,7 +256,7 @@ COMMANDS: Final = {
     "explain": ("Understand", "contexts", "Explain why a tool is selected for a query, or why not."),
     "requests": ("Understand", "contexts", "Show the items selected for earlier requests, and why."),
     "stats": ("Understand", "stats", "Show how often tools and searches are used, and the saved tokens."),
-    "eval": ("Understand", "eval", "Measure how well search finds the tools that queries need."),
+    "eval": ("Understand", "demo", "Measure how well search finds the tools that queries need."),
     "audit": ("Understand", "approval", "Show what was called, refused, asked and changed, and by whom."),
     "learning": ("Learn", "kept", "Show, export, import or forget the pairs learned from use."),
     "recall": ("Learn", "interactions", "Search earlier searches, calls and messages of agents."),
@@ -269,10 +269,10 @@ COMMANDS: Final = {
     "store": ("Maintain", "kept", "Check, migrate, copy or prune the store."),
     "cluster": ("Maintain", "kept", "Show the replicas that share a database, or drain one."),
     "index": ("Maintain", "servers", "Index everything ahead of the first search."),
-    "login": ("Maintain", "credentials", "Log in to a server that requires it (OAuth)."),
-    "logout": ("Maintain", "credentials", "Forget the login to a server."),
-    "token": ("Maintain", "credentials", "Add, list or revoke tokens of those who connect over HTTP."),
-    "secret": ("Maintain", "credentials", "Keep secrets for the configuration in the keyring of the system."),
+    "login": ("Maintain", "configure", "Log in to a server that requires it (OAuth)."),
+    "logout": ("Maintain", "configure", "Forget the login to a server."),
+    "token": ("Maintain", "configure", "Add, list or revoke tokens of those who connect over HTTP."),
+    "secret": ("Maintain", "configure", "Keep secrets for the configuration in the keyring of the system."),
 }
 """Each command with its section of the help, its module, and its line in the help."""
 
