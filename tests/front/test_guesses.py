@@ -12,8 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mcp_context_proxy.trust import tokens as guesses
 from mcp_context_proxy.front.auth import Guard, policy
+from mcp_context_proxy.trust import tokens as guesses
 from mcp_context_proxy.trust.tokens import Guesses
 
 pytestmark = pytest.mark.anyio
