@@ -47,9 +47,9 @@ from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.embedding.models import BASE_MODEL, PACKAGED_MODEL
 from mcp_context_proxy.evaluation import TOOLS, Need, estimate, macro_estimate, ndcg, recall
 from mcp_context_proxy.items import Snapshot, Tool, ToolKey
-from mcp_context_proxy.rerank.models import MANIFEST, SecondOpinionModel, document, joined
-from mcp_context_proxy.rerank.reranker import candidates, reason_to_skip, reordered
 from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval.reranker import candidates, reason_to_skip, reordered
+from mcp_context_proxy.retrieval.reranker_models import MANIFEST, SecondOpinionModel, document, joined
 from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.store import open_store

@@ -23,9 +23,9 @@ from mcp_context_proxy.interactions.memory import InteractionMemory, Interaction
 from mcp_context_proxy.items import Snapshot, Snapshots, ToolKey
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
-from mcp_context_proxy.rerank.reranker import reranker_for
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
+from mcp_context_proxy.retrieval.reranker import reranker_for
 from mcp_context_proxy.retrieval.scoring import Background, calibration_for
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder

@@ -51,7 +51,7 @@ from mcp_context_proxy.interactions.memory import MOST_FOUND, InteractionMemory,
 from mcp_context_proxy.items import IncludeMode, Item, Kind, SearchFilters, Snapshot, Snapshots, Tool
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
-from mcp_context_proxy.rerank.reranker import Reranker, RerankerModel
+from mcp_context_proxy.retrieval.reranker import Reranker, RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day

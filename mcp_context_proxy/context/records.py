@@ -28,7 +28,7 @@ from mcp_context_proxy.config.settings import PRESETS, Preset
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import DOCUMENT_KINDS, JSON, Kind, Tool
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.rerank.reranker import Reranking
+from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.retrieval.results import USED_BEFORE
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Arm

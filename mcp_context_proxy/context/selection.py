@@ -41,10 +41,10 @@ from mcp_context_proxy.context.session import (
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import NO_FILTERS, Document, IncludeMode, Item, Kind, Snapshot, Tool
 from mcp_context_proxy.learning.pairs import WorkingSet
-from mcp_context_proxy.rerank.reranker import Reranking
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import NAMED
+from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.system.process import time_of_day

@@ -43,8 +43,8 @@ from mcp_context_proxy.protocol import envelope, eras, strangers
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import in_words
-from mcp_context_proxy.rerank.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.results import ReadError, read, with_note
+from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import tell_waiting

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from support import fake_keyring
 from support.fake_keyring import FakeKeyring
 
-from mcp_context_proxy.cli.credentials import secret_command
+from mcp_context_proxy.cli.configure import secret_command
 
 VALUE = "v4lue-of-a-secret"
 

@@ -9,7 +9,7 @@ import pytest
 from support.model_folders import WORDS, ids_of, table, write_export
 
 from mcp_context_proxy.config import Limits, RerankConfig
-from mcp_context_proxy.rerank.reranker import Reranker, reranker_model_for
+from mcp_context_proxy.retrieval.reranker import Reranker, reranker_model_for
 
 from .conftest import build_ranking, build_result, names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mcp_context_proxy.rerank.reranker import FEW_CANDIDATES, candidates, reason_to_skip, reordered
+from mcp_context_proxy.retrieval.reranker import FEW_CANDIDATES, candidates, reason_to_skip, reordered
 
 from .conftest import build_ranking, build_result, names
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from support.chat import Asked, ChatService, chat_service
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
-from mcp_context_proxy.rerank.models import ANSWER_BYTES
-from mcp_context_proxy.rerank.reranker import RETRY_SECONDS, Reranker, reranker_for, reranker_model_for
+from mcp_context_proxy.retrieval.reranker import RETRY_SECONDS, Reranker, reranker_for, reranker_model_for
+from mcp_context_proxy.retrieval.reranker_models import ANSWER_BYTES
 
 from .conftest import names
 

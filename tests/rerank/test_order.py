@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from mcp_context_proxy.rerank.reranker import complete_order, numbers_in
+from mcp_context_proxy.retrieval.reranker import complete_order, numbers_in
 
 
 @pytest.mark.parametrize(

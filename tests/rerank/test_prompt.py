@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mcp_context_proxy.errors import RerankError
-from mcp_context_proxy.rerank.reranker import (
+from mcp_context_proxy.retrieval.reranker import (
     DESCRIPTION_CHARACTERS,
     QUERY_CHARACTERS,
     CandidateItem,

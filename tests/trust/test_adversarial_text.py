@@ -39,10 +39,10 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.strangers import LogFormatter, in_words, unmarked, url_refusal
-from mcp_context_proxy.rerank.reranker import numbers_in
 from mcp_context_proxy.retrieval import forms, links, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
+from mcp_context_proxy.retrieval.reranker import numbers_in
 from mcp_context_proxy.server.consent import described_arguments
 from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
 from mcp_context_proxy.server.questions import secret_field

@@ -42,14 +42,14 @@ from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
 from mcp_context_proxy.embedding.models import TOKENIZER, digest, graph_of, max_tokens_of
 from mcp_context_proxy.errors import ModelError, RerankError
 from mcp_context_proxy.items import Item
-from mcp_context_proxy.rerank.reranker import (
+from mcp_context_proxy.retrieval.item_metadata import item_text
+from mcp_context_proxy.retrieval.reranker import (
     ANSWER_TOKENS,
     FEW_CANDIDATES,
     SYSTEM,
     CandidateItem,
     Question,
 )
-from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.retrieval.text import encodable
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.later import np

@@ -356,7 +356,7 @@ def reranker_model_for(settings: RerankConfig, limits: Limits) -> RerankerModel 
     if settings.endpoint is None and settings.model is None:
         return None
     # Imported here: the HTTP client and NumPy take long to import, and nothing else needs them this early.
-    from mcp_context_proxy.rerank import models  # noqa: PLC0415
+    from mcp_context_proxy.retrieval import reranker_models as models  # noqa: PLC0415
 
     if settings.endpoint is not None:
         return models.ChatRerankerModel(settings, limits)
