@@ -3,7 +3,7 @@
 No caller waits longer than its deadline, however the service fails: each request runs in a thread of its own,
 which the caller abandons at the deadline. A response is used only if it fits the request.
 
-`OpenAIService` holds everything that does not depend on the kind of request: reranker_models asks with it, too.
+`OpenAIService` holds everything that does not depend on the kind of request: a reranker asks with it, too.
 """
 
 from __future__ import annotations
