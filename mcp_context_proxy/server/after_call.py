@@ -162,20 +162,17 @@ class EndedCalls(Struct, kw_only=True, eq=False):
     def _take(self, ended: _Ended) -> None:
         tool, params, caller, outcome = ended.tool, ended.params, ended.caller, ended.outcome
         ms = ended.seconds * 1000
-        if self.audit is not None:
-            self.audit.called(
-                tool,
-                params.get("arguments"),
-                outcome.name.lower(),
-                decision="allowed",
-                rule=ended.rule,
-                principal=caller.principal,
-                subject=caller.rights.label,
-                client_info=caller.client_info,
-                session=None if ended.session is None else ended.session.id,
-                ms=ms,
-                result_bytes=ended.size,
-            )
+        self._audited(
+            tool,
+            params,
+            caller,
+            outcome.name.lower(),
+            "allowed",
+            ended.rule,
+            ms,
+            session=ended.session,
+            result_bytes=ended.size,
+        )
         if outcome is Outcome.ASKS:
             return
         if self.usage is not None:
@@ -231,7 +228,11 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         decision: str,
         rule: str | None,
         ms: float | None = None,
+        *,
+        session: SessionContext | None = None,
+        result_bytes: int | None = None,
     ) -> None:
+        session = session or caller.session
         if self.audit is not None:
             self.audit.called(
                 tool,
@@ -242,8 +243,9 @@ class EndedCalls(Struct, kw_only=True, eq=False):
                 principal=caller.principal,
                 subject=caller.rights.label,
                 client_info=caller.client_info,
-                session=None if caller.session is None else caller.session.id,
+                session=None if session is None else session.id,
                 ms=ms,
+                result_bytes=result_bytes,
             )
 
     def _attribute(
