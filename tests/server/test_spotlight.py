@@ -11,7 +11,7 @@ from support.proxies import Host, inside
 from support.servers import Server, Workshop, tool
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.server.tools_call import CLOSE, OPEN, mark_untrusted
+from mcp_context_proxy.protocol.strangers import CLOSE, OPEN, mark_untrusted
 
 pytestmark = pytest.mark.anyio
 
