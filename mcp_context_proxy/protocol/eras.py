@@ -10,9 +10,9 @@ Only the members that this proxy acts on are checked; the server judges the rest
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -514,3 +514,32 @@ def _too_large(name: str, method: str, raw: Raw) -> str:
 
 def _is(raw: Raw | None, kinds: bytes) -> bool:
     return raw is not None and envelope.starts_with(raw, kinds)
+
+
+MOST_DECODED: Final = 1024 * 1024
+"""Size of a result up to which it is decoded; a larger one counts as a success."""
+
+
+class Outcome(Enum):
+    """Ways in which a call ends."""
+
+    SUCCEEDED = auto()
+    FAILED = auto()
+    """The result says so, or cannot be read."""
+    ASKS = auto()
+    """The result requires input; the call ends when the client has given it."""
+
+
+def outcome_of(result: bytes) -> Outcome:
+    """Return how a call with this result ended."""
+    # Without an escape, which counts as input that may be required, the name can be written in one way only.
+    seems_well = b'"isError"' not in result and not may_require_input(result)
+    if len(result) > MOST_DECODED or seems_well:
+        return Outcome.SUCCEEDED
+    try:
+        members = envelope.members(result)
+    except (msgspec.DecodeError, RecursionError):
+        return Outcome.FAILED
+    if result_type(members) == "input_required":
+        return Outcome.ASKS
+    return Outcome.FAILED if bytes(members.get("isError", b"false")) == b"true" else Outcome.SUCCEEDED

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 from typing import Final
 
 import msgspec
@@ -29,8 +28,9 @@ from mcp_context_proxy.interactions import memory
 from mcp_context_proxy.interactions.memory import CALL, SEARCH, InteractionRecorder
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning.pairs import Signal, Use, WorkingSet
-from mcp_context_proxy.protocol import envelope, eras
+from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.protocol.envelope import Members
+from mcp_context_proxy.protocol.eras import Outcome, outcome_of
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
@@ -41,9 +41,6 @@ from mcp_context_proxy.trust.audit import AuditLog
 WINDOW_SECONDS: Final = 600.0
 """Time after a request in which a call may still be attributed to it."""
 
-MOST_BYTES: Final = 1024 * 1024
-"""Size of a result up to which it is decoded; a larger one counts as a success."""
-
 SETTLED_SECONDS: Final = 60.0
 """Time for which a call says nothing new where an equal one was attributed and no request came since."""
 SETTLED_KEPT: Final = 1_000
@@ -52,31 +49,6 @@ NO_ARGUMENTS: Final = Raw(b"{}")
 
 NOT_SENT = (ServerUnavailableError, AuthorizationError)
 """Failures before the server had the call: they say nothing about how long it takes."""
-
-
-class Outcome(Enum):
-    """Ways in which a call ends."""
-
-    SUCCEEDED = auto()
-    FAILED = auto()
-    """The result says so, or cannot be read."""
-    ASKS = auto()
-    """The result requires input; the call ends when the client has given it."""
-
-
-def outcome_of(result: bytes) -> Outcome:
-    """Return how a call with this result ended."""
-    # Without an escape, which counts as input that may be required, the name can be written in one way only.
-    seems_well = b'"isError"' not in result and not eras.may_require_input(result)
-    if len(result) > MOST_BYTES or seems_well:
-        return Outcome.SUCCEEDED
-    try:
-        members = envelope.members(result)
-    except (msgspec.DecodeError, RecursionError):
-        return Outcome.FAILED
-    if eras.result_type(members) == "input_required":
-        return Outcome.ASKS
-    return Outcome.FAILED if bytes(members.get("isError", b"false")) == b"true" else Outcome.SUCCEEDED
 
 
 class _Ended(msgspec.Struct, frozen=True, eq=False):

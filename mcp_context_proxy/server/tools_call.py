@@ -26,11 +26,12 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError, TurnedOffErro
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
+from mcp_context_proxy.protocol.eras import Outcome, outcome_of
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
 from mcp_context_proxy.results import SMALL_BYTES, LargeResults
 from mcp_context_proxy.results.shortening import Call
 from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.after_call import EndedCalls, Outcome, outcome_of
+from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
 from mcp_context_proxy.server.profiles import Caller
