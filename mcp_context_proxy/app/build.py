@@ -23,7 +23,6 @@ from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
 from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.consent import Consent, PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
@@ -32,7 +31,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions,
 from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
-from mcp_context_proxy.server.tools_call import ToolCalls
+from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import shared_credentials

@@ -27,7 +27,7 @@ from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.reranker import reranker_for
 from mcp_context_proxy.retrieval.scoring import Background, calibration_for
-from mcp_context_proxy.server.after_call import InteractionLog
+from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import Store

@@ -45,7 +45,6 @@ from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import in_words, mark_untrusted
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
-from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
@@ -91,7 +90,7 @@ from mcp_context_proxy.server.search_answers import (
     shown_name,
     some_of,
 )
-from mcp_context_proxy.server.tools_call import ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_call import InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.fingerprints import sign_in
 from mcp_context_proxy.trust.principals import Role

@@ -23,9 +23,9 @@ from mcp_context_proxy.errors import UnknownFilterError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.items import Item as CatalogItem
 from mcp_context_proxy.retrieval.item_metadata import danger_data
-from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import PastRequests, RenderedRequest, ReplayedRequest, context_text
+from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust.principals import ACTING, Role
 from mcp_context_proxy.web.api import (

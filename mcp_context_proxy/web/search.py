@@ -24,8 +24,8 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval.item_metadata import described, title_of
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server import rendering, search_answers
-from mcp_context_proxy.server.after_call import InteractionLog
 from mcp_context_proxy.server.meta_tools import answer_text
+from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.principals import THE_USER, Principal, Role

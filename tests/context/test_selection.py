@@ -31,11 +31,10 @@ from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.server.after_call import EndedCalls
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.meta_tools import MetaTools
-from mcp_context_proxy.server.tools_call import ToolCalls
+from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 
 pytestmark = pytest.mark.anyio
 
