@@ -32,9 +32,9 @@ from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.retrieval.results import USED_BEFORE
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Arm
-from mcp_context_proxy.store import BatchWriter, DocumentUsage, RequestRow, RequestStore, SearchRow
+from mcp_context_proxy.store import DocumentUsage, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import BatchWriter, in_thread
 from mcp_context_proxy.trust.principals import ACTING
 
 Origin: TypeAlias = Literal["search", "set_context", "list", "context"]

@@ -32,7 +32,6 @@ from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.store import (
     DAY,
-    BatchWriter,
     Interaction,
     InteractionScope,
     InteractionStore,
@@ -40,7 +39,7 @@ from mcp_context_proxy.store import (
 )
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import BatchWriter, in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -45,7 +45,6 @@ from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import (
     DAY,
     PAIRS,
-    BatchWriter,
     LearnedStore,
     Pair,
     PairChanges,
@@ -56,7 +55,7 @@ from mcp_context_proxy.store import (
 )
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import BatchWriter, in_thread
 from mcp_context_proxy.trust.principals import ACTING
 
 if TYPE_CHECKING:

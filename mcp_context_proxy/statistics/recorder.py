@@ -29,7 +29,6 @@ from mcp_context_proxy.statistics.figures import Batch, EndedCall, ToolFigures
 from mcp_context_proxy.store import (
     DAY,
     DOCUMENTS,
-    BatchWriter,
     DefinitionRow,
     DocumentUsage,
     SearchRow,
@@ -38,9 +37,8 @@ from mcp_context_proxy.store import (
     ToolSessionStore,
     ToolUsage,
 )
-from mcp_context_proxy.store.opening import LAST_SECONDS
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import LAST_SECONDS, BatchWriter, in_thread
 
 logger = logging.getLogger(__name__)
 

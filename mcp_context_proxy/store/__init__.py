@@ -16,15 +16,7 @@ from mcp_context_proxy.store.learned import (
     new_origin,
 )
 from mcp_context_proxy.store.migrations import APPROVALS, PAIRS
-from mcp_context_proxy.store.opening import (
-    IN_MEMORY,
-    BatchWriter,
-    Lease,
-    LeaseStore,
-    Store,
-    WorkingSetStore,
-    open_store,
-)
+from mcp_context_proxy.store.opening import IN_MEMORY, Lease, LeaseStore, Store, WorkingSetStore, open_store
 from mcp_context_proxy.store.statistics import (
     DAY,
     DOCUMENTS,
@@ -68,7 +60,6 @@ __all__ = [
     "ApprovalRecord",
     "ApprovalRow",
     "ApprovalStore",
-    "BatchWriter",
     "Counts",
     "DefinitionRow",
     "DocumentKey",

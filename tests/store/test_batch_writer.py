@@ -11,7 +11,7 @@ import pytest
 from support.ledger import until
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store import BatchWriter
+from mcp_context_proxy.system.threads import BatchWriter
 
 pytestmark = pytest.mark.anyio
 
