@@ -253,7 +253,7 @@ def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, A
         return definitions.resource_definition(item)
     return {
         "uri": item.uri,
-        "name": rendering.document_name(item),
+        "name": _document_name(item),
         "description": item.description,
         "mimeType": "text/markdown",
         "annotations": {"priority": round(1 - item.priority / PRIORITY_SCALE, 3)},
@@ -427,3 +427,8 @@ def shown_completions(result: bytes, redact: Callable[[bytes], bytes]) -> bytes:
     shown = [one for one in values if isinstance(one, str) and unmarked(one_line(one)) == one.strip()]
     kept = [one for one in shown if len(one) <= COMPLETION_CHARACTERS][:COMPLETIONS]
     return envelope.encode({**parts, "completion": {**completion, "values": kept}})
+
+
+def _document_name(document: Document) -> str:
+    """Return the name of a document as hosts list it; for a server's skill that of the skill alone."""
+    return document.uri.split("/")[-2] if document.server else document.name
