@@ -437,3 +437,22 @@ class SearchFilters(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 NO_FILTERS: Final = SearchFilters()
+
+
+ItemKey: TypeAlias = tuple[Kind, str]
+"""Type of an item, and the exposed name of a tool or the name of a document."""
+
+
+def key_of(item: Item) -> ItemKey:
+    """Return the key by which contexts refer to an item."""
+    return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)
+
+
+def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
+    """Return the item with a key; None if it is not in the catalog."""
+    kind, name = key
+    if kind is Kind.TOOL:
+        return snapshot.tools.get(name)
+    own, skill = snapshot.document(uri_of(kind, name)), snapshot.documents.get(name)
+    # The skill of a server has its URI as its name.
+    return skill if own is None and skill is not None and skill.server else own

@@ -33,7 +33,7 @@ from mcp_context_proxy.context.records import (
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
-from mcp_context_proxy.context.session import ResultReading, Sessions, item_by, key_of, resolve_in
+from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
@@ -44,7 +44,18 @@ from mcp_context_proxy.embedding.embeddings import (
     open_model,
 )
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
-from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Snapshots, Source, Tool
+from mcp_context_proxy.items import (
+    Document,
+    IncludeMode,
+    Item,
+    Kind,
+    Snapshot,
+    Snapshots,
+    Source,
+    Tool,
+    item_by,
+    key_of,
+)
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.scoring import Background, calibration_for

@@ -44,11 +44,10 @@ from mcp_context_proxy.context.session import (
     SessionContext,
     Sessions,
     SessionView,
-    key_of,
 )
 from mcp_context_proxy.errors import ContextProxyError, UnknownFilterError
 from mcp_context_proxy.interactions.memory import MOST_FOUND, InteractionMemory, Recollection
-from mcp_context_proxy.items import IncludeMode, Item, Kind, SearchFilters, Snapshot, Snapshots, Tool
+from mcp_context_proxy.items import IncludeMode, Item, Kind, SearchFilters, Snapshot, Snapshots, Tool, key_of
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.reranker import Reranker, RerankerModel

@@ -18,12 +18,12 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import search_filters
 from mcp_context_proxy.context.records import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search_filters import BackgroundIndexing, Figures, Indexed, OnProgress, OnWait
-from mcp_context_proxy.context.session import ItemKey
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     NO_FILTERS,
     Document,
+    ItemKey,
     Kind,
     SearchFilters,
     Snapshot,

@@ -30,16 +30,20 @@ from mcp_context_proxy.context.records import (
     RequestContext,
 )
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
-from mcp_context_proxy.context.session import (
-    NO_SESSION,
-    ItemKey,
-    SessionView,
-    key_of,
-    session_items,
-    standing_items,
-)
+from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
 from mcp_context_proxy.embedding.embeddings import TokenCounter
-from mcp_context_proxy.items import NO_FILTERS, Document, IncludeMode, Item, Kind, Snapshot, Tool
+from mcp_context_proxy.items import (
+    NO_FILTERS,
+    Document,
+    IncludeMode,
+    Item,
+    ItemKey,
+    Kind,
+    Snapshot,
+    Tool,
+    item_by,
+    key_of,
+)
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
@@ -274,11 +278,20 @@ class Selector:
         return [self._item(one.item, one.mode, one.score, one.why) for one in near]
 
     def _of_session(self, snapshot: Snapshot, session: SessionView) -> Iterator[tuple[Item, Mode]]:
+        """Yield the items of a session for any query; those of a server that is away return with it."""
         known, standing = self._standing
         if known is not snapshot:
             standing = tuple(standing_items(snapshot, self._working_set))
             self._standing = (snapshot, standing)
-        return session_items(snapshot, standing, session)
+        for item, mode in standing:
+            if (key := key_of(item)) not in session.removed and key not in session.added:
+                yield item, mode
+        for key in session.added:
+            found = item_by(snapshot, key)
+            if isinstance(found, Tool) and session.meant.get(key, found.server) != found.server:
+                continue  # the name is another server's by now
+            if found is not None:
+                yield found, Mode.MANUAL
 
     def _fill(self, selection: Selection, snapshot: Snapshot, ranking: Ranking) -> Iterator[ContextItem]:
         """Yield tools for the rest of the budget: the best first, then by name.

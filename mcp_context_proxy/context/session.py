@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Self, TypeAlias
@@ -25,7 +25,16 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Mode, Overrides
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
-from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool, uri_of
+from mcp_context_proxy.items import (
+    IncludeMode,
+    Item,
+    ItemKey,
+    Kind,
+    Snapshot,
+    Tool,
+    item_by,
+    key_of,
+)
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
@@ -52,17 +61,9 @@ NAMES_KEPT = 1000
 DEFAULT_LOG_LEVEL = "debug"
 """Log level of a client that never set one: it gets every message, as if there were no proxy."""
 
-ItemKey: TypeAlias = tuple[Kind, str]
-"""Type of an item, and the exposed name of a tool or the name of a document."""
-
 
 Delivered: TypeAlias = tuple[str, Delivery]
 """Fingerprint of a document that a model was given, and the form."""
-
-
-def key_of(item: Item) -> ItemKey:
-    """Return the key by which contexts refer to an item."""
-    return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)
 
 
 class SessionView(Struct, frozen=True):
@@ -445,24 +446,6 @@ def handle_of(params: Members, handles: Handles, principal: str | None = None) -
     return handle
 
 
-def session_items(
-    snapshot: Snapshot, standing: Iterable[tuple[Item, Mode]], session: SessionView
-) -> Iterator[tuple[Item, Mode]]:
-    """Yield the items of a session for any query; items of a server that is away return with it.
-
-    ``standing`` are the `standing_items` of the snapshot.
-    """
-    for item, mode in standing:
-        if (key := key_of(item)) not in session.removed and key not in session.added:
-            yield item, mode
-    for key in session.added:
-        found = item_by(snapshot, key)
-        if isinstance(found, Tool) and session.meant.get(key, found.server) != found.server:
-            continue  # the name is another server's by now
-        if found is not None:
-            yield found, Mode.MANUAL
-
-
 def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tuple[Item, Mode]]:
     """Yield the items of every session: rules and references by priority, then tools by name."""
     documents = (one for one in snapshot.documents.values() if one.include is IncludeMode.ALWAYS)
@@ -473,16 +456,6 @@ def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tupl
             yield tool, Mode.ALWAYS
         elif working_set.why(tool) is not None:
             yield tool, Mode.WORKING_SET
-
-
-def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
-    """Return the item with a key; None if it is not in the catalog."""
-    kind, name = key
-    if kind is Kind.TOOL:
-        return snapshot.tools.get(name)
-    own, skill = snapshot.document(uri_of(kind, name)), snapshot.documents.get(name)
-    # The skill of a server has its URI as its name.
-    return skill if own is None and skill is not None and skill.server else own
 
 
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:

@@ -19,14 +19,7 @@ from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrid
 from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_for
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.selection import SearchAnswer
-from mcp_context_proxy.context.session import (
-    Handle,
-    Handles,
-    NotedClients,
-    SessionContext,
-    handle_of,
-    key_of,
-)
+from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
@@ -38,7 +31,7 @@ from mcp_context_proxy.errors import (
     UnknownItemError,
 )
 from mcp_context_proxy.interactions.memory import InteractionRecorder
-from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass
+from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass, key_of
 from mcp_context_proxy.protocol import envelope, eras, strangers
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities

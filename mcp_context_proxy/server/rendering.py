@@ -24,18 +24,20 @@ from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Delive
 from mcp_context_proxy.context.search import Found, Scope
 from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.selection import SAME_TOOL, SearchAnswer
-from mcp_context_proxy.context.session import ItemKey, item_by, key_of
 from mcp_context_proxy.interactions.memory import Recall
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     Document,
     Item,
+    ItemKey,
     Kind,
     NameOf,
     SearchFilters,
     Snapshot,
     Tool,
     ToolClass,
+    item_by,
+    key_of,
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
