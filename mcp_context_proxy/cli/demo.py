@@ -22,10 +22,10 @@ from rich.text import Text
 
 from mcp_context_proxy import examples
 from mcp_context_proxy.cli import search
-from mcp_context_proxy.cli.main import innermost, run
+from mcp_context_proxy.cli.main import run
 from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, results
 from mcp_context_proxy.config import default_path
-from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.errors import ContextProxyError, innermost
 from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.protocol.strangers import one_line
 
