@@ -216,10 +216,11 @@ async def stdio_front(
 async def _serve_api(proxy: Proxy) -> None:
     settings, limits = proxy.config.http, proxy.config.limits
     if settings.api_port is not None:
+        # In a thread, as its modules and its document take a tenth of a second in which hosts are served.
+        routes = await in_thread(web_routes, proxy)
         from mcp_context_proxy.web import api  # noqa: PLC0415 - a stdio front alone needs none of it
 
         async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
-            routes = web_routes(proxy)
             access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
             within = _within_profiles(proxy)
             await api.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
@@ -344,7 +345,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ]
         ready = ReadinessCheck(proxy, needed)
         routes = [
-            *web_routes(proxy, member),
+            *await in_thread(web_routes, proxy, member),
             *http.probe_routes(ready),
             *([] if resource is None else resource.routes()),
         ]
