@@ -14,7 +14,7 @@ OWN_VARIABLE = "MCP_CONTEXT_PROXY_OWN"
 
 
 def main() -> None:
-    """Run the command line, or only the bridge to a shared proxy, or the hook of a host."""
+    """Run the command line, or only what it leads to: a bridge to a shared proxy, a host's hook, a proxy."""
     arguments = sys.argv[1:]
     # A port instead of a socket has never been tried on Windows, so there it is for those who ask for it.
     meets = sys.platform != "win32" or bool(os.environ.get("MCP_CONTEXT_PROXY_LOOPBACK"))
@@ -30,6 +30,12 @@ def main() -> None:
             return
     # No plugin of another package has a part in the SDK's models, and to look for them takes time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if (options := plain_serve(arguments)) is not None:
+        from mcp_context_proxy import serving  # noqa: PLC0415 - without the parser of commands
+
+        log_level = options.get("--log-level", serving.SERVING_LEVEL)
+        if log_level in serving.LEVELS:
+            sys.exit(serving.main(options.get("--config"), log_level, options.get("--listen-on")))
     from mcp_context_proxy.system.later import importing  # noqa: PLC0415 - the two above do without
 
     with importing():
@@ -49,6 +55,29 @@ def joins(arguments: Sequence[str]) -> bool:
         ):
             return False
     return True
+
+
+def plain_serve(arguments: Sequence[str]) -> dict[str, str] | None:
+    """Return the options of a ``serve`` over stdio as most programs start it; None for another command line.
+
+    The command line proper understands all others, and words the errors about them.
+    """
+    options: dict[str, str] = {}
+    words, serves = iter(arguments), False
+    for word in words:
+        name, joined, value = word.partition("=")
+        if word == "serve" and not serves:
+            serves = True
+        elif word == "--own" and serves:
+            continue
+        elif name in ("--config", "--listen-on" if serves else "--log-level"):
+            given = value if joined else next(words, "")
+            if not given or given.startswith("-"):
+                return None
+            options[name] = given
+        else:
+            return None
+    return options
 
 
 if __name__ == "__main__":

@@ -23,6 +23,17 @@ class ContextProxyError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
+class ServeError(ContextProxyError):
+    """Hosts cannot be served, for example at an address that is in use."""
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the first error inside nested exception groups, or an error that is no group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class ConfigProblem(Struct, frozen=True):
     """One mistake in a configuration file."""
 

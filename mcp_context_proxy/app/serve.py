@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.config.programs import first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
 from mcp_context_proxy.protocol.strangers import shown_json
@@ -106,7 +107,7 @@ async def open_proxy(config: Config, *, serves: bool = False) -> AsyncIterator[P
     try:
         proxy = build(config, store)
         if serves:
-            proxy.fleet.starts.hold_back()
+            proxy.fleet.starts.hold_back(first_wave(config.limits.starts_at_once))
             proxy.logs = logs = kept_logs(config)
             proxy.fleet.keep_line = proxy.logs.note
             keep_messages(proxy.logs, all_secrets_of(config))
@@ -156,10 +157,11 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                 async with anyio.create_task_group() as group:
                     group.start_soon(_stop_on_signal, stop, proxy, negotiation, group.cancel_scope)
                     group.start_soon(reloader.run, proxy.apply)
+                    group.start_soon(_follow_file, proxy, reloader)
                     group.start_soon(_freeze_gc, proxy)
                     group.start_soon(trim_periodically)
                     group.start_soon(_make_search_ready, proxy)
-                    proxy.fleet.starts.let_all()
+                    group.start_soon(proxy.fleet.starts.let_all, HEAD_START_SECONDS)
                     await front(proxy, negotiation)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
@@ -187,8 +189,28 @@ async def _freeze_gc(proxy: Proxy) -> None:
     gc.freeze()
 
 
+HEAD_START_SECONDS = 0.2
+"""Time for the first servers to list their tools before the others start, once the proxy serves: a list that
+has these first ones is often the one that a host asks for."""
+
+CONNECTING_SECONDS = 2.0
+"""Time for the first connections: one that hangs holds up nothing else that comes later."""
+
 LISTING_SECONDS = 0.5
-"""Time after the first connections that is left to the first lists of hosts."""
+"""Time after them that is left to the first lists of hosts."""
+
+
+async def _first_lists_are_out(proxy: Proxy) -> None:
+    """Wait with work that no first list needs, until hosts had the time for theirs."""
+    with anyio.move_on_after(CONNECTING_SECONDS):
+        await proxy.wait_first_connect()
+    await anyio.sleep(LISTING_SECONDS)
+
+
+async def _follow_file(proxy: Proxy, reloader: Reloader) -> None:
+    """Follow the configuration file; what has changed in it since it was loaded is found as well."""
+    await _first_lists_are_out(proxy)
+    await reloader.watch()
 
 
 async def _make_search_ready(proxy: Proxy) -> None:
@@ -197,9 +219,8 @@ async def _make_search_ready(proxy: Proxy) -> None:
     Otherwise nothing is opened that may never be needed: a model takes about 100 MB. Only its files are
     looked at, so that the log tells early if it cannot be opened.
     """
-    await proxy.wait_first_connect()
     # Hosts list at once, and nobody looks at the log so soon.
-    await anyio.sleep(LISTING_SECONDS)
+    await _first_lists_are_out(proxy)
     await in_thread(proxy.search.model.check, abandon_on_cancel=True)
     latest = await proxy.records.latest(1)
     if latest and time_of_day() - latest[0].time < RECENT_SECONDS:
@@ -237,28 +258,26 @@ async def stdio_front(
 async def _serve_api(proxy: Proxy) -> None:
     settings, limits = proxy.config.http, proxy.config.limits
     if settings.api_port is not None:
+        # In a thread, as its modules and its document take a tenth of a second in which hosts are served.
+        routes = await in_thread(web_routes, proxy)
         from mcp_context_proxy.web import api  # noqa: PLC0415 - a stdio front alone needs none of it
 
         async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
-            routes = web_routes(proxy)
             access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
             within = _within_profiles(proxy)
             await api.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
 
 
-COMMANDS_SECONDS = 2.0
-"""Time after which commands are answered at the latest: the first list has no socket to wait for."""
-
-
 async def _answer_commands(proxy: Proxy) -> None:
     """Answer commands such as ``status`` over a socket of this process; without a place for it, none are."""
+    path = proxy.config.path
+    if path is None:
+        return
+    await _first_lists_are_out(proxy)
     from mcp_context_proxy.bridge import meeting  # noqa: PLC0415 - only after the start
 
-    path = proxy.config.path
-    if path is None or (sys.platform == "win32" and not os.environ.get(meeting.PORT_VARIABLE)):
+    if sys.platform == "win32" and not os.environ.get(meeting.PORT_VARIABLE):
         return
-    with anyio.move_on_after(COMMANDS_SECONDS):
-        await proxy.wait_first_connect()
 
     def opened() -> tuple[str, socket.socket, bytes | None] | None:
         try:
@@ -366,7 +385,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
         ]
         ready = ReadinessCheck(proxy, needed)
         routes = [
-            *web_routes(proxy, member),
+            *await in_thread(web_routes, proxy, member),
             *http.probe_routes(ready),
             *([] if resource is None else resource.routes()),
         ]

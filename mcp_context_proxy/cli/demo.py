@@ -30,7 +30,6 @@ from mcp_context_proxy.cli.main import (
     WholeNumber,
     config_option,
     echo_json,
-    innermost,
     json_option,
     load_config,
     run,
@@ -40,7 +39,7 @@ from mcp_context_proxy.config import Config, default_path
 from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
-from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.errors import ContextProxyError, innermost
 from mcp_context_proxy.evaluation import (
     Evaluation,
     MeasureDifference,

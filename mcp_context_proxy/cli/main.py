@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import math
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,8 +21,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.errors import ContextProxyError, nearest_names
-from mcp_context_proxy.protocol.strangers import LogFormatter, clean
+from mcp_context_proxy.errors import innermost, nearest_names
+from mcp_context_proxy.protocol.strangers import clean
+from mcp_context_proxy.serving import (
+    ENDINGS,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    LEVELS,
+    SERVING_LEVEL,
+    ended_by,
+    prepare,
+)
 
 if TYPE_CHECKING:
     import anyio
@@ -219,13 +226,6 @@ def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
     return results[0]
 
 
-def innermost(error: BaseException) -> BaseException:
-    """Return the first error in nested groups: task groups wrap the errors of their tasks."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 COMMANDS: Final = {
     "install": (
         "Set up",
@@ -276,19 +276,8 @@ COMMANDS: Final = {
 }
 """Each command with its section of the help, its module, and its line in the help."""
 
-LEVELS = ("debug", "info", "warning", "error")
 SILENT = "critical"
 """The level of commands that report failures in their own output."""
-
-NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
-"""The environment variable that NumPy's library reads when it is loaded. By itself it starts a thread for
-each processor, and interrupts a process that it can give none; searches take as long with one."""
-
-EXIT_FAILURE = 1
-EXIT_INTERRUPTED = 130
-"""As a shell reports a program that Ctrl-C ended."""
-EXIT_BROKEN_PIPE = 141
-"""As a shell reports a program whose reader has gone, such as ``| head``."""
 
 
 def main() -> None:
@@ -342,15 +331,11 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except click.UsageError:
             raise
-        except (ContextProxyError, click.ClickException) as error:
+        except click.ClickException as error:
             click.echo(f"mcp-context-proxy: {shown(str(error))}", err=True)
             ctx.exit(EXIT_FAILURE)
-        except KeyboardInterrupt:
-            ctx.exit(EXIT_INTERRUPTED)
-        except BrokenPipeError:
-            # Buffered output goes nowhere: at exit Python would complain that it cannot be written.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(EXIT_BROKEN_PIPE)
+        except ENDINGS as error:
+            ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True)
@@ -362,35 +347,14 @@ class LazyGroup(click.Group):
 @click.pass_context
 def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
     """One MCP server in front of many: shows the model only the tools that the current request needs."""
-    os.environ.setdefault(NUMPY_THREADS, "1")
-    from mcp_context_proxy.system.process import close_to_others, ignore_sighup
-
-    # Before any server starts; other commands start servers as well.
-    close_to_others()
     serving = ctx.invoked_subcommand in {None, "serve"}
-    if serving:
-        ignore_sighup()
-    configure_logging(log_level or ("warning" if serving else SILENT))
+    level = log_level or (SERVING_LEVEL if serving else SILENT)
+    if level.lower() not in (*LEVELS, SILENT):
+        raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
+    # Before any server starts; other commands start servers as well.
+    prepare(level, serving=serving)
     ctx.obj = config_path
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "serve")
         assert command is not None
         ctx.invoke(command)
-
-
-def configure_logging(level: str) -> None:
-    """Log to stderr from `level` up; raise a usage error if there is no such level."""
-    if level.lower() not in (*LEVELS, SILENT):
-        raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    # A failed login is reported as a sentence; the SDK logs a traceback, too.
-    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
-    # In detail these log whole messages, with arguments and results.
-    for name in ("mcp", "sse_starlette"):
-        logging.getLogger(name).setLevel(logging.INFO)
-    if level.lower() != "debug":
-        # The libraries' own messages explain nothing to a user.
-        for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
-            logging.getLogger(name).setLevel(logging.ERROR)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-import anyio
 import click
 from msgspec.structs import replace
 
-from mcp_context_proxy.cli.main import WholeNumber, config_option, innermost, load_config, named_path
-from mcp_context_proxy.config import load
-from mcp_context_proxy.config.load import VARIABLE
-from mcp_context_proxy.config.programs import start_ahead
-from mcp_context_proxy.system.later import importing
-from mcp_context_proxy.system.places import begin
+from mcp_context_proxy.cli.main import WholeNumber, config_option, load_config, named_path
+from mcp_context_proxy.serving import begin_if_new, serve
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen on but not connect to, and the one of this machine to connect to instead."""
@@ -81,37 +73,15 @@ def serve_command(
         "http.auth": False if no_auth else None,
         "http.api_port": api_port,
     }
-    is_named = named_path(ctx, config_path) is not None or os.environ.get(VARIABLE)
-    if not is_named and (message := begin(os.environ)) is not None:
+    if (message := begin_if_new(named_path(ctx, config_path))) is not None:
         click.echo(message, err=True)
     # The log has what is wrong with it.
     config = load_config(ctx, config_path, overrides, complain=False)
-    # The first reading of the file gave its warnings.
-    load_again = partial(load, config.path, overrides=overrides, warn=lambda _message: None)
-    if sys.stdin.isatty() and listen_on is None:
-        # Beside it, a host or a service manager would only have a line more in its log.
-        how = "HTTP" if http else "stdio; normally a host starts this command"
-        click.echo(f"Serving over {how}. Ctrl-C stops it.", err=True)
     if profile is not None and profile not in config.clients:
         known = ", ".join(config.clients)
         there = f"there are: {known}" if known else "there are none"
         raise click.UsageError(f"--profile: there is no table [clients.{profile}]; {there}")
-    if not http:
-        start_ahead(config)
-    with importing():
-        from mcp_context_proxy import app
-
-    front = app.http_front if http else partial(app.stdio_front, profile=profile, presets=presets)
-    if listen_on is not None:
-        front = partial(app.shared_front, listening=listen_on)
-    try:
-        anyio.run(app.serve, config, front, load_again)
-    except BaseExceptionGroup as group:
-        error = innermost(group)
-        if isinstance(error, OSError):
-            address = f"{config.http.host}:{config.http.port}"
-            raise click.ClickException(f"cannot listen on {address}: {error.strerror or error}") from None
-        raise error from None
+    serve(config, overrides=overrides, http=http, profile=profile, presets=presets, listen_on=listen_on)
 
 
 @click.command("ui")

@@ -371,14 +371,23 @@ _ahead: dict[str, tuple[ServerConfig, subprocess.Popen[bytes]]] = {}
 """Processes that no connection has taken yet, by the name of the server."""
 
 
+def first_wave(at_once: int) -> int:
+    """Return how many servers start while the proxy itself is still starting, of those that may at a time.
+
+    Programs that start take the processor from the first response of the proxy, and it needs one for itself.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(at_once, max(1, cores - 1))
+
+
 def start_ahead(config: Config) -> None:
-    """Start as many servers as may start at once, in their order. Blocking."""
+    """Start the first wave of servers, in their order. Blocking."""
     if sys.platform == "win32":  # its servers are started by the SDK
         return
     raise_file_limit()
     hold_signals()
     first = (server for server in config.servers.values() if server.enabled)
-    for server in islice(first, config.limits.starts_at_once):
+    for server in islice(first, first_wave(config.limits.starts_at_once)):
         # Of a lazy server, enough may be known.
         if server.transport == "stdio" and server.start == "eager":
             with suppress(StartError):  # the connection tries it again, and tells

@@ -268,22 +268,24 @@ class Reloader:
         """Request a reload, whether or not the file has changed."""
         self._asked.set()
 
+    async def watch(self) -> None:
+        """Request a reload at the beginning and whenever the file may have changed, until cancelled."""
+        if self._started.path is not None:
+            await watch_file(self._started.path, self.ask)
+
     async def run(self, apply: Apply) -> None:
-        """Follow the file until cancelled; call `apply` with each changed configuration."""
-        async with anyio.create_task_group() as group:
-            if self._started.path is not None:
-                group.start_soon(watch_file, self._started.path, self.ask)
-            while True:
-                await self._asked.wait()
-                self._asked = anyio.Event()
-                try:
-                    await self._reload(apply)
-                except Exception:
-                    # boundary: one reload failed; the next edit is a new attempt
-                    logger.exception("the changed configuration could not be applied")
-                finally:
-                    self._ended.set()
-                    self._ended = anyio.Event()
+        """Load the file on each request until cancelled; call `apply` with each changed configuration."""
+        while True:
+            await self._asked.wait()
+            self._asked = anyio.Event()
+            try:
+                await self._reload(apply)
+            except Exception:
+                # boundary: one reload failed; the next edit is a new attempt
+                logger.exception("the changed configuration could not be applied")
+            finally:
+                self._ended.set()
+                self._ended = anyio.Event()
 
     async def _reload(self, apply: Apply) -> None:
         try:

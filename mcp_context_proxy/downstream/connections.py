@@ -43,6 +43,7 @@ from mcp_context_proxy.errors import (
     ServerUnavailableError,
     SessionForgottenError,
     StartError,
+    innermost,
 )
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol import envelope
@@ -209,13 +210,6 @@ async def _answers_probe_now(
 def _wants_credentials(error: Exception) -> bool:
     """Return whether the server refuses our credentials, which another era would not change."""
     return isinstance(error, BadAnswerError) and error.http_status in CREDENTIALS_WANTED
-
-
-def innermost(error: BaseException) -> BaseException:
-    """Return the first error inside nested exception groups, or an error that is no group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def fault_of(error: BaseException) -> Fault:

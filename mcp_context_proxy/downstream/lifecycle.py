@@ -25,12 +25,12 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version
 from mcp_context_proxy.config.secrets import Redactor, secrets_of
-from mcp_context_proxy.downstream.connections import connect, describe, fault_of, innermost
+from mcp_context_proxy.downstream.connections import connect, describe, fault_of
 from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, Unprobed
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, KeepLine, Output
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import ListingCache, Lists
-from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError
+from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
 from mcp_context_proxy.store import ListingStore
@@ -482,23 +482,28 @@ class Backoff:
 class StartLimiter:
     """Bounds how many servers are started at a time, and how many before the proxy itself is ready.
 
-    Starting programs compete for the processor with the proxy's first response. So a first wave starts beside
-    the proxy, and the rest follows when it serves.
+    Starting programs compete for the processor with the proxy's first responses. So a first wave starts
+    beside the proxy, and the rest follows once that has listed its tools, or a moment after the proxy serves.
     """
 
     def __init__(self, at_once: int) -> None:
-        """Let so many servers start at a time, and as many in the first wave."""
+        """Let so many servers start at a time."""
         self._places = anyio.Semaphore(at_once)
-        self._first = at_once
+        self._first = self._starting = 0
+        """Servers of the first wave that may still begin, and those that have begun."""
+        self._listed = anyio.Event()
+        """Set once nothing of the first wave is starting any more."""
         self._all = anyio.Event()
         self._all.set()
 
-    def hold_back(self) -> None:
-        """Start no more than the first wave for now."""
-        self._all = anyio.Event()
+    def hold_back(self, first: int) -> None:
+        """Start no more than so many for now."""
+        self._first, self._all = first, anyio.Event()
 
-    def let_all(self) -> None:
-        """Start all servers, within the bound."""
+    async def let_all(self, seconds: float) -> None:
+        """Start all servers, within the bound, when the first wave is ready, and after `seconds` anyway."""
+        with anyio.move_on_after(seconds):
+            await self._listed.wait()
         self._all.set()
 
     async def take(self) -> Callable[[], None]:
@@ -506,11 +511,12 @@ class StartLimiter:
 
         That may be called more than once, and is called after `SLOT_SECONDS` at the latest.
         """
-        if not self._all.is_set():
-            if self._first == 0:
-                await self._all.wait()
-            else:
-                self._first -= 1
+        ahead = not self._all.is_set() and self._first > 0
+        if ahead:
+            self._first -= 1
+            self._starting += 1
+        else:
+            await self._all.wait()
         await self._places.acquire()
         freed = False
 
@@ -519,6 +525,9 @@ class StartLimiter:
             if not freed:
                 freed = True
                 self._places.release()
+                self._starting -= ahead
+                if self._starting == 0:
+                    self._listed.set()
 
         asyncio.get_running_loop().call_later(SLOT_SECONDS, free)
         return free

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.__main__ import plain_serve
+
 from .conftest import PATIENCE, Run
 
 
@@ -87,3 +89,61 @@ def test_an_error_in_the_arguments_begins_like_every_other_and_names_the_help(
     assert done.returncode == 2
     assert done.stderr.startswith(f"mcp-context-proxy: {told}")
     assert done.stderr.endswith(f"\nHelp: mcp-context-proxy {given[0]} --help\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("", {}),
+        ("serve", {}),
+        ("serve --own --config c", {"--config": "c"}),
+        ("--config=c --log-level debug serve --own", {"--config": "c", "--log-level": "debug"}),
+        ("--config c serve --config d", {"--config": "d"}),
+        ("serve --config=c --listen-on 5", {"--config": "c", "--listen-on": "5"}),
+    ],
+)
+def test_a_serve_without_further_options_needs_no_parser(line: str, options: dict[str, str]) -> None:
+    assert plain_serve(line.split()) == options
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--own",
+        "serve serve",
+        "serve --http",
+        "serve --own --shared",
+        "serve --log-level debug",
+        "serve --config",
+        "serve --config --own",
+        "serve --profile work",
+        "serve --help",
+        "tools",
+    ],
+)
+def test_any_other_command_line_is_parsed(line: str) -> None:
+    assert plain_serve(line.split()) is None
+
+
+def test_a_plain_serve_imports_no_parser_of_commands(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.touch()
+    command = [sys.executable, "-X", "importtime", "-m", "mcp_context_proxy", "--config", str(config)]
+    done = subprocess.run(
+        [*command, "serve", "--own"], check=True, capture_output=True, encoding="utf-8", input=""
+    )
+
+    assert "mcp_context_proxy.app" in done.stderr
+    assert "click" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--preset", "none")])
+def test_a_serve_without_a_usable_configuration_ends_with_a_sentence(
+    run: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = run("serve", "--own", *options, "--config", tmp_path / "none.toml")
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("mcp-context-proxy: 1 problem in the configuration:")
+    assert "Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """The number of servers that start at a time, and before the proxy itself is ready."""
 
+import math
 from collections.abc import Callable
 
 import anyio
@@ -44,7 +45,7 @@ async def test_a_server_waits_for_a_place_to_start() -> None:
 
 async def test_until_the_front_serves_only_a_first_group_is_started() -> None:
     starts = StartLimiter(2)
-    starts.hold_back()
+    starts.hold_back(2)
     starting = Starting(starts)
     async with anyio.create_task_group() as group:
         for number in range(4):
@@ -54,10 +55,42 @@ async def test_until_the_front_serves_only_a_first_group_is_started() -> None:
             starting.free[number]()
         await anyio.wait_all_tasks_blocked()
         assert starting.may == [0, 1]
-        starts.let_all()
+        await starts.let_all(math.inf)
         await anyio.wait_all_tasks_blocked()
 
     assert starting.may == [0, 1, 2, 3]
+
+
+async def test_the_others_follow_when_the_first_group_is_ready() -> None:
+    starts = StartLimiter(4)
+    starts.hold_back(2)
+    starting = Starting(starts)
+    async with anyio.create_task_group() as group:
+        for number in range(3):
+            group.start_soon(starting.start, number)
+        group.start_soon(starts.let_all, math.inf)
+        await anyio.wait_all_tasks_blocked()
+        starting.free[1]()
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0, 1]
+        starting.free[0]()
+        await anyio.wait_all_tasks_blocked()
+
+    assert starting.may == [0, 1, 2]
+
+
+async def test_a_first_group_that_hangs_holds_up_nobody_for_long() -> None:
+    starts = StartLimiter(4)
+    starts.hold_back(1)
+    starting = Starting(starts)
+    async with anyio.create_task_group() as group:
+        for number in range(2):
+            group.start_soon(starting.start, number)
+        await anyio.wait_all_tasks_blocked()
+        await starts.let_all(0.0)
+        await anyio.wait_all_tasks_blocked()
+
+    assert starting.may == [0, 1]
 
 
 async def test_without_a_front_all_servers_are_started(workshop: Workshop) -> None:

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults.harness import Watchdog
 
 from mcp_context_proxy import app
-from mcp_context_proxy.cli.main import configure_logging
 from mcp_context_proxy.config import Config, load
 from mcp_context_proxy.server.negotiation import Negotiation
+from mcp_context_proxy.serving import prepare
 
 
 def read(path: Path) -> Config:
@@ -28,7 +28,7 @@ def read(path: Path) -> Config:
 
 def main() -> None:
     report, config = Path(sys.argv[1]), Path(sys.argv[2])
-    configure_logging("warning")
+    prepare("warning", serving=True)
     watchdog = Watchdog()
 
     async def front(proxy: app.Proxy, negotiation: Negotiation) -> None:

@@ -1,0 +1,157 @@
+"""The program that serves hosts: its log, its configuration, the first servers, then the proxy itself.
+
+Each session of a host waits for this start, so nothing here imports what parses and prints commands;
+`mcp_context_proxy.cli` has the command with all its options. All commands share the beginning and the end,
+so the rest is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mcp_context_proxy.errors import ContextProxyError, ServeError, innermost
+from mcp_context_proxy.protocol.strangers import LogFormatter, clean
+
+if TYPE_CHECKING:
+    from mcp_context_proxy.config import Config
+
+NUMPY_THREADS: Final = "OPENBLAS_NUM_THREADS"
+"""The environment variable that NumPy's library reads when it is loaded. By itself it starts a thread for
+each processor, and interrupts a process that it can give none; searches take as long with one."""
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+SERVING_LEVEL: Final = "warning"
+
+EXIT_FAILURE: Final = 1
+EXIT_INTERRUPTED: Final = 130
+"""As a shell reports a program that Ctrl-C ended."""
+EXIT_BROKEN_PIPE: Final = 141
+"""As a shell reports a program whose reader has gone, such as ``| head``."""
+
+ENDINGS: Final = (ContextProxyError, KeyboardInterrupt, BrokenPipeError)
+"""Errors that end a program in order; all others are bugs."""
+
+
+def main(file: str | None, log_level: str, listen_on: str | None) -> int:
+    """Serve one host over stdio, or those that meet at a socket; return the exit status."""
+    from mcp_context_proxy.system.later import importing
+
+    prepare(log_level, serving=True)
+    path = None if file is None else Path(file)
+    with importing():
+        from mcp_context_proxy.config import load
+        from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+
+    redact: Callable[[str], str] | None = None
+    try:
+        message = begin_if_new(path)
+        if message is not None:
+            print(message, file=sys.stderr)  # noqa: T201 - stderr is for people
+        config = load(path)
+        redact = Redactor(all_secrets_of(config))
+        serve(config, listen_on=listen_on)
+    except ENDINGS as error:
+        return ended_by(error, redact)
+    return 0
+
+
+def prepare(log_level: str, *, serving: bool) -> None:
+    """Close the process to others, and log to stderr, before anything is started or read."""
+    os.environ.setdefault(NUMPY_THREADS, "1")
+    from mcp_context_proxy.system.process import close_to_others, ignore_sighup
+
+    close_to_others()
+    if serving:
+        ignore_sighup()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
+    # A failed login is reported as a sentence; the SDK logs a traceback, too.
+    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
+    # In detail these log whole messages, with arguments and results.
+    for name in ("mcp", "sse_starlette"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    if log_level.lower() != "debug":
+        # The libraries' own messages explain nothing to a user.
+        for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def begin_if_new(path: Path | None) -> str | None:
+    """Write a first configuration where none is named and none is there; return a message about it."""
+    from mcp_context_proxy.config.load import VARIABLE
+    from mcp_context_proxy.system.places import begin
+
+    return None if path is not None or os.environ.get(VARIABLE) else begin(os.environ)
+
+
+def serve(
+    config: Config,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    http: bool = False,
+    profile: str | None = None,
+    presets: tuple[str, ...] = (),
+    listen_on: str | None = None,
+) -> None:
+    """Serve hosts until the last one has gone or a signal comes; the log has what is wrong with `config`.
+
+    Args:
+        config: The configuration; its file is followed.
+        overrides: Settings by which it was changed, and is when its file is read again.
+        http: Serve over HTTP instead of stdio.
+        profile: Over stdio, the profile of the host.
+        presets: Over stdio, presets that its session begins with.
+        listen_on: The socket at which hosts meet, instead of stdio.
+
+    Raises:
+        ServeError: the address is in use or not available.
+    """
+    import anyio
+
+    from mcp_context_proxy.config import load
+    from mcp_context_proxy.config.programs import start_ahead
+    from mcp_context_proxy.system.later import importing
+
+    # The first reading of the file gave its warnings.
+    load_again = partial(load, config.path, overrides=overrides or {}, warn=lambda _message: None)
+    if sys.stdin.isatty() and listen_on is None:
+        # Beside it, a host or a service manager would only have a line more in its log.
+        how = "HTTP" if http else "stdio; normally a host starts this command"
+        print(f"Serving over {how}. Ctrl-C stops it.", file=sys.stderr)  # noqa: T201 - the same
+    if not http:
+        start_ahead(config)
+    with importing():
+        from mcp_context_proxy import app
+
+    front = app.http_front if http else partial(app.stdio_front, profile=profile, presets=presets)
+    if listen_on is not None:
+        front = partial(app.shared_front, listening=listen_on)
+    try:
+        anyio.run(app.serve, config, front, load_again)
+    except BaseExceptionGroup as group:
+        error = innermost(group)
+        if isinstance(error, OSError):
+            address = f"{config.http.host}:{config.http.port}"
+            raise ServeError(f"cannot listen on {address}: {error.strerror or error}") from None
+        raise error from None
+
+
+def ended_by(error: BaseException, redact: Callable[[str], str] | None) -> int:
+    """Report one of the `ENDINGS` as a sentence, without a traceback; return the exit status."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # Buffered output goes nowhere: at exit Python would complain that it cannot be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    text = clean(str(error))
+    text = text if redact is None else clean(redact(text))
+    print(f"mcp-context-proxy: {text}", file=sys.stderr)  # noqa: T201 - the same
+    return EXIT_FAILURE
