@@ -454,6 +454,7 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
     told = [_host(facts), f"since {moment(facts['created'])}"]
     told += [f"profile {facts['profile']}"] if facts["profile"] else []
     told += [one_line(facts["folder"])] if facts["folder"] else []
+    told += [f"begun with {', '.join(map(one_line, facts['presets']))}"] if facts["presets"] else []
     console.say(Text(facts["id"], style="bold cyan"), Text(f"  {', '.join(told)}"))
     decided = {(one["type"], one["name"]) for one in facts["by_person"]}
     rows: list[tuple[Text | str, ...]] = [
@@ -470,17 +471,21 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
         for one in facts["removed"]
     ]
     console.columns(rows or [("nothing but what each query selects", "", "", "")], indent=2, right=(3,))
-    changed = _set(facts["options"])
-    said = [f"{name} {value}" for name, value in changed.items() if not isinstance(value, dict)]
-    said += [
-        f"{domain} {name} {value}" for domain in DOMAINS for name, value in changed.get(domain, {}).items()
-    ]
-    if said:
-        console.prose(Text(f"Options: {', '.join(said)}", style="dim"), indent=2, hanging=11)
+    for title, of in (("Options of presets", "preset_options"), ("Options", "options")):
+        changed = _set(facts[of])
+        said = [f"{name} {value}" for name, value in changed.items() if not isinstance(value, dict)]
+        said += [
+            f"{domain} {name} {value}" for domain in DOMAINS for name, value in changed.get(domain, {}).items()
+        ]
+        if said:
+            console.prose(Text(f"{title}: {', '.join(said)}", style="dim"), indent=2, hanging=len(title) + 4)
 
 
 def _by(item: Mapping[str, Any], decided: set[tuple[str, str]]) -> str:
-    return ", by you" if (item["type"], item["name"]) in decided else ""
+    """Return who has added or removed an item, where somebody has."""
+    if (item["type"], item["name"]) in decided:
+        return ", by you"
+    return ", by the model" if item.get("include_mode", "manual") == "manual" else ""
 
 
 def _summary(preset: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ It runs on the event loop; blocking work goes to the threads of the searcher.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Final
 
@@ -32,6 +32,7 @@ from mcp_context_proxy.context.records import (
     RecalledInteraction,
     RequestContext,
     RequestRecords,
+    joined,
     overridden,
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
@@ -40,6 +41,7 @@ from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAn
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     NO_SESSION,
+    ItemKey,
     ResultReading,
     SessionContext,
     Sessions,
@@ -175,6 +177,10 @@ class SessionState(Struct, frozen=True):
     """Items that a person has added or removed, about which a model changes nothing."""
     client: str | None = None
     """Name under which its client introduced itself; None where it gave none, and for a handle."""
+    presets: tuple[str, ...] = ()
+    """Presets with which it began, of its profile and of its host. One of them may not be saved any more."""
+    preset_options: Overrides = NO_OVERRIDES
+    """Changes of options by these, before its own."""
 
 
 class ContextEngine:
@@ -407,19 +413,28 @@ class ContextEngine:
         return selection.context()
 
     async def state(self, session: SessionContext) -> SessionState:
-        """Return the current context of a session."""
+        """Return the current context of a session, without names of what its client may not know."""
+        begun_with, snapshot = session.rights.all_presets, self._catalog.snapshot
+        hidden = ACTING.get().limited
+
+        def known(keys: Iterable[ItemKey]) -> tuple[RemovedItem, ...]:
+            own = (key for key in sorted(keys) if not hidden or context_session.item_by(snapshot, key))
+            return tuple(RemovedItem(*key) for key in own)
+
         return SessionState(
             id=session.id,
             kind=session.kind,
             created=session.created,
             query=session.query,
             items=await self.items(session),
-            removed=tuple(RemovedItem(*key) for key in sorted(session.removed)),
+            removed=known(session.removed),
             options=session.overrides,
             latest_request=session.latest_request,
             profile=profile_in(session.principal),
-            by_person=tuple(RemovedItem(*key) for key in sorted(session.by_person)),
+            by_person=known(session.by_person),
             client=session.client,
+            presets=begun_with,
+            preset_options=joined(self.presets.options(begun_with)),
         )
 
     async def items(self, session: SessionContext | None = None) -> tuple[ContextItem, ...]:

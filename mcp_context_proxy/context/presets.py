@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from mcp_context_proxy.config.settings import PRESETS, Preset
 from mcp_context_proxy.context.records import NO_OVERRIDES, DomainOverrides, Overrides
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
+from mcp_context_proxy.context.records import NO_OVERRIDES, DomainOverrides, Overrides, joined
+from mcp_context_proxy.context.session import NO_SESSION, ItemKey, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind
 from mcp_context_proxy.system import process
@@ -77,15 +79,6 @@ _AMOUNTS: Final[Mapping[str, SavedPreset]] = {
     name: SavedPreset(options=Overrides(DomainOverrides(preset=name), DomainOverrides(preset=name)))
     for name in _PACKAGED
 }
-
-
-def choices_of(session: SessionContext) -> SavedPreset:
-    """Return the choices of a person in a session, without those of a model."""
-
-    def chosen(keys: Iterable[ItemKey]) -> tuple[ChosenItem, ...]:
-        return tuple(ChosenItem(*key, session.meant.get(key)) for key in keys if key in session.by_person)
-
-    return SavedPreset(chosen(session.added), chosen(sorted(session.removed)), session.overrides)
 
 
 class PresetBook:
@@ -167,6 +160,21 @@ class PresetBook:
         session = SessionContext()
         self.begin(session, names)
         return replace(session.view(), id=None)
+
+    def choices_of(self, session: SessionContext) -> SavedPreset:
+        """Return the choices of a person in a session, without those of a model.
+
+        Those of the presets with which it began are among them, unless its profile says only how much is
+        selected.
+        """
+
+        def chosen(keys: Iterable[ItemKey]) -> tuple[ChosenItem, ...]:
+            return tuple(ChosenItem(*key, session.meant.get(key)) for key in keys if key in session.by_person)
+
+        rights = session.rights
+        begun_with = (name for name in rights.all_presets if name in self._saved or name in rights.presets)
+        options = joined([*self.options(begun_with), session.overrides])
+        return SavedPreset(chosen(session.added), chosen(sorted(session.removed)), options)
 
     def options(self, names: Iterable[str]) -> list[Overrides]:
         """Return the options of some presets, those of a later one after those of an earlier one."""

@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.config import Config, DomainSearch, Limits
 from mcp_context_proxy.config.settings import PRESETS, Preset
@@ -171,6 +171,23 @@ def configured(config: Config) -> ContextOptions:
         interaction_tokens=context.interaction_tokens,
         list_tokens=config.expose.list_all_below,
     )
+
+
+def joined(levels: Iterable[Overrides]) -> Overrides:
+    """Return the changes of several levels as one: those of a later level come before."""
+    both = NO_OVERRIDES
+    for level in levels:
+        own = {*Overrides.__struct_fields__} - {"tools", "documents"}
+        changed = {name: value for name in own if (value := getattr(level, name)) is not None}
+        domains = {name: _joined(getattr(both, name), getattr(level, name)) for name in ("tools", "documents")}
+        both = replace(both, **domains, **changed)
+    return both
+
+
+def _joined(before: DomainOverrides, level: DomainOverrides) -> DomainOverrides:
+    if level.preset is not None:
+        return level
+    return replace(before, **{name: value for name, value in asdict(level).items() if value is not None})
 
 
 def overridden(options: ContextOptions, *levels: Overrides) -> ContextOptions:

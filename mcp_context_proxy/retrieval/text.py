@@ -237,7 +237,7 @@ REMEMBERED_CHARACTERS: Final = 24
 def _stem(word: str) -> str:
     if word.startswith(_ARABIC_ARTICLE) and len(word) >= len(_ARABIC_ARTICLE) + 3:
         return word[len(_ARABIC_ARTICLE) :]
-    if len(word) < 4 or not word.isascii():
+    if len(word) < 4 or not word.isascii() or word.isdigit():
         return word
     if word.endswith("ies"):
         word = word[:-3] + "y"

@@ -16,7 +16,7 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
-from mcp_context_proxy.context.presets import PresetError, SavedPreset, choices_of
+from mcp_context_proxy.context.presets import PresetError, SavedPreset
 from mcp_context_proxy.context.records import Amount, ContextItem, Depth, Overrides, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownFilterError, UnknownItemError
@@ -419,7 +419,7 @@ class ContextsApi(Api):
         role=Role.ADMIN,
     )
     async def _save_preset(self, given: Given) -> dict[str, Any]:
-        chosen = choices_of(self._session(given, given.body.session))
+        chosen = self._contexts.presets.choices_of(self._session(given, given.body.session))
         return await self._changed(partial(self._contexts.presets.save, given.body.name, chosen))
 
     @Operation(

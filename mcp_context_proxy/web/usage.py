@@ -338,8 +338,8 @@ InteractionFound: Final = answer_form(
     cosine=float | None,
     times=int,
 )
-"""``score`` is ``(cosine + 0.025 * BM25F) * boost * time_decay_factor ** days``; null in a list of the
-latest. ``times`` is the number of interactions of this type with the same text."""
+"""``score`` is as in `Recollection`; null in a list of the latest. ``times`` is the number of interactions of
+this type with the same text."""
 
 InteractionsAnswer: Final = answer_form(
     "InteractionsAnswer",

@@ -112,6 +112,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     config = workshop.config(
         expose={"list_all_below": 0},
         store={"path": str(workshop.folder / "store.db")},
+        context={"manage_tool": True},
         clients={"coding": {"client": ["claude-*"], "servers": ["code"]}, "chat": {"servers": ["notes"]}},
     )
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="mcp-"))
@@ -186,7 +187,9 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     listed = desk.run("session", "presets")
     removed = desk.run("session", "remove", "notes__jot", "--session", session)
     later = desk.host("later", "--profile", "chat", "--preset", "burning")
+    later.call("manage_context", {"action": "add", "type": "tool", "name": "notes__jot"})
     shown = desk.run("session", "list")
+    again = desk.run("session", "save", "kept", "--session", desk.session_of("later"))
 
     assert "sessions; choose one with --session" in asked
     assert "notes__burn" in added
@@ -197,9 +200,14 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     assert "Saved as preset burning: 1 item added, 0 removed, 3 options." in saved
     assert "burning" in listed
     assert "removed, by you" in removed
+    assert "begun with burning" in shown
+    assert "Options of presets: max_tokens 3000, tools preset aggressive" in shown
+    assert "by hand, by the model" in shown
+    assert "Saved as preset kept: 1 item added, 0 removed, 3 options." in again
     assert "notes__burn" in json.dumps(later.request("tools/list"))
     assert "Claude-Code" in shown
     assert "unknown tool" in desk.run("session", "add", "code__commit", "--session", session)
     assert desk.run("session", "remove", "notes__nothing", "--session", session).count("unknown tool") == 1
     assert "there is no session 'zzz'" in desk.run("session", "add", "x", "--session", "zzz")
-    assert "No preset is saved." in desk.run("session", "presets", "--forget", "burning")
+    assert "kept" in desk.run("session", "presets", "--forget", "burning")
+    assert "No preset is saved." in desk.run("session", "presets", "--forget", "kept")

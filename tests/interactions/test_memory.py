@@ -304,12 +304,21 @@ def test_an_identifier_in_the_query_finds_what_has_it_and_nothing_else(
         memory,
         said("Status of PROJ-1147: blocked by the schema change.", days=9),
         said("PROJ-1307 deployed to staging."),
+        said("PROJ-11477 is blocked as well."),
         said("Commit 0caa7612 bumps the version."),
         said("Commit 138efef9 bumps the version."),
     )
     found = memory.semantic_search_interactions(query)
 
     assert contents(found) == ([wanted] if wanted else [])
+
+
+def test_a_single_word_finds_what_has_it_however_many_have_it(memory: InteractionMemory) -> None:
+    having = [said(f"The customer Acme wants its invoices sorted by the day of order {at}.") for at in range(12)]
+    remembered(memory, said("about"), *having)
+    found = memory.semantic_search_interactions("about Acme", top_k=20)
+
+    assert sum("Acme" in content for content in contents(found)) == len(having)
 
 
 def test_types_have_a_decay_and_a_boost_of_their_own(store: Store, words: Words, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config import load
-from mcp_context_proxy.context.presets import PresetError, choices_of
+from mcp_context_proxy.context.presets import PresetError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.system.threads import assigned
 from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal
@@ -135,7 +135,7 @@ async def test_a_preset_outlives_the_proxy_and_begins_other_sessions(workshop: W
         assert person.session is not None
         proxy.contexts.add(person.session, Kind.TOOL, "work__wipe")
         proxy.contexts.add(person.session, Kind.TOOL, "work__commit", by_model=True)
-        proxy.contexts.presets.save("reviews", choices_of(person.session))
+        proxy.contexts.presets.save("reviews", proxy.contexts.presets.choices_of(person.session))
     async with inside(config) as proxy:
         named = proxy.gateway.profiles.started(None, ("reviews", "aggressive"), None)
         by_option = Host(proxy, era, rights=named)
@@ -163,7 +163,7 @@ async def test_a_session_is_not_introduced_to_a_rule_that_its_preset_removes(wor
         person = Host(proxy, "handshake").session
         assert person is not None
         proxy.contexts.remove(person, Kind.RULE, "tone")
-        proxy.contexts.presets.save("quiet", choices_of(person))
+        proxy.contexts.presets.save("quiet", proxy.contexts.presets.choices_of(person))
         with assigned(ACTING, proxy.gateway.profiles.started(None, ("quiet",), None)):
             text = proxy.instructions()
 
@@ -175,7 +175,7 @@ async def test_a_session_is_not_introduced_to_a_rule_that_its_preset_removes(wor
 async def test_a_preset_has_a_plain_name_of_its_own(workshop: Workshop, name: str) -> None:
     async with inside(workshop.config()) as proxy:
         with pytest.raises(PresetError, match="cannot be named"):
-            proxy.contexts.presets.save(name, choices_of(Host(proxy, "handshake").session or pytest.fail()))
+            proxy.contexts.presets.save(name, proxy.contexts.presets.choices_of(Host(proxy, "handshake").session or pytest.fail()))
 
 
 def test_principals_differ_by_what_they_see_alone() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import httpx2
+import msgspec
 import pytest
 from msgspec.structs import replace
 from starlette.applications import Starlette
@@ -28,6 +29,8 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server.profiles import ConnectedHost, UnknownProfileError
 from mcp_context_proxy.trust.principals import THE_USER, Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
+from mcp_context_proxy.system.flights import assigned
+from mcp_context_proxy.trust.tokens import ACTING, FILE_NAME, THE_USER, Principal, Reach, Role, TokenFile
 
 pytestmark = pytest.mark.anyio
 
@@ -375,15 +378,20 @@ async def test_a_preset_brings_nothing_that_its_profile_does_not_have(workshop: 
             ChosenItem(Kind.TOOL, "code__read_ledgers", "code"),
             ChosenItem(Kind.RULE, "tone"),
         )
-        proxy.contexts.presets.save("mixed", SavedPreset(added=chosen))
+        removed = (ChosenItem(Kind.TOOL, "notes__drop_maps", "notes"),)
+        proxy.contexts.presets.save("mixed", SavedPreset(added=chosen, removed=removed))
         client = host(proxy, era, "claude-code")
         seen = await everything(client)
         listed = await client.names()
         kept = await client.data("manage_context", {"action": "list"})
         called = await client.call("notes__read_maps")
+        states = []
+        for session in proxy.contexts.sessions:
+            with assigned(ACTING, session.rights):
+                states.append(await proxy.contexts.state(session))
 
     assert "code__read_ledgers" in seen
-    for text in (seen, json.dumps(listed), json.dumps(kept)):
+    for text in (seen, json.dumps(listed), json.dumps(kept), msgspec.json.encode(states).decode()):
         assert "maps" not in text.replace("read the maps", "")
         assert "branch of the tone" not in text
     assert called["isError"]

@@ -36,6 +36,7 @@ function card(one) {
     one.kind === "handle" ? "a handle" : null,
     one.profile ? `profile ${one.profile}` : null,
     one.host?.folder,
+    one.presets.length ? `begun with ${one.presets.join(", ")}` : null,
     `since ${new Date(one.created * 1000).toLocaleTimeString()}`,
   ];
   const items = [
@@ -56,11 +57,13 @@ function card(one) {
 function itemView(one, item, why, verb, decided) {
   const key = `${item.type} ${item.name}`;
   const title = verb === "remove" ? "Remove" : "Add again";
+  const byModel = (item.include_mode ?? "manual") === "manual" ? ", by the model" : "";
+  const by = decided.has(key) ? ", by you" : byModel;
   return element(
     "li",
     {},
     element("code", {}, item.name),
-    ` ${item.type}, ${why}${decided.has(key) ? ", by you" : ""} `,
+    ` ${item.type}, ${why}${by} `,
     button(title, `${title}: ${item.name}`, () => change(one, { [verb]: [{ type: item.type, name: item.name }] }, `${title}: ${item.name}`), `${verb} ${one.id} ${key}`),
   );
 }
