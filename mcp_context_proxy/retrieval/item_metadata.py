@@ -264,7 +264,10 @@ def reworded(order: str) -> tuple[int, str] | None:
     for meant, verbs, named in BY_OBJECT:
         if verb.lower() in verbs and not named.isdisjoint(objects):
             return len(verb), meant
-    return (len(verb), f"show history log of {verb}") if asks_for_history(order) else None
+    if asks_for_history(order):
+        # What has pages has no log.
+        return len(verb), f"show history {'of' if 'page' in objects else 'log of'} {verb}"
+    return None
 
 
 def wanted(order: str) -> NDArray[np.float32]:

@@ -228,6 +228,16 @@ HISTORY: Final = _purpose(
 )
 """Questions for who changed something, and when."""
 
+HISTORY_OF_PAGES: Final = _purpose(
+    r"\b(?:page|document|wiki|article)(?: content)? (?:history|versions?|revisions?)\b",
+    "page document history versions revisions",
+    2,
+    0.1,
+)
+"""The same of pages, which are in no repository."""
+
+_PAGES: Final = pattern(r"\b(?:pages?|wiki)\b(?! (?:code|template|component|source))", re.IGNORECASE)
+
 FACTS_OF_A_PERSON: Final = Purpose(MEMORY_AGAIN.said, MEMORY_AGAIN.words, MEMORY_AGAIN.shown, 0.2)
 """The same where a request is a fact about the caller, or asks for one."""
 
@@ -447,7 +457,7 @@ def purpose_of(request: str) -> Purpose | None:
     """Return the general purpose that a request of one need has by its form."""
     beginning = request[:FIRST_OF_REQUEST]
     if asks_for_history(beginning):
-        return HISTORY
+        return HISTORY_OF_PAGES if _PAGES.search(beginning) else HISTORY
     for purpose, form in _LOOKED_FOR:
         if form.search(beginning):
             return purpose
@@ -457,10 +467,10 @@ def purpose_of(request: str) -> Purpose | None:
         return CHANGES_OF_ROWS
     if _COUNTED.match(beginning):
         return QUERIES_OF_DATA
-    if _ASKED_AGAIN.match(beginning):
-        return MEMORY_AGAIN
     if _PERSONAL.match(beginning):
         return FACTS_OF_A_PERSON
+    if _ASKED_AGAIN.match(beginning):
+        return MEMORY_AGAIN
     if _OF_MINE.match(beginning):
         return OWN_THINGS
     opening = opening_match(beginning)
