@@ -16,7 +16,6 @@ from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.purposes import (
     FACTS_OF_A_PERSON,
     HISTORY,
-    HISTORY_OF_PAGES,
     MEMORY,
     OWN_THINGS,
     QUERIES_OF_DATA,
