@@ -158,8 +158,6 @@ navigate to = visit open load / site website webpage homepage url SITES
 type = write type enter put key insert / field textbox input blank
 write = put enter / cell cells
 create event = put add / calendar
-show history log of who = who / changed edited modified touched committed broke
-show history log of when = when / changed edited modified touched committed broke
 assign = give pass hand / ticket issue task card bug case story incident
 scale = bump raise increase lower reduce / replicas pods instances
 add = drop leave / comment comments
@@ -189,6 +187,47 @@ _YES_OR_NO = pattern(
     re.IGNORECASE,
 )
 """Beginnings of questions that are answered by yes or no; "is it possible to" and "are you able to" order."""
+
+
+_ASKS_FOR_CHANGES = pattern(
+    r"\W*(?:(?:please|can you|could you|find out|(?:tell|show|give) me|check|see|look up|find|do (?:we"
+    r"|you) know"
+    r"|(?:I'd like|I would like|I want|we need|I need) to know)\W+)*"
+    r"(?:(?:who(?:se|m)?|by whom|(?:since )?when|how long|(?:has|did) (?:anyone|anybody|someone|somebody)"
+    r"|(?:which|the|what) (?:commit|change|revision|developer|author|person|one))\b"
+    r"(?! (?:can|could|should|may|will|would|must|does)\b)"
+    r"|(?P<happened>what (?:(?:has |have )?happened (?:to|with|in)|(?:was|were|has"
+    r"|have)(?: been)? changed (?:in|on))))",
+    re.IGNORECASE,
+)
+_CHANGED = pattern(
+    r"\b(?:(?:un)?changed|edited|modified|(?:un)?touched|committed|updated|renamed|deleted|removed"
+    r"|introduced|added"
+    r"|authored|refactored|reverted|rewritten|rewrote|wrote|written|broken?|worked on|working on"
+    r"|(?:to blame|responsible) for|last (?:work|change|edit|modif|touch|update|commit)\w*"
+    r"|(?:last|latest|recent|first) (?:\w+ )?(?:changes?|edits?|commits?|updates?|modifications?|to \w+"
+    r"|in))\b",
+    re.IGNORECASE,
+)
+_VERSIONED = pattern(
+    r"\b(?:files?|folders?|lines?|pages?|code|codebase|functions?|modules?|class|scripts?|configs?"
+    r"|configuration"
+    r"|settings?|sections?|repos?|repository|branch|tests?|readme|manifests?|dockerfile|makefile"
+    r"|migrations?|workflows?"
+    r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b",
+    re.IGNORECASE,
+)
+FIRST_OF_QUESTION = 160
+"""Characters of a question in which its form is looked for."""
+
+
+def asks_for_history(order: str) -> bool:
+    """Return whether a question is for who changed something that has versions, or when."""
+    match = _ASKS_FOR_CHANGES.match(order)
+    if match is None:
+        return False
+    said = match["happened"] is not None or _CHANGED.search(order, match.end(), FIRST_OF_QUESTION) is not None
+    return said and _VERSIONED.search(order, match.end(), FIRST_OF_QUESTION) is not None
 
 
 def action_of(name: str) -> int:
@@ -225,6 +264,9 @@ def reworded(order: str) -> tuple[int, str] | None:
     for meant, verbs, named in BY_OBJECT:
         if verb.lower() in verbs and not named.isdisjoint(objects):
             return len(verb), meant
+    if asks_for_history(order):
+        # What has pages has no log.
+        return len(verb), f"show history {'of' if 'page' in objects else 'log of'} {verb}"
     return None
 
 

@@ -15,7 +15,13 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.retrieval.item_metadata import ASKED_FOR_ALL, ORDERS, QUESTIONS, opening_match
+from mcp_context_proxy.retrieval.item_metadata import (
+    ASKED_FOR_ALL,
+    ORDERS,
+    QUESTIONS,
+    asks_for_history,
+    opening_match,
+)
 from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.system.later import pattern
 
@@ -37,6 +43,10 @@ class Purpose(Struct, frozen=True, eq=False):
     """Number of tools that are shown where nothing else fits."""
     added: float = 0.0
     """Amount that is added to the scores of such tools, where the request can hardly mean others."""
+    doubt: float = 0.0
+    """Evidence that other tools need beyond the usual, where none serves it."""
+    otherwise: Purpose | None = None
+    """Purpose of the tools that serve it where none is there that is made for it."""
 
     def is_served_by(self, tool: Tool) -> bool:
         """Return whether a tool says that it serves this."""
@@ -55,14 +65,33 @@ WEB_SEARCH: Final = _purpose(
 )
 """Questions that anybody may ask."""
 
-MEMORY: Final = _purpose(
+_REMEMBERS = (
     r"\bknowledge graph\b|\bremember(?:s|ed|ing)?\b"
-    r"|\b(?:in|to|from|into|your|its|the|as|long-term|persistent|agent|user|store|save|search|recall)"
+    r"|\b(?:in|to|from|into|your|its|the|as|long-term|persistent|agent|user|store|save|add|new|search|recall)"
     r" memor(?:y|ies)\b(?! (?:usage|use|dump|leak|limit|map|image|page|address|range|consumption|size))"
-    r"|\bmemory\.",
-    "memory memories knowledge graph remember",
-    3,
+    r"|\bmemory\.|\b(?:stor|sav|record|add|retriev|recall)\w* (?:\w+ ){0,2}?(?:facts?|preferences?"
+    r"|thoughts?) (?:about|of|on)\b"
 )
+_REMEMBERING: Final = "memory memories knowledge graph remember facts"
+
+MEMORY_AGAIN: Final = _purpose(_REMEMBERS, _REMEMBERING, 3)
+"""What a caller may have told."""
+
+NOTES: Final = Purpose(
+    pattern(
+        _REMEMBERS + r"|\b(?:creat|add|writ|sav|append|new|tak|mak|search|find|list|read"
+        r"|get)\w* (?:\w+ ){0,3}?(?<!release )notes?\b"
+        r"|\b(?:journal|diary|knowledge base)\b",
+        re.IGNORECASE,
+    ),
+    dict.fromkeys(terms(f"{_REMEMBERING} note notes journal diary base"), 1.0),
+    3,
+    0.15,
+    0.3,
+)
+"""What a caller wants written down, or looks for among what was: for a memory, or for notes."""
+
+MEMORY: Final = Purpose(MEMORY_AGAIN.said, MEMORY_AGAIN.words, MEMORY_AGAIN.shown, 0.2, 0.3, NOTES)
 """What a caller wants remembered, recalled or forgotten."""
 
 _QUERIES_DATA: Final = (
@@ -152,7 +181,8 @@ _LOOKED_FOR: Final = (
         ),
         pattern(
             r"^\W*where (?:did|have) (?:I|we) (?:put|saved?|stored?|leave|left) (?:the |my |our )?(?:\w+ )?"
-            rf"(?:{_FILES}|contracts?|invoices?|letters?|reports?|slides|cv|resume|forms?|receipts?|tax\w*)\b",
+            rf"(?:{_FILES}|contracts?|invoices?|letters?|reports?|slides|cv|resume|forms?|receipts?"
+            rf"|tax\w*)\b",
             re.IGNORECASE,
         ),
     ),
@@ -189,24 +219,26 @@ _OF_MINE: Final = pattern(
     re.IGNORECASE,
 )
 
-_HISTORY: Final = (
-    _purpose(
-        r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
-        r"|\bgit log\b|\blist (?:of )?commits\b|\bhistory of (?:changes|commits|a)\b",
-        "log history blame commits changes",
-        2,
-        0.1,
-    ),
-    pattern(
-        r"^\W*(?:who|when)\b.{0,40}\b(?:changed|edited|modified|touched|wrote|committed|broke|updated|renamed"
-        r"|deleted|removed|introduced|added|worked on|working on)\b(?=.{0,60}\b(?:files?|lines?|pages?|code"
-        r"|functions?|modules?|class|scripts?|configs?|sections?|repos?|repository|branch|main|master|tests?)\b)",
-        re.IGNORECASE,
-    ),
+HISTORY: Final = _purpose(
+    r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
+    r"|\bgit log\b|\blist (?:of )?commits\b|\bhistory of (?:changes|commits|a)\b",
+    "log history blame commits changes",
+    2,
+    0.1,
 )
 """Questions for who changed something, and when."""
 
-FACTS_OF_A_PERSON: Final = Purpose(MEMORY.said, MEMORY.words, MEMORY.shown, 0.2)
+HISTORY_OF_PAGES: Final = _purpose(
+    r"\b(?:page|document|wiki|article)(?: content)? (?:history|versions?|revisions?)\b",
+    "page document history versions revisions",
+    2,
+    0.1,
+)
+"""The same of pages, which are in no repository."""
+
+_PAGES: Final = pattern(r"\b(?:pages?|wiki)\b(?! (?:code|template|component|source))", re.IGNORECASE)
+
+FACTS_OF_A_PERSON: Final = Purpose(MEMORY_AGAIN.said, MEMORY_AGAIN.words, MEMORY_AGAIN.shown, 0.2)
 """The same where a request is a fact about the caller, or asks for one."""
 
 _ATTRIBUTES = (
@@ -271,31 +303,96 @@ _AGGREGATED: Final = pattern(
 """Questions for what is computed from many things."""
 
 _COURTESIES = (
-    r"^\W*(?:(?:please|pls|hey|hi|hello|ok|okay|so|and|also|just|always|can you|could you|would you)\W+)*"
+    r"^\W*(?:(?:please|pls|hey|hi|hello|ok|okay|so|and|also|just|always|both|then|kindly|from now on"
+    r"|(?:can|could|would|will) (?:you|u)|(?:I|we)(?:'d| would)? (?:want|need|like) (?:you )?to"
+    r"|make sure (?:that )?(?:you|to)|be sure to|let(?:'s| us)|try to)\W+)*"
 )
+_THIS = r"(?:this|that|it|these|something|the following|one thing)(?: (?:information|facts?|details?))?"
+"""Words that stand for what is to be remembered."""
+_KEEP = (
+    "save|store|keep|hold|hang|retain|preserve|record|register|note|jot|write|scribble|put|take|get|stash|tuck|file"
+    "|capture|log|learn|document|enter|memori[sz]e|commit|add"
+)
+_PLACE = (
+    r"(?:down|away|aside|on to|somewhere|safe|on (?:record|file)|for (?:me|us|later|next time"
+    r"|(?:the )?future(?: use)?)"
+    r"|(?:in|into|to) (?:your |the |my )?(?:memory|mind|notes))"
+)
+_FACT = r"the (?:fact|information|detail)\b"
+_CLAUSE = (
+    r"that (?:I|we|he|she|they|you|there|the|my|our|his|her|their|all|every\w*|no|an?"
+    r"|\w+(?: \w+|'s \w+)? (?:is|are|was|were|has|have|had|will|can|likes?|prefers?|wants?|needs?|works?"
+    r"|lives?))\b"
+)
+_NOWHERE_ELSE = (
+    r"(?!.{0,200}\b(?:in|into|to|on|under|with) (?:the |a |an |my |our |this "
+    r"|new )?(?:\w+ ){0,2}?(?:files?|pages?"
+    r"|docs?|documents?|readme|sheets?|spreadsheet|issues?|tickets?|tables?|channels?|calendars?|boards?|wiki"
+    r"|database|card|task|thread|cell|request|#\w+|\S+\.\w{1,5})\b)"
+    r"(?!.{0,200}\b\d+(?:\.\d+)? ?(?:h|hrs?|hours?|mins?|minutes?|days?)\b.{0,40}\b(?:on|at|for)\b)"
+    r"(?!\W*https?:)"
+)
+"""Nothing says that it is to be written into a file, an issue or the like, or that it is time worked."""
 
 IDIOMS: Final = (
     (
         pattern(
-            _COURTESIES + r"(?P<idiom>(?:remember|memori[sz]e|keep in (?:mind|memory)|bear in mind"
-            r"|(?:do not|don't|dont|never) forget"
-            r"|make a (?:mental )?note|take note|note(?= that\b)"
-            r"|commit (?:it |this )?to memory|for (?:future|later) reference))\b"
+            _COURTESIES + r"(?P<idiom>(?:remember(?: it| this| something(?=\W*:))?|memori[sz]e|bear in mind"
+            rf"|keep (?:{_THIS} )?in (?:mind|memory)|(?:do not|don't|dont|never) (?:let (?:me|us) )?forget"
+            r"|(?:just )?so (?:that )?you know|(?:you (?:should|ought to|need to|have to) know"
+            r"|make it known)(?= that\b)"
+            rf"|for (?:future|later) reference|commit (?:{_THIS} )?to memory"
+            rf"|(?:store|save|keep|put|register|add|enter) (?:{_THIS} )?(?:in|into|to) (?:your "
+            rf"|the )?memory))\b"
             r"(?! (?:to|me|what|when|who|how)\b)",
             re.IGNORECASE,
         ),
         "add to memory",
+        MEMORY,
+    ),
+    (
+        pattern(
+            _COURTESIES + rf"(?P<idiom>(?:{_KEEP})(?:(?: {_PLACE}){{1,2}}(?: {_THIS})?(?: {_PLACE})?"
+            rf"|(?: {_THIS})(?: {_PLACE}){{1,2}})(?=\W*:|\W*,(?! (?:then|and|also)\b)|\W+(?:that|{_FACT})"
+            rf"|\W+$)"
+            rf"|(?:{_KEEP}) {_THIS}(?=\W*:|\W+(?:that\b|{_FACT}))"
+            rf"|(?:{_KEEP})(?: (?:on to|track of))?(?= {_FACT}| {_CLAUSE}|(?<=note)\W*:)"
+            rf"|(?:keep|make) a (?:\w+ )?record(?: of (?:{_THIS}|{_FACT}))?(?=\W*[:,]| that\b| of\b)"
+            rf"|let the record show|for the record(?=\W)|take note(?=\W*:| that\b| of\b)){_NOWHERE_ELSE}",
+            re.IGNORECASE,
+        ),
+        "add a note to memory",
+        NOTES,
+    ),
+    (
+        pattern(
+            _COURTESIES
+            + r"(?P<idiom>(?:make|take|leave|keep) (?:me )?an? (?:(?:quick|mental|short|brief|little)"
+            r" )?note|(?:quick )?note (?:to|for) (?:self|myself|me|later)|quick note)\b(?! (?:to|on|for) )"
+            rf"{_NOWHERE_ELSE}",
+            re.IGNORECASE,
+        ),
+        "add a note to memory",
+        NOTES,
     ),
     (
         pattern(
             _COURTESIES + r"(?P<idiom>(?:what do you (?:still )?(?:know|remember|recall) (?:about|of)"
             r"|do you (?:still )?(?:remember|recall)(?= (?:me|my|our|what|when|who|where)\b)"
-            r"|(?:what|when|where) did I (?:say|tell you|mention)"
-            r"|remind me (?:what|who|when|where|which)|have I (?:ever )?(?:told you|mentioned)"
+            r"|do you (?:still )?(?:know|remember|have) (?:anything|something) (?:about|on|of)"
+            r"|(?:(?:tell|show|give) me |look up )?(?:what|anything|everything|all|something)(?: that)? you"
+            r" (?:still )?(?:know|remember|recall|(?:have )?(?:saved|noted|stored)) (?:about|of|on)"
+            r"|(?:check|look in|search|consult|ask) (?:in )?(?:your|the) memory(?: (?:for|about))?"
+            r"|(?:who|what|when|where|(?:which|what) \w+|how \w+) (?:did|have) I (?:ever )?"
+            r"(?:say|said|tell you|told you|mention|mentioned)|(?:did|have) I (?:ever )?(?:tell you"
+            r"|told you|mention(?:ed)?)"
+            r"|(?:did|have) we (?:ever )?(?:talk|talked|spoken|speak)(?: before)? about"
+            r"|remind me (?:what|who|when|where|which)"
             r"|who (?:is|was)(?= [A-Z]\w+ again\b)))\b",
             re.IGNORECASE,
         ),
         "search memory for",
+        MEMORY,
     ),
     (
         pattern(
@@ -304,17 +401,28 @@ IDIOMS: Final = (
             re.IGNORECASE,
         ),
         "search notes",
+        NOTES,
     ),
     (
         pattern(
-            _COURTESIES + r"(?P<idiom>forget(?= (?:that|what|about|everything|all|the fact)\b))",
+            _COURTESIES + r"(?P<idiom>forget(?= (?:that|what|about|everything|all|the fact)\b)"
+            r"|disregard(?= what I\b)|(?:stop|no longer) remember(?:ing)?"
+            r"|(?:delete|remove|erase|wipe|clear)(?= what you (?:know|remember)\b))",
             re.IGNORECASE,
         ),
         "delete from memory",
+        MEMORY,
     ),
 )
 """Ways to ask for something to be remembered, recalled or forgotten, by which no tool is named, with the
-words that tools have. They count where a request opens with them."""
+words that tools have. They count where a request opens with them. What is written down may be kept by a tool
+for notes as well."""
+
+_ASKED_AGAIN: Final = pattern(
+    r"^\W*(?:what|who|where|when|which)(?:'s| is| are| was| were| did)\b.{1,200}\bagain[\s?!.]*$",
+    re.IGNORECASE,
+)
+"""Questions for what the caller has known before: "what was the name of the plumber again"."""
 
 _AT_THE_END: Final = pattern(
     r"[\s,](?:(?:and|so|but|please|pls) )?(?P<idiom>(?:do not|don't|dont|never) forget(?: (?:it|that|this))?"
@@ -330,26 +438,26 @@ class Idiom(Struct, frozen=True):
     start: int
     end: int
     meant: str
+    purpose: Purpose
 
 
 def idiom_of(request: str) -> Idiom | None:
     """Return the idiom of memory with which a request opens or ends."""
     beginning = request[:FIRST_OF_REQUEST]
-    for form, meant in IDIOMS:
+    for form, meant, purpose in IDIOMS:
         if (match := form.search(beginning)) is not None:
-            return Idiom(*match.span("idiom"), meant)
+            return Idiom(*match.span("idiom"), meant, purpose)
     match, opened = _AT_THE_END.search(request, len(request) - len(beginning)), opening_match(beginning)
     if match is not None and opened is not None and opened.group().lower() not in ORDERS | QUESTIONS:
-        return Idiom(*match.span("idiom"), "add to memory")
+        return Idiom(*match.span("idiom"), "add to memory", MEMORY)
     return None
 
 
 def purpose_of(request: str) -> Purpose | None:
     """Return the general purpose that a request of one need has by its form."""
     beginning = request[:FIRST_OF_REQUEST]
-    purpose, form = _HISTORY
-    if form.match(beginning):
-        return purpose
+    if asks_for_history(beginning):
+        return HISTORY_OF_PAGES if _PAGES.search(beginning) else HISTORY
     for purpose, form in _LOOKED_FOR:
         if form.search(beginning):
             return purpose
@@ -361,6 +469,8 @@ def purpose_of(request: str) -> Purpose | None:
         return QUERIES_OF_DATA
     if _PERSONAL.match(beginning):
         return FACTS_OF_A_PERSON
+    if _ASKED_AGAIN.match(beginning):
+        return MEMORY_AGAIN
     if _OF_MINE.match(beginning):
         return OWN_THINGS
     opening = opening_match(beginning)

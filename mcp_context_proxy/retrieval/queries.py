@@ -39,7 +39,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
     reworded,
     wanted,
 )
-from mcp_context_proxy.retrieval.purposes import MEMORY, Purpose, idiom_of, purpose_of
+from mcp_context_proxy.retrieval.purposes import Purpose, idiom_of, purpose_of
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     SYNONYM_SHARE,
@@ -331,10 +331,11 @@ def read_query(
             verb = opened.group()
         serving = None
         if len(needs) > 1:
-            serving = MEMORY if idiom_of(need) is not None else purpose_of(need)
+            own = idiom_of(need)
+            serving = purpose_of(need) if own is None else own.purpose
         of_need = wanted(order), serving
         parts |= {chunk: of_need for chunk in chunks(need) if len(parts) < QUERY_NEEDS}
-    purpose = MEMORY if idiom is not None else purpose_of(written) if len(needs) == 1 else None
+    purpose = idiom.purpose if idiom is not None else purpose_of(written) if len(needs) == 1 else None
     if purpose is not None and kinds and not purpose.added and idiom is None:
         purpose = None  # a value is in what is asked for, and not in the world
     by_need = np.array([added_for for added_for, _ in parts.values()] or [wanted("")])

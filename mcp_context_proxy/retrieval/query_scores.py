@@ -221,7 +221,8 @@ class QueryScores:
         fused = fuse(near, self.lexical, query.method)
         if near is not None and query.method == "hybrid":
             self.acting = query.actions[:, index.actions[self.items]]
-            if query.purpose is not None and query.purpose.added:
+            one_need = len(query.texts) <= SEVERAL_SENTENCES
+            if query.purpose is not None and query.purpose.added and one_need:
                 self.acting[0, self._serving(query.purpose)] += np.float32(query.purpose.added)
             from mcp_context_proxy.retrieval.purposes import WEB_SEARCH  # noqa: PLC0415 - for searches only
 
@@ -348,10 +349,18 @@ class QueryScores:
             if evidence is None:
                 return self._has_a_word()
             is_tool = isinstance(self.query.index.items[int(self.items[self.fused.argmax()])], Tool)
-            return evidence >= needed_evidence(self.allowed) + (0 if is_tool else DOUBT_OF_DOCUMENTS)
+            doubt = 0 if is_tool else DOUBT_OF_DOCUMENTS
+            return evidence >= needed_evidence(self.allowed) + max(doubt, self._doubt_of_others())
         if calibration == "anything" or self.whole >= calibration:
             return True
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else self._has_a_word()
+
+    def _doubt_of_others(self) -> float:
+        """Return the evidence that tools need for a purpose that none of them serves."""
+        purpose = self.query.purpose
+        if purpose is None or not purpose.doubt or len(self.query.texts) > SEVERAL_SENTENCES:
+            return 0.0
+        return 0.0 if self._serving(purpose) else purpose.doubt
 
     def _firm_supports(self) -> list[Support]:
         return [support for support in self.supports.values() if not support.is_weak]
@@ -379,7 +388,8 @@ class QueryScores:
         tools = (
             (place, self.query.index.items[self.items[place]]) for place in best(words, SERVING_LOOKED_FOR)
         )
-        return [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
+        found = [int(at) for at, tool in tools if isinstance(tool, Tool) and purpose.is_served_by(tool)]
+        return found if found or purpose.otherwise is None else self._serving(purpose.otherwise)
 
     def _ordered(self, top_k: int, wanted: int) -> NDArray[np.intp]:
         """Return the candidates' places: exact names first, then by score, then in catalog order.

@@ -15,6 +15,7 @@ from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.purposes import (
     FACTS_OF_A_PERSON,
+    HISTORY,
     MEMORY,
     OWN_THINGS,
     QUERIES_OF_DATA,
@@ -187,6 +188,29 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
         ("remember to call home", None),
         ("do you remember the name of the file", None),
         ("who is the mayor of Rome", None),
+        ("jot down that Tom is vegan", "add a note to memory that Tom is vegan"),
+        (
+            "can you note this down: it is locked",
+            "can you add a note to memory: it is locked",
+        ),
+        ("stash this away for later, the code is 8841", "add a note to memory, the code is 8841"),
+        ("put it on record that Tom agreed", "add a note to memory that Tom agreed"),
+        ("log the fact that trams are free", "add a note to memory the fact that trams are free"),
+        ("make a note about the tap", "add a note to memory about the tap"),
+        ("make sure you remember that Tom is vegan", "make sure you add to memory that Tom is vegan"),
+        ("which colour did I say our brand has", "search memory for our brand has"),
+        ("tell me everything you know about Tom", "search memory for Tom"),
+        ("stop remembering my old car", "delete from memory my old car"),
+        (
+            "write down the steps in the file to.md",
+            "write down the steps in the file to.md (md file)",
+        ),
+        ("log that I spent 3 hours on the report", None),
+        ("leave a note on the merge request that it fails", None),
+        ("save that file", None),
+        ("save it, commit and push", None),
+        ("record the results in the results table", None),
+        ("write a note", None),
     ],
 )
 def test_what_is_to_be_remembered_or_recalled_is_read_in_the_words_of_tools(
@@ -466,6 +490,35 @@ def test_what_the_caller_owns_is_not_looked_for_on_the_web(request_: str) -> Non
 )
 def test_speaking_of_oneself_alone_is_neither(request_: str) -> None:
     assert purpose_of(request_) not in (FACTS_OF_A_PERSON, OWN_THINGS)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "who was the last person to edit parser.py",
+        "whose change was the last one in utils.ts",
+        "by whom was the migration written",
+        "which commit broke the tests",
+        "what happened to the file server.go over the last month",
+        "find out when the readme was last touched",
+        "has anyone edited the makefile recently",
+    ],
+)
+def test_questions_for_who_changed_something_are_for_its_history(question: str) -> None:
+    assert purpose_of(question) is HISTORY
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "who can change the settings",
+        "who changed the recipe of the soup",
+        "when does the file expire",
+        "which file",
+    ],
+)
+def test_other_questions_are_not(question: str) -> None:
+    assert purpose_of(question) is not HISTORY
 
 
 def test_who_changed_something_is_in_its_history() -> None:

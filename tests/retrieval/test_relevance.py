@@ -269,6 +269,8 @@ def containers(tool, snapshot):
     [
         ("remember that I like tea", "add_facts"),
         ("keep in mind that my sister lives in Oslo", "add_facts"),
+        ("write this down: my sister lives in Oslo", "add_facts"),
+        ("what was the name of the plumber again", "find_entities"),
         ("what do you know about my boss", "find_entities"),
         ("my sister lives in Oslo, don't forget", "add_facts"),
         ("call the plumber, don't forget", None),
@@ -378,6 +380,30 @@ def tables(tool, snapshot):
 )
 def test_a_request_about_rows_is_for_a_tool_that_runs_sql(engine, tables, query, best):
     assert engine.search(query, tables).results[0].item.name == best
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("jot down that Anna likes tea", "create_note"),
+        ("take this down: the shed is locked", "create_note"),
+        ("make a note about the leaking tap", "create_note"),
+        ("remember that Anna likes tea", "create_note"),
+        ("what did I write down about the tap", "search_notes"),
+    ],
+)
+def test_what_is_written_down_is_kept_in_notes_where_there_is_no_memory(engine, tool, snapshot, query, best):
+    notes = (
+        tool("create_note", "Create a note with a title and a text.", server="notes"),
+        tool("search_notes", "Search notes by their text.", server="notes"),
+    )
+    others = (
+        tool("git_add", "Add file contents to the staging area.", server="git"),
+        tool("crop", "Crop a picture to a rectangle.", server="pictures"),
+    )
+
+    assert engine.search(query, snapshot(*notes, *others)).results[0].item.name == best
+    assert not engine.search(query, snapshot(*others)).fits
 
 
 def test_what_is_to_be_remembered_fits_nothing_without_a_memory(engine, tool, snapshot):
