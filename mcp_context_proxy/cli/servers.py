@@ -475,7 +475,9 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
         changed = _set(facts[of])
         said = [f"{name} {value}" for name, value in changed.items() if not isinstance(value, dict)]
         said += [
-            f"{domain} {name} {value}" for domain in DOMAINS for name, value in changed.get(domain, {}).items()
+            f"{domain} {name} {value}"
+            for domain in DOMAINS
+            for name, value in changed.get(domain, {}).items()
         ]
         if said:
             console.prose(Text(f"{title}: {', '.join(said)}", style="dim"), indent=2, hanging=len(title) + 4)

@@ -179,7 +179,9 @@ def joined(levels: Iterable[Overrides]) -> Overrides:
     for level in levels:
         own = {*Overrides.__struct_fields__} - {"tools", "documents"}
         changed = {name: value for name in own if (value := getattr(level, name)) is not None}
-        domains = {name: _joined(getattr(both, name), getattr(level, name)) for name in ("tools", "documents")}
+        domains = {
+            name: _joined(getattr(both, name), getattr(level, name)) for name in ("tools", "documents")
+        }
         both = replace(both, **domains, **changed)
     return both
 

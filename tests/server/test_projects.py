@@ -175,7 +175,8 @@ async def test_a_session_is_not_introduced_to_a_rule_that_its_preset_removes(wor
 async def test_a_preset_has_a_plain_name_of_its_own(workshop: Workshop, name: str) -> None:
     async with inside(workshop.config()) as proxy:
         with pytest.raises(PresetError, match="cannot be named"):
-            proxy.contexts.presets.save(name, proxy.contexts.presets.choices_of(Host(proxy, "handshake").session or pytest.fail()))
+            session = Host(proxy, "handshake").session or pytest.fail()
+            proxy.contexts.presets.save(name, proxy.contexts.presets.choices_of(session))
 
 
 def test_principals_differ_by_what_they_see_alone() -> None:
