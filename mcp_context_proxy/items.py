@@ -443,11 +443,6 @@ ItemKey: TypeAlias = tuple[Kind, str]
 """Type of an item, and the exposed name of a tool or the name of a document."""
 
 
-def key_of(item: Item) -> ItemKey:
-    """Return the key by which contexts refer to an item."""
-    return (item.kind, item.name) if isinstance(item, Document) else (Kind.TOOL, item.exposed_name)
-
-
 def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
     """Return the item with a key; None if it is not in the catalog."""
     kind, name = key

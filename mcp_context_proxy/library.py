@@ -29,6 +29,7 @@ from mcp_context_proxy.context.records import (
     RequestRecords,
     check_bounds,
     configured,
+    key_of,
 )
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
@@ -54,7 +55,6 @@ from mcp_context_proxy.items import (
     Source,
     Tool,
     item_by,
-    key_of,
 )
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander

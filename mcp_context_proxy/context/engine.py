@@ -33,6 +33,7 @@ from mcp_context_proxy.context.records import (
     RequestContext,
     RequestRecords,
     joined,
+    key_of,
     overridden,
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
@@ -58,7 +59,6 @@ from mcp_context_proxy.items import (
     Snapshots,
     Tool,
     item_by,
-    key_of,
 )
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line

@@ -28,6 +28,7 @@ from mcp_context_proxy.context.records import (
     Mode,
     Origin,
     RequestContext,
+    key_of,
 )
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
@@ -42,7 +43,6 @@ from mcp_context_proxy.items import (
     Snapshot,
     Tool,
     item_by,
-    key_of,
 )
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions

@@ -22,19 +22,10 @@ from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Mode, Overrides
+from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
-from mcp_context_proxy.items import (
-    IncludeMode,
-    Item,
-    ItemKey,
-    Kind,
-    Snapshot,
-    Tool,
-    item_by,
-    key_of,
-)
+from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError

@@ -20,7 +20,14 @@ from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext
+from mcp_context_proxy.context.records import (
+    SESSION_MODES,
+    ContextItem,
+    Delivery,
+    Mode,
+    RequestContext,
+    key_of,
+)
 from mcp_context_proxy.context.search import Found, Scope
 from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.selection import SAME_TOOL, SearchAnswer
@@ -37,7 +44,6 @@ from mcp_context_proxy.items import (
     Tool,
     ToolClass,
     item_by,
-    key_of,
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
@@ -113,7 +119,6 @@ def context_text(
 
 
 def recalled_text(lines: Sequence[str]) -> str:
-    """Return remembered interactions as a model reads them."""
     return "\n".join([RECALLED, *lines])
 
 

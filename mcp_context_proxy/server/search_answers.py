@@ -18,12 +18,12 @@ import msgspec
 from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext
+from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass, key_of
+from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
