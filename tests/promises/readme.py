@@ -359,7 +359,7 @@ README = (
     ),
     Promise(
         "The page of usage, and `mcp-context-proxy stats` in a terminal, show how tools and searches "
-        "performed, the tokens saved, and the tools that were never called.",
+        "performed, the tokens saved, and the tools that were not called in 30 days.",
         (
             "web/test_usage_page.py::test_usage_and_savings_are_summed_up",
             "web/test_usage_page.py::test_unused_tools_are_named_with_their_cost",
