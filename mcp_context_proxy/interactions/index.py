@@ -1,9 +1,9 @@
 """The index of interactions: their words and embeddings in memory, compared with a query.
 
-An interaction is scored as an item of the catalog is, ``cosine + 0.025 * BM25F``, and more if it has a query of
-few words word by word, times the boost of its type and the share that its age leaves of it. It is found only if it has evidence of being meant
-(`evidence`) and is at least half as near as the nearest. An identifier in the query, such as a
-ticket or a commit, means exactly itself: then only interactions that have it are found.
+An interaction is scored as an item of the catalog is, ``cosine + 0.025 * BM25F``, and more if it has a query
+of few words word by word, times the boost of its type and the share that its age leaves of it. It is found only
+if it has evidence of being meant (`evidence`) and is at least half as near as the nearest. An identifier in the
+query, such as a ticket or a commit, means exactly itself: then only interactions that have it are found.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ SHARE_OF_BEST: Final = 0.5
 message, 29 find it among five with 0.4 and 0.5, at 3.5 and 2.3 results each; with 0.6 28 do."""
 
 SPOKEN: Final = 0.3
-"""Relevance of an interaction that has a query of one word, beside that of its words and meaning; of a query of
-several words it is shared among them. A single word is often a name, whose vector says little and whose BM25F
-is small where many interactions have it."""
+"""Relevance of an interaction that has a query of one word, beside that of its words and meaning; of a query
+of several words it is shared among them. A single word is often a name, whose vector says little and whose
+BM25F is small where many interactions have it."""
 
 _OWNED: Final = "\0"
 """Begins the names of owners among those of agents and types."""

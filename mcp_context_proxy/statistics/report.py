@@ -229,8 +229,8 @@ HOURLY_AT_MOST: Final = 2 * DAY
 
 UNUSED_AFTER_DAYS: Final = 30
 UNUSED_AFTER: Final = UNUSED_AFTER_DAYS * DAY
-"""Time without a call after which a tool counts as unused, if it is known for so long: nobody may have needed a
-newer one yet."""
+"""Time without a call after which a tool counts as unused, if it is known for so long: nobody may have
+needed a newer one yet."""
 
 
 class Uncalled(Struct, frozen=True):

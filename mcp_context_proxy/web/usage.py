@@ -28,13 +28,13 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import (
     UNUSED_AFTER_DAYS,
     DocumentStatistics,
-    UnusedDocument,
     Reports,
     SearchCounted,
     SearchFigures,
     Stretch,
     ToolStatistics,
     Trial,
+    UnusedDocument,
 )
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day

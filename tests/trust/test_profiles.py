@@ -27,10 +27,9 @@ from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server.profiles import ConnectedHost, UnknownProfileError
-from mcp_context_proxy.trust.principals import THE_USER, Principal, Reach, Role
-from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 from mcp_context_proxy.system.flights import assigned
-from mcp_context_proxy.trust.tokens import ACTING, FILE_NAME, THE_USER, Principal, Reach, Role, TokenFile
+from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal, Reach, Role
+from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
 pytestmark = pytest.mark.anyio
 
