@@ -41,7 +41,6 @@ from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAn
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     NO_SESSION,
-    ItemKey,
     ResultReading,
     SessionContext,
     Sessions,
@@ -49,7 +48,18 @@ from mcp_context_proxy.context.session import (
 )
 from mcp_context_proxy.errors import ContextProxyError, UnknownFilterError
 from mcp_context_proxy.interactions.memory import MOST_FOUND, InteractionMemory, Recollection
-from mcp_context_proxy.items import IncludeMode, Item, Kind, SearchFilters, Snapshot, Snapshots, Tool, key_of
+from mcp_context_proxy.items import (
+    IncludeMode,
+    Item,
+    ItemKey,
+    Kind,
+    SearchFilters,
+    Snapshot,
+    Snapshots,
+    Tool,
+    item_by,
+    key_of,
+)
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.reranker import Reranker, RerankerModel
@@ -418,7 +428,7 @@ class ContextEngine:
         hidden = ACTING.get().limited
 
         def known(keys: Iterable[ItemKey]) -> tuple[RemovedItem, ...]:
-            own = (key for key in sorted(keys) if not hidden or context_session.item_by(snapshot, key))
+            own = (key for key in sorted(keys) if not hidden or item_by(snapshot, key))
             return tuple(RemovedItem(*key) for key in own)
 
         return SessionState(
