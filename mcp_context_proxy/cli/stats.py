@@ -185,9 +185,7 @@ def _show_trial(console: Terminal, trial: Figures) -> None:
     if len(trial["stretches"]) > 1:
         unit = "Day" if trial["seconds"] <= 86_400 else "Week"
         console.say()
-        rows = [
-            [Text(title, style="bold") for title in (unit, "With", "Without", "First: with", "without")]
-        ]
+        rows = [[Text(title, style="bold") for title in (unit, "With", "Without", "First: with", "without")]]
         for one in trial["stretches"][-STRETCHES_SHOWN:]:
             arms = one["learned"], one["plain"]
             rows.append(
