@@ -187,7 +187,7 @@ class InteractionIndex:
             items = dense.candidates(wanted.vector[None], words)
             cosines = dense.of(items).cosines(wanted.vector[None])[0]
             relevance = np.maximum(cosines, 0) + words[items]
-        relevance = relevance + SPOKEN * coverage[items] / max(len(weights), 1)
+        relevance += (SPOKEN * coverage[items] / max(len(weights), 1)).astype(np.float32)
         meant = relevance > 0
         if identified is None:
             meant &= self._meant(wanted.vector, cosines, coverage[items], int(within.sum()))

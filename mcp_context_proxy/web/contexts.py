@@ -20,7 +20,7 @@ from mcp_context_proxy.context.presets import PresetError, SavedPreset
 from mcp_context_proxy.context.records import Amount, ContextItem, Depth, Overrides, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownFilterError, UnknownItemError
-from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, item_by
 from mcp_context_proxy.items import Item as CatalogItem
 from mcp_context_proxy.retrieval.item_metadata import danger_data
 from mcp_context_proxy.server.notifications import ChangeNotifier
@@ -468,7 +468,7 @@ class ContextsApi(Api):
         """Add facts from the catalog; an item that is not in it any more stays a name."""
         snapshot = self._catalog.snapshot
         for one in (one for name in names for one in data[name]):
-            item = context_session.item_by(snapshot, (Kind(one["type"]), one["name"]))
+            item = item_by(snapshot, (Kind(one["type"]), one["name"]))
             if item is not None:
                 one["description"] = item.description[:DESCRIPTION_CHARACTERS]
             if isinstance(item, Document):

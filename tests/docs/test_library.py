@@ -102,7 +102,7 @@ def test_the_example_of_interactions_runs_and_recalls(text: Page, tmp_path: Path
     *_, example, _ = text.blocks("python")
     (line,) = printed_by(example, tmp_path)
 
-    assert line.startswith("planner We ship on Friday. 0.")
+    assert line.startswith("planner We ship on Friday. 1.")
     assert list(tmp_path.iterdir()) == []
 
 
