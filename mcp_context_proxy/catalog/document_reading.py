@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 from urllib.parse import unquote
 
@@ -38,6 +39,9 @@ TITLE_CHARACTERS: Final = 80
 
 FILES_NAMED: Final = 30
 """Files of a skill that are named with it; the others are counted."""
+
+SECTIONS_SUGGESTED: Final = 12
+"""Sections that are named where a file of sections is asked for, which is no document itself."""
 
 _HEADING: Final = pattern(r" {0,3}(#{1,6})[ \t]+(.*)")
 
@@ -223,7 +227,10 @@ def find(snapshot: Snapshot, name: str) -> tuple[Document, str]:
     uris: dict[str, list[str]] = {}
     for uri, document in snapshot.documents.items():
         uris.setdefault(document.name, []).append(uri)
-    near = names.nearest(_without_scheme(name), uris)
+    asked = unquote(_without_scheme(name))
+    begins = asked.casefold().removesuffix(".md") + "/"
+    sections = (known for known in uris if known.casefold().startswith(begins))
+    near = list(islice(sections, SECTIONS_SUGGESTED)) or names.nearest(asked, uris)
     raise UnknownItemError("document", one_line(name, 200), [uri for known in near for uri in uris[known]])
 
 

@@ -474,11 +474,8 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
     for title, of in (("Options of presets", "preset_options"), ("Options", "options")):
         changed = _set(facts[of])
         said = [f"{name} {value}" for name, value in changed.items() if not isinstance(value, dict)]
-        said += [
-            f"{domain} {name} {value}"
-            for domain in DOMAINS
-            for name, value in changed.get(domain, {}).items()
-        ]
+        for domain in DOMAINS:
+            said += [f"{domain} {name} {value}" for name, value in changed.get(domain, {}).items()]
         if said:
             console.prose(Text(f"{title}: {', '.join(said)}", style="dim"), indent=2, hanging=len(title) + 4)
 

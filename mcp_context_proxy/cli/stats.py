@@ -33,7 +33,7 @@ WIDE: Final = 100
 """Width from which there is room for the less important columns."""
 
 UNUSED_SHOWN: Final = 10
-"""Tools shown that were never called: the most expensive ones."""
+"""Tools shown that were not called of late: the most expensive ones."""
 
 STRETCHES_SHOWN: Final = 8
 """Days or weeks of a comparison that are shown: the latest."""
@@ -48,7 +48,7 @@ FAILING: Final = 0.1
 @click.option("--limit", type=WholeNumber(1), default=20, show_default=True, help="Tools to list.")
 @json_option
 def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) -> None:
-    """Show how often tools and searches are used, the saved tokens, and what was never used.
+    """Show how often tools and searches are used, the saved tokens, and what was not used in 30 days.
 
     Where [learning] ab_share is set, requests with and without learned pairs are compared.
     """
@@ -185,9 +185,7 @@ def _show_trial(console: Terminal, trial: Figures) -> None:
     if len(trial["stretches"]) > 1:
         unit = "Day" if trial["seconds"] <= 86_400 else "Week"
         console.say()
-        rows = [
-            [Text(title, style="bold") for title in (unit, "With", "Without", "First called", "First called")]
-        ]
+        rows = [[Text(title, style="bold") for title in (unit, "With", "Without", "First: with", "without")]]
         for one in trial["stretches"][-STRETCHES_SHOWN:]:
             arms = one["learned"], one["plain"]
             rows.append(
@@ -289,7 +287,7 @@ def _show_unused(console: Terminal, never: Figures, now: float) -> None:
     unused = never["tools"]
     if not unused:
         return
-    console.section("Never called")
+    console.section(f"Not called in {never['days']} days")
     longest = max(now - one["first_seen"] for one in unused)
     tools = counted(never["count"], "tool")
     console.prose(
@@ -311,7 +309,7 @@ def _show_unused(console: Terminal, never: Figures, now: float) -> None:
 def _show_unused_documents(console: Terminal, unused: Sequence[Figures]) -> None:
     if not unused:
         return
-    console.section("Rules and references never used")
+    console.section("Rules and references not used in 30 days")
     tokens = sum(one["tokens"] for one in unused)
     console.prose(
         f"{counted(len(unused), 'document')}, about {tokens:,} tokens: found by no request, and not read. "

@@ -179,10 +179,8 @@ def joined(levels: Iterable[Overrides]) -> Overrides:
     for level in levels:
         own = {*Overrides.__struct_fields__} - {"tools", "documents"}
         changed = {name: value for name in own if (value := getattr(level, name)) is not None}
-        domains = {
-            name: _joined(getattr(both, name), getattr(level, name)) for name in ("tools", "documents")
-        }
-        both = replace(both, **domains, **changed)
+        tools, documents = _joined(both.tools, level.tools), _joined(both.documents, level.documents)
+        both = replace(both, tools=tools, documents=documents, **changed)
     return both
 
 

@@ -128,7 +128,7 @@ class Found(Struct, frozen=True):
         tools = sum(isinstance(one.item, Tool) for one in self.results)
         some = "one tool" if tools == 1 else f"{tools} tools"
         if (documents := len(self.results) - tools) == 0:
-            return f"{some} may be next after what was done"
+            return f"{some} may go with a rule in force, or with what was done"
         fit, them = ("one document fits", "it") if documents == 1 else (f"{documents} documents fit", "them")
         return f"{fit}, and {some} may go with {them}" if tools else fit
 

@@ -3,8 +3,7 @@
 An interaction is scored as an item of the catalog is, ``cosine + 0.025 * BM25F``, and more if it has a query
 of few words word by word, times the boost of its type and the share that its age leaves of it. It is found
 only if it has evidence of being meant (`evidence`) and is at least half as near as the nearest. An identifier
-in the query, such as a ticket or a commit, means exactly itself: then only interactions that have it are
-found.
+in the query, such as a ticket or a commit, means exactly itself: then only those that have it are found.
 """
 
 from __future__ import annotations

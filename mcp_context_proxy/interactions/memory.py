@@ -87,8 +87,8 @@ class Recollection(Struct, frozen=True):
 
     interaction: Interaction
     score: float | None
-    """``(cosine + 0.025 * BM25F + 0.3 * share / words) * boost * time_decay_factor ** days``, where ``share``
-    is that of the query which it has, and ``words`` are those of the query; None in a list of the latest."""
+    """``(cosine + 0.025 * BM25F + 0.3 * share / words) * boost * time_decay_factor ** days``, with the share
+    of the query that it has and the number of words of the query; None in a list of the latest."""
     cosine: float | None
     """None if the interaction or the query has no embedding."""
     times: int = 1

@@ -62,6 +62,11 @@ _FORBIDDEN = pattern(
     r"\b(?:never|not|don't|avoid|instead of|rather than|without|no longer)\b[^.;:!?\n]{0,40}$", re.IGNORECASE
 )
 _ONLY_FIRST = pattern(r"[^.;!?\n]{0,60}\b(?:before|until|unless|without|first)\b", re.IGNORECASE)
+_PROHIBITS = pattern(
+    r"(?:\A|:\s+)\W*(?:please\s+)?(?:never|do not|don't|avoid|(?:you|we) (?:must not|may not|cannot|never))\b"
+    r"(?!.*\b(?:before|until|unless|without|first|but|instead|only)\b)",
+    re.IGNORECASE | re.DOTALL,
+)
 _CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 
 Matrix: TypeAlias = "NDArray[np.float32]"
@@ -131,6 +136,14 @@ def units_of(text: str) -> list[str]:
         clauses = _CLAUSE.split(" ".join(sentence.split()))
         found |= dict.fromkeys(part for part in clauses if len(part.split()) > 1)
     return list(found)[:UNITS] or [text]
+
+
+def allowing(text: str) -> str:
+    """Return a text without the sentences that only forbid something: whoever reads them calls nothing."""
+    parts = sentences(text)
+    # What stands before, such as a heading, stays.
+    kept = [part if (found := _PROHIBITS.search(part)) is None else part[: found.start()] for part in parts]
+    return text if kept == parts else " ".join(filter(None, kept))
 
 
 class Likeness(Struct, frozen=True, eq=False):
@@ -218,12 +231,16 @@ class Links(Struct, eq=False, dict=True):
         return self._rarity
 
     def _linked(self, text: str) -> TextLinks:
-        likeness = self.likeness(text)
-        evidence = dict(zip(likeness.items.tolist(), likeness.evidence().tolist(), strict=True))
+        evidence = self._evidence(text)
         named, forbidden = self._named(text, evidence)
+        allowed = allowing(text)
+        described = evidence
+        if allowed != text:
+            also = self._evidence(allowed) if allowed else {}
+            described = {at: min(weight, also.get(at, -np.inf)) for at, weight in evidence.items()}
         found = [ToolLink(at, NAMED, named=True) for at in named]
         taken = {name_key(self.tool(at).name) for at in named}
-        for at, weight in sorted(evidence.items(), key=lambda one: (-one[1], one[0])):
+        for at, weight in sorted(described.items(), key=lambda one: (-one[1], one[0])):
             if weight < 0 or len(found) >= LINKS:
                 break
             key = name_key(self.tool(at).name)
@@ -233,6 +250,10 @@ class Links(Struct, eq=False, dict=True):
             found.append(ToolLink(at, weight))
         about = {at for at, weight in evidence.items() if weight >= ABOUT}
         return TextLinks(tuple(found), frozenset(forbidden), frozenset(about | set(named) | forbidden))
+
+    def _evidence(self, text: str) -> dict[int, float]:
+        likeness = self.likeness(text)
+        return dict(zip(likeness.items.tolist(), likeness.evidence().tolist(), strict=True))
 
     def _named(self, text: str, evidence: Mapping[int, float]) -> tuple[list[int], set[int]]:
         """Return the tools that a text names, of each name the likeliest, and those that it forbids."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -315,6 +316,10 @@ class Watches:
             client.subscriptions.unwatch(uri)
 
 
+LIVE: Final = ("context://current", "context://requests")
+"""Resources of the proxy itself that change with the requests of a session."""
+
+
 class ChangeNotifier:
     """Compares the visible lists with those last announced, and announces the difference."""
 
@@ -331,6 +336,8 @@ class ChangeNotifier:
         self._whole = catalog.whole.snapshot
         """The catalog as announced last."""
         self._grown: set[Session] = set()
+        self._asked: set[Session] = set()
+        """Sessions whose own resources have changed, and that subscribed to some resource."""
         self._modern_grown = False
         self._rewritten: dict[str, Members] = {}
         """Our own documents that have changed, by URI."""
@@ -366,14 +373,22 @@ class ChangeNotifier:
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
-        """Announce the session's tool list if it is changed inside."""
+        """Announce the session's tool list if it is changed inside, and its context."""
         before = self._tools.visible(session)
         yield
+        self.context_changed(session)
         if self._tools.visible(session) != before:
             self._announce(session)
 
+    def context_changed(self, session: Session) -> None:
+        """Announce that the context of a session is another one now, if its client subscribed to that."""
+        if session.subscriptions:
+            self._asked.add(session)
+            self._other_changed.set()
+
     def show(self, session: Session, names: Iterable[str]) -> None:
         """Add tools to a session's list, and announce it if that changes it."""
+        self.context_changed(session)
         more = [name for name in names if name not in session.shown]
         if self._tools.grows(session, more):
             self._announce(session)
@@ -434,6 +449,7 @@ class ChangeNotifier:
             await anyio.sleep(SETTLE_SECONDS)
             self._other_changed = anyio.Event()
             grown, self._grown = self._grown, set()
+            asked, self._asked = self._asked, set()
             updated, self._rewritten = list(self._rewritten.items()), {}
             for waiting in self._updated.values():
                 updated += waiting.take()
@@ -447,6 +463,9 @@ class ChangeNotifier:
                     self._sessions.notify(session, TOOLS_CHANGED, {})
                 if not session.subscriptions:
                     continue
+                for uri in LIVE if session in asked else ():
+                    if session.subscribes(uri):
+                        self._sessions.notify(session, RESOURCE_UPDATED, {"uri": envelope.raw(uri)})
                 for uri, params in updated:
                     if session.subscribes(uri) and self._may_know(session.rights, uri):
                         self._sessions.notify(session, RESOURCE_UPDATED, params)

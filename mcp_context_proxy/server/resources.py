@@ -39,7 +39,7 @@ from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import one_line, stranger_json, unmarked
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
-from mcp_context_proxy.server.notifications import Watches
+from mcp_context_proxy.server.notifications import LIVE, Watches
 from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
@@ -50,8 +50,7 @@ COMPLETIONS, COMPLETION_CHARACTERS = 100, 1_000
 
 SCHEME = "context://"
 DOCUMENT_SCHEMES = tuple(f"{kind}://" for kind in DOCUMENT_KINDS)
-CURRENT = SCHEME + "current"
-REQUESTS = SCHEME + "requests"
+CURRENT, REQUESTS = LIVE
 
 REQUESTS_LISTED = 50
 """Request contexts in the resource that lists them, the latest: as many as a person looks through."""
@@ -173,7 +172,7 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             return b"{}"
         if too_many((*session.subscriptions, uri)):
             raise RequestError(INVALID_PARAMS, TOO_MANY)
-        if self.catalog.snapshot.document(uri) is None:
+        if self.catalog.snapshot.document(uri) is None and uri not in LIVE:
             owner = self.owner(uri, caller.era)
             outgoing = Outgoing(
                 subject=f"resource {uri!r}", party=session.party, capabilities=caller.capabilities

@@ -229,11 +229,12 @@ HOURLY_AT_MOST: Final = 2 * DAY
 
 UNUSED_AFTER_DAYS: Final = 30
 UNUSED_AFTER: Final = UNUSED_AFTER_DAYS * DAY
-"""Time for which a tool has to be known before it counts as never called: nobody may have needed it yet."""
+"""Time without a call after which a tool counts as unused, if it is known for so long: nobody may have
+needed a newer one yet."""
 
 
-class NeverCalled(Struct, frozen=True):
-    """Tools of which no call is on record."""
+class Uncalled(Struct, frozen=True):
+    """Tools of which no call of the last 30 days is on record."""
 
     tools: list[DefinitionRow]
     """Those that are known for long enough."""
@@ -289,8 +290,8 @@ class DocumentStatistics(Struct, frozen=True, kw_only=True):
     """Tokens of its text; None if it is not in the catalog any more."""
 
 
-class NeverUsed(Struct, frozen=True):
-    """A document that was not found, given to a model or read."""
+class UnusedDocument(Struct, frozen=True):
+    """A document that was not found, given to a model or read in the last 30 days."""
 
     kind: str
     name: str
@@ -403,19 +404,19 @@ class Reports:
         ]
         return sorted(reports, key=lambda one: (-one.found - one.delivered - one.reads, one.kind, one.name))
 
-    def unused_documents(self, now: float) -> list[NeverUsed]:
-        """Return the documents of the last count without any use in the store, those with most tokens first.
+    def unused_documents(self, now: float) -> list[UnusedDocument]:
+        """Return the documents of the last count without a use of late, those with most tokens first.
 
         Those that are not known for long enough are left out.
         """
-        used = {f"{one.kind}/{one.name}" for one in self._store.documents()}
+        used = {f"{one.kind}/{one.name}" for one in self._store.documents(now - UNUSED_AFTER)}
         rows = [
             row
             for row in self._store.definitions()
             if row.server == DOCUMENTS and row.tool not in used and row.first <= now - UNUSED_AFTER
         ]
         named = ((*row.tool.partition("/"), row) for row in sorted(rows, key=lambda row: -row.tokens))
-        return [NeverUsed(kind, name, row.tokens, row.first) for kind, _, name, row in named]
+        return [UnusedDocument(kind, name, row.tokens, row.first) for kind, _, name, row in named]
 
     def searches(self, since: float) -> SearchFigures:
         usage = reduce(SearchUsage.plus, self._store.searched(since).values(), SearchUsage())
@@ -499,10 +500,10 @@ class Reports:
         """Return the tools of the last count for which `offered(server, tool)` is true."""
         return [row for row in self._store.definitions() if offered(row.server, row.tool)]
 
-    def unused(self, known: Iterable[DefinitionRow], now: float) -> NeverCalled:
-        """Return the tools without a call in the store, those with most tokens first."""
-        used = {one.key for one in self._store.tools()}
+    def unused(self, known: Iterable[DefinitionRow], now: float) -> Uncalled:
+        """Return the tools without a call of late, those with most tokens first."""
+        used = {one.key for one in self._store.tools(now - UNUSED_AFTER)}
         found = [row for row in known if row.key not in used]
         old = [row for row in found if row.first <= now - UNUSED_AFTER]
         by_cost = sorted(old, key=lambda row: (-row.tokens, row.server, row.tool))
-        return NeverCalled(by_cost, len(found) - len(old))
+        return Uncalled(by_cost, len(found) - len(old))

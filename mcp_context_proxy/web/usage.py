@@ -28,13 +28,13 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import (
     UNUSED_AFTER_DAYS,
     DocumentStatistics,
-    NeverUsed,
     Reports,
     SearchCounted,
     SearchFigures,
     Stretch,
     ToolStatistics,
     Trial,
+    UnusedDocument,
 )
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day
@@ -68,7 +68,7 @@ class SearchesWanted(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnusedTool(Struct, frozen=True):
-    """A tool of which no call is remembered."""
+    """A tool without a call of late."""
 
     name: str
     server: str
@@ -79,12 +79,12 @@ class UnusedTool(Struct, frozen=True):
 
 
 class Unused(Struct, frozen=True):
-    """Tools that nobody has called, and their cost."""
+    """Tools that nobody has called of late, and their cost."""
 
     known: int
     """Number of tools whose cost is known, used or not."""
     count: int
-    """Number of tools that were never called, and are known for at least ``days``."""
+    """Number of tools without a call in the last ``days``, and known for as long."""
     newer: int
     """Number of tools that were not called yet, but are not known for so long."""
     days: int
@@ -116,9 +116,9 @@ DocumentsAnswer: Final = answer_form(
     "How rules and references were used, the most used first.",
     **_OF_PERIOD,
     documents=list[DocumentStatistics],
-    unused=list[NeverUsed],
+    unused=list[UnusedDocument],
 )
-"""``unused``: those that were never found, given to a model or read, the longest first."""
+"""``unused``: those that were not found, given to a model or read in 30 days, the longest first."""
 
 SearchesAnswer: Final = answer_form(
     "SearchesAnswer", "The latest searches, newest first.", searches=list[SearchCounted]
@@ -180,7 +180,7 @@ class UsageApi(Api):
     @Operation(
         "GET",
         "/statistics/tools",
-        "How each tool did over a period, and which were never called.",
+        "How each tool did over a period, and which were not called in 30 days.",
         query=PeriodWanted,
         answer=ToolsAnswer,
         problems=_PROBLEMS,
@@ -195,7 +195,7 @@ class UsageApi(Api):
     @Operation(
         "GET",
         "/statistics/documents",
-        "How each rule and reference was used over a period, and which never were.",
+        "How each rule and reference was used over a period, and which were not in 30 days.",
         query=PeriodWanted,
         answer=DocumentsAnswer,
         problems=_PROBLEMS,

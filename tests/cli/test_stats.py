@@ -67,9 +67,9 @@ def test_tools_and_searches_are_shown_as_tables(run: Run, config: Path) -> None:
     assert tables.index("desk__old") < tables.index("desk__post")
 
 
-def test_tools_that_were_never_called_are_listed_with_their_cost(run: Run, config: Path) -> None:
+def test_tools_that_were_not_called_in_30_days_are_listed_with_their_cost(run: Run, config: Path) -> None:
     """Not those that are new, hidden or turned off already, nor those of servers that are not configured."""
-    before, never = run("stats", "--config", config).stdout.split("Never called\n")
+    before, never = run("stats", "--config", config).stdout.split("Not called in 30 days\n")
 
     assert "1 tool that is known for less than 30 days." in before
 

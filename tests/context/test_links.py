@@ -85,6 +85,19 @@ async def test_a_rule_does_not_bring_a_tool_that_it_forbids(engine: ContextEngin
     assert "files__write_file" not in brought(context)
 
 
+@pytest.mark.parametrize("forbids", ["Never", "Do not", "- Please don't", "Avoid to"])
+async def test_a_rule_that_only_forbids_brings_no_tool_for_what_it_forbids(forbids: str) -> None:
+    text = "{} write the contents of a customer's file to disk."
+    found = {}
+    for begins in (forbids, "Always"):
+        made = ContextEngine(Catalog([*TOOLS, rule("privacy", text.format(begins), include="always")]))
+        with made:
+            found[begins] = brought(await made.build("what time is it in Rome"))
+
+    assert set(found["Always"]) == {"files__write_file"}
+    assert found[forbids] == {}
+
+
 async def test_a_rule_in_the_session_brings_its_tool_for_any_request(engine: ContextEngine) -> None:
     session = Session()
     engine.add(session, Kind.RULE, "auth")

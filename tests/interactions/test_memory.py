@@ -314,8 +314,7 @@ def test_an_identifier_in_the_query_finds_what_has_it_and_nothing_else(
 
 
 def test_a_single_word_finds_what_has_it_however_many_have_it(memory: InteractionMemory) -> None:
-    wish = "The customer Acme wants its invoices sorted by the day of order"
-    having = [said(f"{wish} {at}.") for at in range(12)]
+    having = [said(f"The customer Acme wants invoices sorted by the day of order {at}.") for at in range(12)]
     remembered(memory, said("about"), *having)
     found = memory.semantic_search_interactions("about Acme", top_k=20)
 

@@ -359,12 +359,12 @@ README = (
     ),
     Promise(
         "The page of usage, and `mcp-context-proxy stats` in a terminal, show how tools and searches "
-        "performed, the tokens saved, and the tools that were never called.",
+        "performed, the tokens saved, and the tools that were not called in 30 days.",
         (
             "web/test_usage_page.py::test_usage_and_savings_are_summed_up",
             "web/test_usage_page.py::test_unused_tools_are_named_with_their_cost",
             "cli/test_stats.py::test_tools_and_searches_are_shown_as_tables",
-            "cli/test_stats.py::test_tools_that_were_never_called_are_listed_with_their_cost",
+            "cli/test_stats.py::test_tools_that_were_not_called_in_30_days_are_listed_with_their_cost",
         ),
     ),
     Promise(

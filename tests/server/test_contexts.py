@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import jsonschema
 import pytest
 from support.proxies import Host, inside
@@ -12,6 +13,8 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.items import Kind
+
+UPDATED = "notifications/resources/updated"
 
 pytestmark = pytest.mark.anyio
 
@@ -101,6 +104,20 @@ async def test_the_current_context_is_that_of_the_latest_query_ordered_by_priori
     text = await read(host, "context://current", **meta)
 
     assert text == "Rule: commits\n\nCommit messages in git say why.\n\nRule: tone\n\nBe polite."
+
+
+async def test_a_client_that_subscribed_to_its_context_is_told_of_each_change(proxy: Proxy) -> None:
+    subscribed, other = Host(proxy, "handshake"), Host(proxy, "handshake")
+    for uri in ("context://current", "context://requests"):
+        await subscribed.request("resources/subscribe", {"uri": uri})
+    await other.call("search_available_tools", {"query": "write a mail"})
+    await subscribed.call("search_available_tools", {"query": "write a mail"})
+    with anyio.fail_after(30):
+        while len(updated := [params for method, params in subscribed.told if method == UPDATED]) < 2:
+            await anyio.lowlevel.checkpoint()
+
+    assert "context://current" in str(updated)
+    assert UPDATED not in dict(other.told)
 
 
 async def test_without_a_query_the_current_context_has_the_always_items(proxy: Proxy, era: str) -> None:

@@ -195,6 +195,18 @@ async def test_an_unknown_document_is_answered_with_the_nearest_name(
     assert "did you mean reference://billing?" in result["content"][0]["text"]
 
 
+async def test_a_file_of_sections_is_answered_with_its_sections(workshop: Workshop, folder: Path) -> None:
+    write(folder, {"AGENTS.md": "# Tests\nRun them.\n# Deploying\nOn Tuesdays.\n"})
+    async with opened(workshop, folder) as proxy:
+        for name in ("AGENTS", "agents.md", "reference://AGENTS"):
+            result = await Host(proxy, "handshake").call(READ, {"name": name})
+            told = result["content"][0]["text"]
+
+            assert "did you mean reference://AGENTS%2F" in told
+            assert "%2FTests" in told
+            assert "%2FDeploying" in told
+
+
 async def test_the_tool_that_reads_documents_is_listed_only_where_there_are_some(
     workshop: Workshop, folder: Path, era: str
 ) -> None:

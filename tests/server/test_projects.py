@@ -174,9 +174,10 @@ async def test_a_session_is_not_introduced_to_a_rule_that_its_preset_removes(wor
 @pytest.mark.parametrize("name", ["", "conservative", "a b", "x" * 33])
 async def test_a_preset_has_a_plain_name_of_its_own(workshop: Workshop, name: str) -> None:
     async with inside(workshop.config()) as proxy:
+        presets, session = proxy.contexts.presets, Host(proxy, "handshake").session
+        assert session is not None
         with pytest.raises(PresetError, match="cannot be named"):
-            session = Host(proxy, "handshake").session or pytest.fail()
-            proxy.contexts.presets.save(name, proxy.contexts.presets.choices_of(session))
+            presets.save(name, presets.choices_of(session))
 
 
 def test_principals_differ_by_what_they_see_alone() -> None:

@@ -265,7 +265,7 @@ async def test_tools_that_something_else_has_brought_are_not_called_documents(wo
 
     beside, after = named["content"][0]["text"], later["content"][0]["text"]
     assert "But one document fits, and one tool may go with it:\n\nweather__tides" in beside
-    assert "But one tool may be next after what was done:\n\nweather__moon" in after
+    assert "But one tool may go with a rule in force, or with what was done:\n\nweather__moon" in after
 
 
 async def test_no_more_is_returned_than_was_asked_for(host: Host) -> None:

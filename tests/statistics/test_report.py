@@ -92,7 +92,7 @@ def test_the_timeline_has_every_interval_from_the_first_use_to_now(store: Store)
     assert (seconds, [(one.start, one.calls) for one in days]) == (DAY, [(NOON - 12 * HOUR, 4)])
 
 
-def test_unused_tools_are_listed_by_cost(store: Store) -> None:
+def test_tools_without_a_call_in_30_days_are_listed_by_cost(store: Store) -> None:
     rows = [DefinitionRow("s", name, name, tokens, NOON) for name, tokens in (("a", 1), ("b", 5), ("c", 9))]
     rows.append(DefinitionRow("s", "new", "new", 7, NOON + DAY))
     store.statistics.put_definitions("s", [*rows, DefinitionRow("s", "hidden", "hidden", 99, NOON)])
@@ -102,7 +102,7 @@ def test_unused_tools_are_listed_by_cost(store: Store) -> None:
     never = [reports.unused(known, NOON + days * DAY) for days in (29.9, 30, 31)]
 
     assert sorted(row.tool for row in known) == ["a", "b", "c", "new"]
-    assert [[row.tool for row in each.tools] for each in never] == [[], ["b", "a"], ["new", "b", "a"]]
+    assert [[row.tool for row in each.tools] for each in never] == [[], ["b", "a"], ["c", "new", "b", "a"]]
     assert [each.newer for each in never] == [3, 1, 0]
 
 

@@ -125,19 +125,19 @@ function shape(tag, attributes, ...children) {
 }
 
 function neverCalled(unused) {
-  if (!unused.known) return section("unused", "Never called", none("Counting tools \u2026"));
+  if (!unused.known) return section("unused", "Not called", none("Counting tools \u2026"));
   const newer = `${number(unused.newer)} not called yet, but known for less than ${unused.days} days.`;
   if (!unused.count) {
-    return section("unused", "Never called", none(unused.newer ? newer : "Every tool was called at least once."));
+    return section("unused", "Not called", none(unused.newer ? newer : `Every tool was called within ${unused.days} days.`));
   }
-  const tools = `${number(unused.count)} ${unused.count === 1 ? "tool was" : "tools were"} never called.`;
+  const tools = `${number(unused.count)} ${unused.count === 1 ? "tool was" : "tools were"} not called in ${unused.days} days.`;
   const saved = `Turn these off and save about ${number(unused.tokens)} tokens`;
   const where = unused.listed ? "of every request." : "of what is behind the proxy.";
   const rows = unused.tools.map((one) => [toolName(one), number(one.tokens), date(one.first_seen)]);
   const more = unused.count - unused.tools.length;
   return section(
     "unused",
-    "Never called",
+    "Not called",
     element("p", {}, `${tools} `, element("strong", {}, `${saved} ${where}`)),
     element(
       "p",
@@ -214,7 +214,7 @@ function documentUse({ documents, unused }) {
   ]);
   const headings = ["Document", "Found", "Given", "Read", "Tokens", "Last used"];
   const never = unused.map((one) => [name(one), number(one.tokens), date(one.first_seen)]);
-  const told = `${number(unused.length)} ${unused.length === 1 ? "was" : "were"} never found, given or read. `;
+  const told = `${number(unused.length)} ${unused.length === 1 ? "was" : "were"} not found, given or read in 30 days. `;
   return section(
     "documents",
     "Rules and references",
