@@ -153,4 +153,4 @@ def vectors(model: MiniLM, ids: Sequence[list[int]]) -> Tensor:
         parts.append(functional.normalize(model(padded, lengths), dim=-1))
     back = torch.empty(len(order), dtype=torch.long)
     back[torch.tensor(order)] = torch.arange(len(order))
-    return torch.cat(parts)[back]
+    return torch.cat(parts).float()[back]

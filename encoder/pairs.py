@@ -5,6 +5,9 @@
 Prints the counts, and fails where a tool or a request that is trained on occurs in an evaluation set, or a
 held-out request among those of training.
 
+Documents stand in ``data/documents/*.txt``, each after ``=== kind`` with its title, its text, requests that mean
+it (``?``) and requests that only speak of the same things (``-``).
+
 Requests stand in ``data/requests/*.txt``: ``## name`` begins a batch, ``# server`` the tools of a server in
 it, ``tool: request | request`` gives requests for a tool, ``+ server/tool, server/tool: request`` one that
 needs all of them, and ``- request`` one that no tool of the batch's servers can serve. ``#+ server`` is one
@@ -24,12 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mcp_context_proxy import items
 from mcp_context_proxy.evaluation import read_corpus
-from mcp_context_proxy.items import Snapshot, Source, Tool, ToolKey
+from mcp_context_proxy.items import Kind, Snapshot, Source, Tool, ToolKey
 from mcp_context_proxy.retrieval.item_metadata import item_text
 
 DATA = Path(__file__).parent / "data"
 TOOLS, SPLITS, REQUESTS = DATA / "tools.jsonl.gz", DATA / "splits.json", DATA / "requests"
+DOCUMENTS = DATA / "documents"
+DEV_DOCUMENTS = 8
+"""One in so many documents is for dev, by the hash of its title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,20 @@ class Request:
     """True if it needs each of the tools; otherwise any of them is enough."""
     writer: str
     batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDocument:
+    """A written rule or reference, with the texts of it that the product embeds."""
+
+    title: str
+    split: str
+    """``train`` or ``dev``."""
+    chunks: tuple[str, ...]
+    meant: tuple[str, ...]
+    """Requests that mean it."""
+    beside: tuple[str, ...]
+    """Requests that speak of the same things and do not need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +136,33 @@ def read_requests(
             requests += found
             unfitting += not_found
     return requests, unfitting
+
+
+def read_documents(folder: Path = DOCUMENTS) -> list[WrittenDocument]:
+    """All written documents; exits at one that cannot be read."""
+    found = []
+    for path in sorted(folder.glob("*.txt")):
+        for number, entry in enumerate(re.split(r"^=== ", path.read_text("utf-8"), flags=re.M)[1:], 1):
+            parts = re.split(r"^---\n", entry, flags=re.M)
+            kind, _, title = parts[0].strip().partition("\n")
+            lines = [line.strip() for line in parts[-1].splitlines() if line.strip()]
+            if (
+                len(parts) < 3
+                or kind not in ("rule", "reference")
+                or {line[:2] for line in lines} - {"? ", "- "}
+            ):
+                raise SystemExit(
+                    f"{path}: document {number} ({title!r}) is not in the form that pairs.py describes"
+                )
+            title = title.removeprefix("title:").strip()
+            name = "-".join(normalised(title).split()[:5])
+            text = "---\n".join(parts[1:-1]).strip()
+            document = items.Document(Kind(kind), name, "", text, "")
+            held_out = hashlib.sha256(title.encode()).digest()[0] % DEV_DOCUMENTS == 0
+            meant, beside = (tuple(line[2:] for line in lines if line[0] == mark) for mark in "?-")
+            chunks = item_text(document, True)[1]
+            found.append(WrittenDocument(title, "dev" if held_out else "train", chunks, meant, beside))
+    return found
 
 
 def of_split(split: str, requests: Sequence[Request], tools: dict[ToolKey, Document]) -> list[Request]:
@@ -209,6 +257,20 @@ def main() -> None:
         by_writer = collections.Counter(one.writer for one in own)
         print(split, len(own), "requests for", len(keys), "tools;", dict(by_writer))
     print(len(unfitting), "requests that nothing fits")
+    for split in ("train", "dev"):
+        documents = [one for one in read_documents() if one.split == split]
+        meant, beside = (
+            sum(map(len, texts)) for texts in zip(*((d.meant, d.beside) for d in documents), strict=True)
+        )
+        print(
+            split,
+            len(documents),
+            "documents with",
+            meant,
+            "requests that mean them and",
+            beside,
+            "beside them",
+        )
     if found := overlaps(tools, requests, arguments.eval):
         raise SystemExit("\n".join([*found, f"{len(found)} overlaps"]))
     print("no overlap")
