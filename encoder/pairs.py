@@ -5,8 +5,8 @@
 Prints the counts, and fails where a tool or a request that is trained on occurs in an evaluation set, or a
 held-out request among those of training.
 
-Documents stand in ``data/documents/*.txt``, each after ``=== kind`` with its title, its text, requests that mean
-it (``?``) and requests that only speak of the same things (``-``).
+Documents stand in ``data/documents/*.txt``, each after ``=== kind`` with its title, its text, requests that
+mean it (``?``) and requests that only speak of the same things (``-``).
 
 Requests stand in ``data/requests/*.txt``: ``## name`` begins a batch, ``# server`` the tools of a server in
 it, ``tool: request | request`` gives requests for a tool, ``+ server/tool, server/tool: request`` one that

@@ -13,9 +13,10 @@ In most batches the scores of the words (BM25F, as the search adds them) are par
 model learns what words do not tell: a request whose words already say which tool is meant teaches it little.
 See Gao et al., "Complement lexical retrieval model with semantic residual embeddings" (ECIR 2021).
 
-Rules and references come into each batch as well, with requests that mean them. Such a request has to find its
-document among the others; it may need a tool, too, so tools say nothing about it. A document has to be nearer
-to it than to all other requests, those for tools and those that only speak of the same things among them.
+Rules and references come into each batch as well, with requests that mean them. Such a request has to find
+its document among the others; it may need a tool, too, so tools say nothing about it. A document has to be
+nearer to it than to all other requests, those for tools and those that only speak of the same things among
+them.
 
 One thread each: several seeds at once are faster than several threads for one. Layers are computed in
 bfloat16, which is a quarter faster where the processor knows it, weights and losses in float32.

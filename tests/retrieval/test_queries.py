@@ -16,6 +16,7 @@ from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.purposes import (
     FACTS_OF_A_PERSON,
     HISTORY,
+    HISTORY_OF_PAGES,
     MEMORY,
     OWN_THINGS,
     QUERIES_OF_DATA,
@@ -519,6 +520,11 @@ def test_questions_for_who_changed_something_are_for_its_history(question: str) 
 )
 def test_other_questions_are_not(question: str) -> None:
     assert purpose_of(question) is not HISTORY
+
+
+def test_who_changed_a_page_is_in_the_history_of_pages_not_in_that_of_a_repository() -> None:
+    assert purpose_of("who was the last person to edit the onboarding page") is HISTORY_OF_PAGES
+    assert purpose_of("who was the last person to edit the page component") is not HISTORY_OF_PAGES
 
 
 def test_who_changed_something_is_in_its_history() -> None:
