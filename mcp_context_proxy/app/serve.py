@@ -189,7 +189,7 @@ async def _freeze_gc(proxy: Proxy) -> None:
     gc.freeze()
 
 
-HEAD_START_SECONDS = 0.2
+HEAD_START_SECONDS = 0.05
 """Time for the first servers to list their tools before the others start, once the proxy serves: a list that
 has these first ones is often the one that a host asks for."""
 
