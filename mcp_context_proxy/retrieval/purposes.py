@@ -356,7 +356,7 @@ IDIOMS: Final = (
             rf"|(?: {_THIS})(?: {_PLACE}){{1,2}})(?=\W*:|\W*,(?! (?:then|and|also)\b)|\W+(?:that|{_FACT})"
             rf"|\W+$)"
             rf"|(?:{_KEEP}) {_THIS}(?=\W*:|\W+(?:that\b|{_FACT}))"
-            rf"|(?:{_KEEP})(?: (?:on to|track of))?(?= {_FACT}| {_CLAUSE}|(?<=note)\W*:)"
+            rf"|(?:{_KEEP})(?: (?:on to|track of))?(?= {_FACT}| {_CLAUSE}|(?<=note)\s*:)"
             rf"|(?:keep|make) a (?:\w+ )?record(?: of (?:{_THIS}|{_FACT}))?(?=\W*[:,]| that\b| of\b)"
             rf"|let the record show|for the record(?=\W)|take note(?=\W*:| that\b| of\b)){_NOWHERE_ELSE}",
             re.IGNORECASE,

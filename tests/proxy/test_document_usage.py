@@ -12,7 +12,6 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import DAY
-from mcp_context_proxy.system.process import time_of_day
 
 pytestmark = pytest.mark.anyio
 
@@ -75,18 +74,21 @@ async def test_rules_in_the_instructions_of_a_session_count_as_given(proxy: Prox
 async def test_documents_that_nobody_used_for_a_month_are_suggested_for_removal(
     proxy: Proxy, host: Host
 ) -> None:
+    assert proxy.usage is not None
+    proxy.usage.inventory.count(lambda: None)
+    known_since = max(row.first for row in proxy.store.statistics.definitions())
     await host.data(SEARCH, {"query": "how is an invoice numbered"})
     await host.request("resources/read", {"uri": "rule://commits"})
     proxy.introduce()
-    assert proxy.usage is not None
     await proxy.usage.flush()
-    proxy.usage.inventory.count(lambda: None)
-    reports, now = Reports(proxy.store.statistics), time_of_day()
+    reports = Reports(proxy.store.statistics)
 
-    assert reports.unused_documents(now) == [], "nothing is old enough"
-    (moon,) = reports.unused_documents(now + 31 * DAY)
+    assert reports.unused_documents(known_since + 29 * DAY) == [], "none is known for long enough"
+    (moon,) = reports.unused_documents(known_since + 30 * DAY)
     assert (moon.kind, moon.name) == ("reference", "moon")
     assert moon.tokens > 0
+    a_day_later = {one.name for one in reports.unused_documents(known_since + 31 * DAY)}
+    assert a_day_later == {"billing", "commits", "moon", "tone"}, "the others were not used since"
 
 
 async def test_the_cost_of_documents_stays_out_of_the_figures_of_tools(proxy: Proxy) -> None:
