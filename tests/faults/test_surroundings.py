@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 from faults.harness import SAFE, Ledger, faulty
@@ -223,7 +224,7 @@ async def test_without_free_descriptors_connections_wait_and_the_log_stays_short
                         result = await client.call(f"good__{SAFE}", {"nonce": "n"})
                         texts.append(result["content"][0]["text"])
                 except* httpx2.ReadError:
-                    await anyio.sleep(0)
+                    await anyio.lowlevel.checkpoint()
         assert texts == ["n"]
 
     # Not a line for each attempt, thousands a second; whatever else finds no file may say so once.
