@@ -323,7 +323,7 @@ class Proxy(Struct, kw_only=True, eq=False):
     gateway: Gateway
     results: LargeResults
     redact: Redactor
-    """Removes the secrets of all configurations so far from what people are shown."""
+    """Removes the secrets of all configurations so far from texts that people are shown."""
     audit: AuditLog
     logs: KeptLogs
     reloader: Reloader | None = None

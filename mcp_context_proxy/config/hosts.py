@@ -220,7 +220,7 @@ _TOOL_LISTS: Final = {
     "disabledTools": "deny",  # Windsurf, Roo Code, Kiro
     "disabled_tools": "deny",  # Codex
 }
-"""Lists of tools in an entry, and what they are here."""
+"""Lists of tools in an entry, with their names here."""
 _ALL: Final = ["*"]
 """List of Copilot CLI that leaves out no tool."""
 _APPROVALS: Final = ("alwaysAllow", "autoApprove")

@@ -53,7 +53,7 @@ def inherited(server: ServerConfig, environ: Mapping[str, str]) -> dict[str, str
 
 
 def environment_of(server: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of a server's program; its ``env`` replaces what it inherits."""
+    """Return the whole environment of a server's program; its ``env`` goes before the inherited variables."""
     return {**inherited(server, environ), **server.env}
 
 

@@ -50,7 +50,7 @@ class Redactor:
     def __init__(self, secrets: Iterable[Secret], learned: int = LEARNED) -> None:
         """Redact `secrets`, and the latest `learned` ones of those given to `learn`."""
         self.on_learned: Callable[[Iterable[Secret]], None] | None = None
-        """Takes what is learned, where somebody else needs to know it as well."""
+        """Takes each secret that is learned, where somebody else needs to know it as well."""
         self._secrets = dict.fromkeys(secrets)
         self._learned: deque[Secret] = deque(maxlen=learned)
         self._forms: list[Secret] | None = None

@@ -125,7 +125,7 @@ class ToolConfig(Table, frozen=True):
 
 
 CONFIRM: Final = "confirm"
-"""Older key for what ``classes`` and ``allow`` say."""
+"""Older key for the meaning of ``classes`` and ``allow``."""
 
 ASKED: Final[Mapping[str, tuple[ToolClass, ...]]] = {
     "destructive": (ToolClass.DESTRUCTIVE,),

@@ -222,7 +222,7 @@ class LoginOffer(Struct, frozen=True):
     page: str
     """Host of the page that the person is sent to."""
     redeemer: str
-    """Host that gets what the page answers."""
+    """Host that gets the answers of the page."""
 
     @property
     def is_elsewhere(self) -> bool:

@@ -271,7 +271,7 @@ def reworded(order: str) -> tuple[int, str] | None:
 
 
 def wanted(order: str) -> NDArray[np.float32]:
-    """Return what is added to the score of a tool for its action, by position in `ACTIONS`."""
+    """Return the amount that is added to the score of a tool for its action, by position in `ACTIONS`."""
     if _YES_OR_NO.match(order):
         added = np.zeros(len(ACTIONS), np.float32)
         added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING

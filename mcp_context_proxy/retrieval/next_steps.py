@@ -167,7 +167,7 @@ class CallResult(Struct, frozen=True):
     tool: Tool
     kind: str
     nouns: frozenset[str]
-    """Terms of its name that say what it is about."""
+    """Terms of its name that tell its subject."""
     things: frozenset[str]
     parameters: frozenset[str]
     """Keys of its own parameters, which its caller could fill before."""

@@ -300,7 +300,7 @@ _AGGREGATED: Final = pattern(
     r"|number|count)\b",
     re.IGNORECASE,
 )
-"""Questions for what is computed from many things."""
+"""Questions for a figure that is computed from many things."""
 
 _COURTESIES = (
     r"^\W*(?:(?:please|pls|hey|hi|hello|ok|okay|so|and|also|just|always|both|then|kindly|from now on"

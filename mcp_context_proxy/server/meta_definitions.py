@@ -202,7 +202,7 @@ class Setup(Struct, frozen=True):
     servers: Sequence[str]
     has_documents: bool
     set_context: bool = False
-    """True to let models say what the conversation is about."""
+    """True to let models tell the subject of the conversation."""
     manage: bool = False
     """True to let models change the context of their session by hand."""
     recall: bool = False

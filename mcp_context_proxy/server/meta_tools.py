@@ -123,7 +123,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     document_bytes: Callable[[], int]
     """Returns the largest size of a skill's file that is read."""
     redact: Redactor
-    """Removes secrets from what servers say about themselves."""
+    """Removes secrets from the texts of servers about themselves."""
     noted: NotedClients
     """Servers of which clients without a session were told."""
     recorder: InteractionRecorder | None = None

@@ -123,7 +123,7 @@ ANSWERS: Final = ("accept", "decline", "cancel")
 
 
 def answer_word(answer: bytes | Raw) -> str:
-    """Return how a client answered a request, in one word; nothing of what it answered."""
+    """Return how a client answered a request, in one word, without anything of the answer."""
     if len(answer) > BLOCKING_BYTES:
         return "answered"
     try:
