@@ -324,6 +324,10 @@ _CLAUSE = (
     r"|\w+(?: \w+|'s \w+)? (?:is|are|was|were|has|have|had|will|can|likes?|prefers?|wants?|needs?|works?"
     r"|lives?))\b"
 )
+_STATEMENT = (
+    r"(?:the|my|our|his|her|their|\w+['’]s) (?:(?!that\b|which\b|who\b)[\w-]+ ){1,4}"
+    r"(?:is|are|was|were|has|have|likes?|prefers?|wants?)\b"
+)
 _NOWHERE_ELSE = (
     r"(?!.{0,200}\b(?:in|into|to|on|under|with) (?:the |a |an |my |our |this "
     r"|new )?(?:\w+ ){0,2}?(?:files?|pages?"
@@ -355,6 +359,7 @@ IDIOMS: Final = (
             _COURTESIES + rf"(?P<idiom>(?:{_KEEP})(?:(?: {_PLACE}){{1,2}}(?: {_THIS})?(?: {_PLACE})?"
             rf"|(?: {_THIS})(?: {_PLACE}){{1,2}})(?=\W*:|\W*,(?! (?:then|and|also)\b)|\W+(?:that|{_FACT})"
             rf"|\W+$)"
+            rf"|(?:note|jot|write|scribble) down(?= {_STATEMENT})"
             rf"|(?:{_KEEP}) {_THIS}(?=\W*:|\W+(?:that\b|{_FACT}))"
             rf"|(?:{_KEEP})(?: (?:on to|track of))?(?= {_FACT}| {_CLAUSE}|(?<=note)\s*:)"
             rf"|(?:keep|make) a (?:\w+ )?record(?: of (?:{_THIS}|{_FACT}))?(?=\W*[:,]| that\b| of\b)"

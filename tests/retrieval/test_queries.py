@@ -190,6 +190,8 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
         ("do you remember the name of the file", None),
         ("who is the mayor of Rome", None),
         ("jot down that Tom is vegan", "add a note to memory that Tom is vegan"),
+        ("write down my locker number is 14", "add a note to memory my locker number is 14"),
+        ("write down the page that is missing", None),
         (
             "can you note this down: it is locked",
             "can you add a note to memory: it is locked",
