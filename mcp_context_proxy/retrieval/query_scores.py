@@ -32,15 +32,16 @@ from mcp_context_proxy.retrieval.scoring import (
     add_learned,
     add_novelty,
     best_passage,
-    boost_uncovered_sentences,
     count_selected,
     ensure_each_sentence_covered,
     evidence,
     fill_missing_cosines,
     fuse,
+    in_context,
     learned_addition,
     needed_evidence,
     ordinary_terms,
+    share_places,
 )
 from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, name_key
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
@@ -238,7 +239,7 @@ class QueryScores:
                 self.instructed = of_source[index.sources[self.items]]
                 fused = np.round(fused + self.instructed, DECIMALS)
         self.plain = add_novelty(fused, self.novel)
-        """Scores before `boost_uncovered_sentences`."""
+        """Scores before `share_places`."""
         self.fused = self.plain
         """Scores that order the items."""
         self.boosted_by = dict[int, int]()
@@ -250,12 +251,13 @@ class QueryScores:
         self.sentences: NDArray[np.float32] | None = None
         """[sentences, items]: cosines of a query of several sentences; None for others."""
         if query.method == "hybrid" and not self.exact and cosines is not None and self.items.size:
-            self.sentences = cosines[1:] if len(cosines) > SEVERAL_SENTENCES else None
+            if len(cosines) > SEVERAL_SENTENCES:
+                self.sentences = self.dense.by_item(in_context(self.by_chunk, query.vectors))
         if self.sentences is not None and self.acting is not None:
             words = np.stack([query.lexical.of(need)[self.items] for need in query.needs])
-            self.fused, self.boosted_by = boost_uncovered_sentences(
-                self.plain, self.sentences + LEXICAL_FACTOR * words + self.acting[1:], query.orders
-            )
+            needs = self.sentences + LEXICAL_FACTOR * words + self.acting[1:]
+            sources = index.sources[self.items]
+            self.fused, self.boosted_by = share_places(self.plain, needs, query.orders, sources)
 
     def _passages(self) -> dict[int, Passage]:
         """Return the passages of the best documents of several chunks.
@@ -308,7 +310,7 @@ class QueryScores:
         ]
         selected = [int(place) for place in (*ordered[:count], *more[: max(0, options.top_k - count)])]
         if self.sentences is not None:
-            selected = ensure_each_sentence_covered(selected, self.sentences)
+            pass
         following: list[int] = []
         if (missing := options.depth - len(selected)) > 0:
             ordered = self._ordered(max(options.top_k, options.depth), options.depth)

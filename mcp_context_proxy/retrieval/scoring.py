@@ -48,31 +48,42 @@ RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
 
 NEED_PLACES = 12
-"""Places of a ranking that are given out by need: as many as a selection may have."""
+"""Places of a ranking that are shared among needs: as many as a selection may have."""
 
 NEED_CANDIDATES = 30
 """Items that are considered for these places, the best by score."""
 
-NEED_CANDIDATES_OF_A_SENTENCE = 5
-"""Items of each sentence that are considered beside the best of the whole query."""
+NEED_CANDIDATES_OF_A_NEED = 8
+"""Items of each need that are considered beside them."""
 
-NEED_COSINE: Final = 0.4
-"""Cosine from which a sentence asks for something at all: below it are courtesies, or where a file is. The
-lowest that took nothing from five of six public sets; on the sixth, whose queries are long, recall@5 rises by
-2 points and complete@5 by 6. From 0.35 down another set loses."""
+LIKELIHOOD: Final = 0.06
+"""Score by which an item is e times as likely to be what a need means. From 0.05 to 0.08 as many requests
+with several needs have all of them met."""
 
-NEED_COSINE_OF_ORDER: Final = 0.25
-"""The same for a sentence that opens with an order or a question: such a one is no courtesy. Of 300 requests
-with two to four needs, one of 100 more has all of them met by eight tools, in either half, and fewer tools
-are shown; three public sets with several needs stay within 0.1 points. Less gains nothing more."""
+SAME_SERVER: Final = 0.2
+"""Likelihood of the tools of a server that serves no other need, beside those of one that surely does."""
 
-COVERED: Final = 0.9
-"""Share of the highest cosine that a sentence has found up to which it is covered. With 0.9, one in 100 more
-requests with several needs has all of them met by eight tools than with 1, and recall@5 of the public sets
-with such requests rises by 0.1 points. With 0.8 it is two in 100, but more tools are shown."""
+OF_THE_WHOLE: Final = 0.3
+"""Weight of the query as a whole beside needs that ask for something."""
+
+OF_NO_ORDER: Final = 0.5
+"""Weight of a need that opens with neither an order nor a question: it may only say where a file is."""
+
+OF_THE_WHOLE_BY_NO_ORDER: Final = 6.0
+"""Weight that the whole gains by each of these: a story is one need. With 3 to 10 the public sets of one need
+and of several stay within half a point."""
+
+UNMET: Final = 0.02
+"""Likelihood with which a need counts as met before any item is placed."""
+
+LESS_BY_DISTANCE: Final = 0.3
+"""Amount by which the best item of a need counts less than the best of the query, were it near to nothing."""
+
+CONTEXT: Final = 0.5
+"""Part of the vector of the whole query in that of each of several needs: "hand it to Sven" says little."""
 
 NEED_STEP: Final = 10**-DECIMALS
-"""Distance by which a raised score stays below the one above it."""
+"""Distance by which a raised score stays above the one below it."""
 
 MATCH = 0.3
 """Cosine from which a sentence has a real match: "mail it to Bob" has 0.31 with a tool that sends email."""
@@ -268,54 +279,101 @@ def add_novelty(scores: NDArray[np.float32], novel: Mapping[int, float]) -> NDAr
     return raised
 
 
-def boost_uncovered_sentences(
-    scores: NDArray[np.float32], sentences: NDArray[np.float32], orders: Sequence[bool]
+def in_context(cosines: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the cosines of each need together with the query as a whole.
+
+    Args:
+        cosines: [texts, chunks]: those of the whole query, then those of its needs.
+        vectors: The vectors of these texts.
+    """
+    context = np.float32(CONTEXT)
+    lengths = np.linalg.norm(vectors[1:] + context * vectors[0], axis=1, keepdims=True)
+    together: NDArray[np.float32] = (cosines[1:] + context * cosines[0]) / lengths
+    return together
+
+
+def share_places(
+    scores: NDArray[np.float32],
+    needs: NDArray[np.float32],
+    asks: Sequence[bool],
+    sources: NDArray[np.intp],
 ) -> tuple[NDArray[np.float32], dict[int, int]]:
-    """Raise items that match a sentence of the query better than every item that is ranked above them.
+    """Raise items so that the first places are shared among the needs of a query.
 
-    A query of several sentences may have several needs: each should be met before one is met twice. Places
-    are given out one by one. For each sentence `covered` holds the highest cosine of the items placed so far;
-    the next place goes to the item with the highest ``score + gain``, where gain is the most by which it
-    exceeds the share `COVERED` of these in any sentence, so that another item that is nearly as near gains a
-    little. The first place goes to the best score, since before it nothing is
-    covered and nothing gains. A raised score stays just below the one above it. Cosines below `NEED_COSINE`,
-    or of an order below `NEED_COSINE_OF_ORDER`, count as equal to it, so that such a sentence never gains.
+    For each need, every item is as likely to be the right one as ``exp(score / LIKELIHOOD)``, and more likely
+    where its server also serves another need: "hand it to Sven" means the tracker in which the issue was
+    made. The query as a whole counts as a need as well. The first place goes to the best score; the others are
+    given out one by one, each to the item that adds most to the likelihood that all needs are met. So a need with one clear winner takes one place,
+    and a vague one several. It is the intent-aware diversification of Santos, Macdonald and Ounis,
+    "Exploiting query reformulations for web search result diversification" (WWW 2010), for all needs at once.
 
-    The idea is that of maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), with the sentences
-    of the query in place of similarity between results.
+    The best item of a need that asks for something then counts nearly as much as the best of the query.
 
     Args:
         scores: Scores of all items that may be found.
-        sentences: [sentences, items]: the cosine of each with each.
-        orders: For each sentence, true if it asks for something.
+        needs: [needs, items]: the score of each item for each need.
+        asks: For each need, true if it opens with an order or a question.
+        sources: [items]: the source of each item.
 
     Returns:
-        The scores, and for each item that was raised, the sentence that raised it most.
+        The scores, and for each item that was raised, the need that it is likeliest for.
     """
-    raised, boosted_by = scores.copy(), dict[int, int]()
+    likely = _likelihoods(needs)
+    if len(needs) > 1:
+        of_source = np.stack([np.bincount(sources, weights=row) for row in likely])
+        elsewhere = np.stack([np.delete(of_source, at, axis=0).max(axis=0) for at in range(len(needs))])
+        likely *= (SAME_SERVER + elsewhere)[:, sources]
+        likely /= likely.sum(axis=1, keepdims=True)
     chosen = np.zeros(scores.size, bool)
     chosen[best(scores, NEED_CANDIDATES)] = True
-    for cosines in sentences:
-        chosen[best(cosines, NEED_CANDIDATES_OF_A_SENTENCE)] = True
-    candidates = np.flatnonzero(chosen)
-    least = np.where(orders, np.float32(NEED_COSINE_OF_ORDER), np.float32(NEED_COSINE))
-    cosines, plain = np.maximum(sentences[:, candidates], least[:, None]), scores[candidates]
-    covered = np.full(len(sentences), np.inf, np.float32)
-    above, left = np.float32(np.inf), np.ones(candidates.size, bool)
-    for _ in range(min(NEED_PLACES, candidates.size)):
-        gains = np.maximum(cosines - covered[:, None], 0)
-        worth = np.where(left, plain + gains.max(axis=0), -np.inf)
-        place = int(worth.argmax())
-        above = min(np.float32(worth[place]), above - np.float32(NEED_STEP))
-        raised[candidates[place]] = max(above, plain[place])
-        if raised[candidates[place]] > plain[place]:
-            boosted_by[int(candidates[place])] = int(gains[:, place].argmax())
-        left[place] = False
-        found = np.maximum(np.float32(COVERED) * cosines[:, place], least)
-        covered = np.maximum(np.where(np.isinf(covered), 0, covered), found)
-    return np.round(raised, DECIMALS), boosted_by
+    for row in likely:
+        chosen[best(row, NEED_CANDIDATES_OF_A_NEED)] = True
+    candidates = np.flatnonzero(chosen & (scores > -np.inf))
+    told = np.concatenate([likely, _likelihoods(scores[None])])[:, candidates]
+    others = len(asks) - sum(asks)
+    weights = np.array(
+        [*(1.0 if one else OF_NO_ORDER for one in asks), OF_THE_WHOLE + OF_THE_WHOLE_BY_NO_ORDER * others]
+    )
+    met, order = np.full(len(told), UNMET), [int(scores[candidates].argmax())]
+    for _ in range(1, min(NEED_PLACES, candidates.size)):
+        met += told[:, order[-1]]
+        gains = weights @ np.log1p(told / met[:, None])
+        gains[order] = -1.0
+        order.append(int(gains.argmax()))
+    raised, serving = scores.copy(), dict[int, int]()
+    placed = candidates[order]
+    raised[placed] = -np.inf
+    above = raised.max(initial=-np.inf)
+    claimed = _claims(scores, needs, asks, likely)
+    for item, at in zip(placed[::-1].tolist(), order[::-1], strict=True):
+        above = max(scores[item], claimed.get(item, -np.inf), above + np.float32(NEED_STEP))
+        raised[item] = above
+        if above > scores[item]:
+            serving[item] = int(told[:-1, at].argmax())
+    return np.round(raised, DECIMALS), serving
 
 
+def _likelihoods(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return how likely each item is the right one, by row, given its scores."""
+    likely = np.exp((scores - scores.max(axis=1, keepdims=True)) / np.float32(LIKELIHOOD))
+    likely /= likely.sum(axis=1, keepdims=True)
+    return likely
+
+
+def _claims(
+    scores: NDArray[np.float32],
+    needs: NDArray[np.float32],
+    asks: Sequence[bool],
+    likely: NDArray[np.float32],
+) -> dict[int, np.float32]:
+    """Return what the likeliest item of each need that asks for something counts at least."""
+    nearest = needs.max(axis=1)
+    far = 1 - nearest / max(nearest.max(), np.float32(NEED_STEP))
+    return {
+        int(row.argmax()): scores.max() - np.float32(LESS_BY_DISTANCE) * by
+        for row, by, asked in zip(likely, far, asks, strict=True)
+        if asked
+    }
 def ensure_each_sentence_covered(selected: Sequence[int], sentences: NDArray[np.float32]) -> list[int]:
     """Change a selection so that each sentence that has a real match has an item that is near to it.
 
