@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -31,6 +32,8 @@ def main() -> None:
     # No plugin of another package has a part in the SDK's models, and to look for them takes time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if (options := plain_serve(arguments)) is not None:
+        # A tenth of a start would be searches for garbage, of which it makes none: `serve` begins with them.
+        gc.disable()
         from mcp_context_proxy import serving  # noqa: PLC0415 - without the parser of commands
 
         log_level = options.get("--log-level", serving.SERVING_LEVEL)

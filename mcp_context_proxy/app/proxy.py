@@ -70,6 +70,9 @@ APPROVALS_SECONDS: Final = 1.0
 CAUGHT_UP_SECONDS: Final = 5.0
 """Time for which a request waits for a refresh that is due; the largest takes a second or two."""
 
+ANSWERED_SECONDS: Final = 0.005
+"""Time for the answer of a list, after the refresh that it waited for."""
+
 TOLD: Final = 4
 """Servers that a client is told of while its request waits for them."""
 
@@ -237,6 +240,11 @@ class CatalogRefresh:
             with anyio.move_on_after(CAUGHT_UP_SECONDS):
                 await due.wait()
 
+    async def settled(self) -> None:
+        """Wait until the catalog has all changes so far, and lists that waited for them are answered."""
+        await self.catch_up()
+        await anyio.sleep(ANSWERED_SECONDS)
+
     async def _wait_for(
         self,
         until: Mapping[DownstreamClient, float],
@@ -248,14 +256,17 @@ class CatalogRefresh:
         With `needless`, the catalog is waited for after each server, since it decides about the others.
         """
         began, waiting = anyio.current_time(), dict.fromkeys(until)
+        decided = False
 
         async def wait(client: DownstreamClient, end: float) -> None:
+            nonlocal decided
             with anyio.move_on_at(end):
                 await client.wait_first_connect()
                 if needless is not None:
-                    await self._refreshed()
+                    await self.catch_up()
             del waiting[client]
-            if not waiting or (needless is not None and all(map(needless, waiting))):
+            decided = bool(waiting) and needless is not None and all(map(needless, waiting))
+            if decided or not waiting:
                 group.cancel_scope.cancel()
 
         async def tell(on_wait: OnWait) -> None:
@@ -269,7 +280,8 @@ class CatalogRefresh:
                 group.start_soon(wait, client, end)
             if waiting and on_wait is not None:
                 group.start_soon(tell, on_wait)
-        await self._refreshed()
+        if not decided:
+            await self._refreshed()
 
     async def _refreshed(self) -> None:
         """Wait for a refresh that begins from now on; all who wait at a time have the same."""

@@ -161,7 +161,8 @@ async def serve(config: Config, front: Front, load_again: Load) -> None:
                     group.start_soon(_freeze_gc, proxy)
                     group.start_soon(trim_periodically)
                     group.start_soon(_make_search_ready, proxy)
-                    group.start_soon(proxy.fleet.starts.let_all, HEAD_START_SECONDS)
+                    settled = proxy.refresh.settled
+                    group.start_soon(proxy.fleet.starts.let_all, HEAD_START_SECONDS, settled)
                     await front(proxy, negotiation)
                     group.cancel_scope.cancel()
             listening.cancel_scope.cancel()
@@ -182,9 +183,10 @@ PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
 async def _freeze_gc(proxy: Proxy) -> None:
     """Exclude modules and the catalog from garbage collection: some hundred thousand objects that stay.
 
-    A full collection would walk through all of them while every request waits.
+    A full collection would walk through all of them while every request waits. Until here a start makes none.
     """
     gc.freeze()
+    gc.enable()
     await proxy.wait_first_connect()
     gc.freeze()
 

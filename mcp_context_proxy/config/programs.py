@@ -27,6 +27,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -49,7 +50,13 @@ from mcp_context_proxy.system.process import (
 
 def inherited(server: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a server inherits: the usual ones, and those of its ``inherit``."""
-    return {name: value for name, value in environ.items() if matches(name, (*INHERITED, *server.inherit))}
+    return {name: value for name, value in environ.items() if _inherits(name, server.inherit)}
+
+
+@lru_cache(maxsize=4096)
+def _inherits(name: str, more: tuple[str, ...]) -> bool:
+    """Return whether servers inherit a variable; a start asks for each variable and server several times."""
+    return matches(name, (*INHERITED, *more))
 
 
 def environment_of(server: ServerConfig, environ: Mapping[str, str]) -> dict[str, str]:

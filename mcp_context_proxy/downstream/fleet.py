@@ -23,11 +23,13 @@ from mcp_context_proxy.downstream.era_negotiation import Unprobed
 from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
 from mcp_context_proxy.downstream.link import Party
+from mcp_context_proxy.downstream.listing import CachedListing
 from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.guard import KnownSecrets
 from mcp_context_proxy.trust.principals import reaches
 
@@ -191,8 +193,13 @@ class Fleet:
     async def load_listings(self) -> None:
         """Restore the servers' listings from the store, before any is started."""
         await self._unprobed.load()
-        for client in self.clients.values():
-            await client.load_listing()
+        clients = tuple(self.clients.values())
+
+        def cached() -> list[CachedListing | None]:
+            return [client.cached_listing() for client in clients]
+
+        for client, listing in zip(clients, await in_thread(cached), strict=True):
+            client.restore(listing)
 
     async def wait_first_connect(self) -> None:
         """Wait until every server is ready or has failed its first attempt."""

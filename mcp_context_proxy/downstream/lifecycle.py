@@ -29,7 +29,7 @@ from mcp_context_proxy.downstream.connections import connect, describe, fault_of
 from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, Unprobed
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, KeepLine, Output
 from mcp_context_proxy.downstream.jsonrpc import Inbound
-from mcp_context_proxy.downstream.listing import ListingCache, Lists
+from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
@@ -181,11 +181,17 @@ class ServerLifecycle:
 
     async def load_listing(self) -> None:
         """Restore the cached listing: a server need not be connected to be listed and searched."""
-        if self._loaded:
-            return
-        self._loaded = True
-        cached = await in_thread(self._cache.load)
-        if cached is None:
+        if not self._loaded:
+            self.restore(await in_thread(self.cached_listing))
+
+    def cached_listing(self) -> CachedListing | None:
+        """Return the listing that the store remembers, for `restore`. Blocks."""
+        return self._cache.load()
+
+    def restore(self, cached: CachedListing | None) -> None:
+        """Begin with a listing that was remembered; the first time only."""
+        loaded, self._loaded = self._loaded, True
+        if cached is None or loaded:
             return
         self.introduction, self.remembered = cached.introduction, True
         self._lists.current = cached.listing
@@ -500,10 +506,15 @@ class StartLimiter:
         """Start no more than so many for now."""
         self._first, self._all = first, anyio.Event()
 
-    async def let_all(self, seconds: float) -> None:
-        """Start all servers, within the bound, when the first wave is ready, and after `seconds` anyway."""
+    async def let_all(self, seconds: float, settled: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Start all servers, within the bound, when the first wave is ready, and after `seconds` anyway.
+
+        `settled` waits until what the first wave has listed is served, which needs the processor, too.
+        """
         with anyio.move_on_after(seconds):
             await self._listed.wait()
+            if settled is not None:
+                await settled()
         self._all.set()
 
     async def take(self) -> Callable[[], None]:

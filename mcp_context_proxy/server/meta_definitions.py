@@ -164,21 +164,28 @@ def input_schema(arguments: type[msgspec.Struct], without: frozenset[str] = froz
     Hosts put it into every request, so it leaves out everything that a model does not need: defaults, null,
     bounds, the arguments named in ``without``, and the schema of each filter, which one line tells.
     """
-    schema = msgspec.json.schema(arguments)["$defs"][arguments.__name__]
+    schemas = _schemas(arguments)
+    schema = schemas[arguments.__name__]
     properties = {
         name: _shortened(told) for name, told in schema["properties"].items() if name not in without
     }
     if issubclass(arguments, SearchFilters):
         own = [name for name in properties if name not in SearchFilters.__struct_fields__]
         properties = {name: properties[name] for name in own}
-        properties["filters"] = {"type": "object", "description": filters_line()}
+        told_of = schemas[SearchFilters.__name__]["properties"]
+        properties["filters"] = {"type": "object", "description": _filters_line(told_of)}
     return {"type": "object", "properties": properties, "required": schema["required"]}
 
 
 @cache
-def filters_line() -> str:
+def _schemas(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schemas of a struct and of those in it, by name; each takes a millisecond of every start."""
+    found: dict[str, Any] = msgspec.json.schema(arguments)["$defs"]
+    return found
+
+
+def _filters_line(schema: Mapping[str, Any]) -> str:
     """Return the filters of a search by type of value, in one line for a model."""
-    schema = msgspec.json.schema(SearchFilters)["$defs"]["SearchFilters"]["properties"]
     by_type: dict[str, list[str]] = {}
     for name, told in schema.items():
         if name not in _NOT_FOR_MODELS:
@@ -334,7 +341,16 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "annotations": {"readOnlyHint": True},
         **ALWAYS_LOAD,
     }
-    set_context = {
+    tools: list[dict[str, Any]] = [] if whole else [search, call, call_read_only]
+    tools += [_read_document()] if setup.has_documents else []
+    tools += [_set_context()] if setup.set_context else []
+    tools += [_manage()] if setup.manage else []
+    tools += [_recall()] if setup.recall else []
+    return [envelope.raw(tool) for tool in tools]
+
+
+def _set_context() -> dict[str, Any]:
+    return {
         "name": SET_CONTEXT,
         "title": "Set the context",
         "description": (
@@ -345,7 +361,10 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "annotations": {"readOnlyHint": True, "openWorldHint": False},
         **ALWAYS_LOAD,
     }
-    manage = {
+
+
+def _manage() -> dict[str, Any]:
+    return {
         "name": MANAGE,
         "title": "Manage the context",
         "description": (
@@ -356,7 +375,10 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},
         **ALWAYS_LOAD,
     }
-    recall = {
+
+
+def _recall() -> dict[str, Any]:
+    return {
         "name": RECALL,
         "title": "Recall interactions",
         "description": (
@@ -367,7 +389,10 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
         **ALWAYS_LOAD,
     }
-    read_document = {
+
+
+def _read_document() -> dict[str, Any]:
+    return {
         "name": READ_DOCUMENT,
         "description": f"Read a document that {SEARCH} names: whole, one section, or a file of a skill.",
         # A model that reads has a context, or needs none.
@@ -375,14 +400,9 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
         "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
         **ALWAYS_LOAD,
     }
-    tools: list[dict[str, Any]] = [] if whole else [search, call, call_read_only]
-    tools += [read_document] if setup.has_documents else []
-    tools += [set_context] if setup.set_context else []
-    tools += [manage] if setup.manage else []
-    tools += [recall] if setup.recall else []
-    return [envelope.raw(tool) for tool in tools]
 
 
+@cache
 def read_result() -> Raw:
     """Return the definition of the tool that reads shortened results, which is listed once there is one."""
     return envelope.raw(

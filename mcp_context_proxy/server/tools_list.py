@@ -113,7 +113,6 @@ class ToolList:
         self._wait_for_first_lists = wait_for_first_lists
         self._results = results
         self.working_set = working_set
-        self._read_result = bytes(meta_definitions.read_result())
         self._catalog, self._fleet, self._contexts, self._handles = catalog, fleet, contexts, handles
         self.configure(expose, setup)
 
@@ -154,8 +153,8 @@ class ToolList:
         told = caller.session is None and self._results.listed_for_all
         if told or (self._results.by_id and self._results.owns(caller.owner)):
             # At the end, so that what a prompt cache has of the list stays.
-            before = bytes(tools)[:-1]
-            tools = Raw(before + (b"," if len(before) > len(b"[") else b"") + self._read_result + b"]")
+            before, own = bytes(tools)[:-1], bytes(meta_definitions.read_result())
+            tools = Raw(before + (b"," if len(before) > len(b"[") else b"") + own + b"]")
         ttl_ms = BASE_TTL_MS if query is None and not self._fleet.starting else 0
         answer = {"tools": tools, "ttlMs": Raw(b"%d" % ttl_ms), "cacheScope": Raw(b'"private"')}
         if request_id is not None:

@@ -69,13 +69,15 @@ def pattern(source: AnyStr | Callable[[], AnyStr], flags: int = 0) -> re.Pattern
 @contextmanager
 def importing() -> Iterator[None]:
     """Import many modules inside, without searches for garbage: there is none, and each looks at them all."""
+    searched = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         # From now on none of it is looked at again.
         gc.freeze()
-        gc.enable()
+        if searched:
+            gc.enable()
 
 
 __all__ = ["html", "importing", "inspect", "np", "pattern", "platformdirs", "watchfiles", "yaml"]

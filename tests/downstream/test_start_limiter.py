@@ -79,6 +79,24 @@ async def test_the_others_follow_when_the_first_group_is_ready() -> None:
     assert starting.may == [0, 1, 2]
 
 
+async def test_the_others_wait_until_the_lists_of_the_first_group_are_served() -> None:
+    starts, served = StartLimiter(4), anyio.Event()
+    starts.hold_back(1)
+    starting = Starting(starts)
+    async with anyio.create_task_group() as group:
+        for number in range(2):
+            group.start_soon(starting.start, number)
+        group.start_soon(starts.let_all, math.inf, served.wait)
+        await anyio.wait_all_tasks_blocked()
+        starting.free[0]()
+        await anyio.wait_all_tasks_blocked()
+        assert starting.may == [0]
+        served.set()
+        await anyio.wait_all_tasks_blocked()
+
+    assert starting.may == [0, 1]
+
+
 async def test_a_first_group_that_hangs_holds_up_nobody_for_long() -> None:
     starts = StartLimiter(4)
     starts.hold_back(1)
