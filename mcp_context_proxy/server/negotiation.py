@@ -90,10 +90,9 @@ class Subscriptions:
     """The open streams of all modern clients."""
 
     def __init__(self, changes: ChangeNotifier, resources: Resources) -> None:
-        """Take the events of `changes`; the resources that a client names are watched meanwhile."""
-        self._resources = resources
+        """Take the events of `changes` once there is a stream; the resources that it names are watched."""
+        self._changes, self._resources = changes, resources
         self._streams: set[_Stream] = set()
-        changes.publish, changes.subscribers = self._publish, self._principals
 
     async def listen(self, request_id: RequestId, params: Members, rights: Principal, send: Send) -> bytes:
         """Serve one stream by `send`, which waits while the client does not read, until `close`.
@@ -117,6 +116,7 @@ class Subscriptions:
         flags = {name: True for name in _WANTED if getattr(wanted, name)}
         stream = _Stream(frozenset(_WANTED[name] for name in flags), frozenset(uris), rights)
         self._streams.add(stream)
+        self._changes.publish, self._changes.subscribers = self._publish, self._principals
         meta: Members = {eras.SUBSCRIPTION_KEY: envelope.raw(request_id)}
         own: Members = {"_meta": envelope.raw(meta)}
         try:

@@ -142,7 +142,7 @@ def test_a_replica_needs_no_rights_and_no_file_system_that_can_be_written_and_en
         port = chosen.getsockname()[1]
     file = folder / "config.toml"
     text = (DEPLOY / "config" / "config.toml").read_text()
-    file.write_text(re.sub(r"drain_grace_seconds = \S+", "drain_grace_seconds = 1.0", text))
+    file.write_text(re.sub(r"drain_grace_seconds = \S+", "drain_grace_seconds = 3.0", text))
     file.chmod(0o644)
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",

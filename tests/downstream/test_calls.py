@@ -121,9 +121,9 @@ async def test_a_call_without_a_response_ends_at_its_timeout_and_is_cancelled(
 
 
 async def test_progress_restarts_the_timeout(workshop: Workshop) -> None:
-    flags = [workshop.flag(str(number)) for number in range(4)]
+    flags = [workshop.flag(str(number)) for number in range(6)]
     steps = [step for at, flag in enumerate(flags) for step in ({"progress": [at]}, {"wait": str(flag)})]
-    workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 2.0})
+    workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 3.0})
     async with inside(workshop.config()) as proxy:
         host = Host(proxy, "handshake")
         results = []

@@ -4,6 +4,7 @@ import json
 import subprocess
 import threading
 from collections import Counter
+from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
@@ -82,8 +83,10 @@ PLACES = [
 
 
 @pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
-def test_json_that_cannot_be_read_has_one_answer_and_ends_nothing(workshop: Workshop, value: str) -> None:
+def test_json_that_cannot_be_read_has_one_answer_and_ends_nothing(tmp_path: Path, value: str) -> None:
     """Over standard streams, where one message that is not taken may be the end of all others."""
+    # One of its own: the proxies of the other tests read the servers of the folder's workshop.
+    workshop = Workshop(tmp_path)
     workshop.server("old", tools=[tool("echo")])
     hello = '{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}'
     lines = [f'{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{hello}}}']
