@@ -515,7 +515,11 @@ class Proxy(Struct, kw_only=True, eq=False):
         snapshot = self.catalog.snapshot
         instructions = partial(
             meta_definitions.instructions,
-            replace(self.setup, servers=tuple(filter(reaches, self.setup.servers))),
+            replace(
+                self.setup,
+                servers=tuple(filter(reaches, self.setup.servers)),
+                off=tuple(filter(reaches, self.setup.off)),
+            ),
             words_only=self.search.model.error is not None,
             whole=self.tool_list.hides_nothing(snapshot, self.tool_list.base_names(snapshot)),
         )
@@ -588,6 +592,7 @@ def tools_setup(config: Config, *, recalls: bool) -> meta_definitions.Setup:
     return meta_definitions.Setup(
         servers,
         has_documents=bool(config.documents),
+        off=tuple(config.off),
         set_context=config.context.set_context_tool,
         manage=config.context.manage_tool,
         recall=recalls,

@@ -22,7 +22,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.programs import first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
-from mcp_context_proxy.protocol.strangers import shown_json
+from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.system.process import (
@@ -326,12 +326,26 @@ async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -
     else:
         path = listening
         bound, key = await in_thread(meeting.listen, path, os.environ)
-    hosts = local.Hosts(negotiation, proxy.config.limits, partial(_local_api, proxy), key)
+    hosts = local.Hosts(
+        negotiation,
+        proxy.config.limits,
+        partial(_local_api, proxy),
+        key,
+        problems=partial(_problems, proxy),
+    )
     proxy.hosts, proxy.shared = hosts, True
     async with anyio.create_task_group() as group:
         group.start_soon(_serve_api, proxy)
         await local.serve(hosts, bound, path, proxy.config.shared.linger_seconds)
         group.cancel_scope.cancel()
+
+
+def _problems(proxy: Proxy) -> list[str]:
+    return [one_line(proxy.redact(text), PROBLEM_CHARACTERS) for text in proxy.health().get("problems", ())]
+
+
+PROBLEM_CHARACTERS: Final = 500
+"""Characters of a problem that the log of a host gets."""
 
 
 def _local_api(proxy: Proxy) -> LocalApi:

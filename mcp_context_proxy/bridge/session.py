@@ -34,7 +34,7 @@ from mcp_context_proxy.bridge.meeting import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Final
 
 SESSION_VARIABLES: Final = (
@@ -58,6 +58,10 @@ SILENT_SECONDS: Final = 20.0
 """Time after which the host's log is told of a proxy that has not answered the first request."""
 LOG_SHOWN: Final = 2_000
 """Bytes of the end of the log that are shown if the proxy does not start."""
+REASON_SHOWN: Final = 1_000
+"""Characters of it in the answers to the requests that wait."""
+PROBLEMS_START: Final = b'{"bridge":'
+"""Beginning of the line in which the proxy tells its problems ahead of everything; no message begins so."""
 
 _RESPONSE_ID: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":("(?:[^"\\]|\\.)*"|-?\d+)')
 _INTERRUPTED: Final = (
@@ -71,6 +75,7 @@ def greeting(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> bytes
     """Return the line with which a bridge introduces itself to the proxy, ahead of the host's own lines."""
     session = next((environ[name] for name in SESSION_VARIABLES if environ.get(name)), None)
     facts: dict[str, int | str | list[str] | None] = {
+        "logs": True,
         "pid": os.getpid(),
         "folder": _folder(),
         "session": session,
@@ -93,6 +98,8 @@ class Bridge:
 
     def __init__(self, place: Meeting, peer: _socket.socket, greeting: bytes) -> None:
         self._place, self._peer, self._greeting = place, peer, greeting
+        self._log_start = 0
+        """Bytes of the log that earlier proxies had written."""
         self._under_way: set[int | str] = set()
         """Ids of the host's requests that are not answered."""
         self._answered_early: set[int | str] = set()
@@ -167,8 +174,11 @@ class Bridge:
         self._wait_for_first_answer()
         while True:
             for block in _blocks(self._peer):
-                failures = 0
                 lines = block
+                if lines.startswith(PROBLEMS_START):
+                    problems, _, lines = lines.partition(b"\n")
+                    _log(f"WARNING: {text}" for text in json.loads(problems)["bridge"]["problems"])
+                failures = 0 if lines else failures
                 if skip is not None:
                     lines, skip = _without_answer(block, skip)
                 if lines:
@@ -187,11 +197,12 @@ class Bridge:
         while not select.select([self._peer], [], [], SILENT_SECONDS)[0]:
             if self._under_way and not told:
                 told = True
-                sys.stderr.write(
-                    f"mcp-context-proxy: the shared proxy has not answered for {SILENT_SECONDS:g} s: "
-                    "'mcp-context-proxy status' shows whether it does, and 'stop' ends one that hangs\n"
+                _log(
+                    [
+                        f"the shared proxy has not answered for {SILENT_SECONDS:g} s: 'mcp-context-proxy "
+                        "status' shows whether it does, and 'stop' ends one that hangs"
+                    ]
                 )
-                sys.stderr.flush()
 
     def _note_answers(self, lines: bytes) -> None:
         for line in lines.split(b"\n") if lines.find(b"\n") + 1 < len(lines) else [lines]:
@@ -214,6 +225,7 @@ class Bridge:
                 return None  # the host has gone meanwhile, and needs no other proxy
             try:
                 self._peer.close()
+                self._log_start = _size(self._place.log)
                 self._peer = connect(self._place)
                 for line in (self._greeting, *self._opening):
                     self._peer.sendall(line)
@@ -228,16 +240,38 @@ class Bridge:
 
     def _give_up(self) -> None:
         """Answer the pending requests, say why, and end: the proxy does not start."""
+        text = f"the shared proxy does not start; its messages: {self._place.log}"
         with suppress(OSError):
             with open(self._place.log, "rb") as file:
-                said = file.read()[-LOG_SHOWN:].decode("utf-8", "replace").splitlines()[1:]
-            sys.stderr.write("".join(f"{line}\n" for line in said))
-        text = f"the shared proxy does not start; its messages: {self._place.log}"
+                file.seek(self._log_start if self._log_start <= os.fstat(file.fileno()).st_size else 0)
+                said = file.read()[-LOG_SHOWN:].decode("utf-8", "replace")
+            sys.stderr.write(said)
+            text = f"the shared proxy does not start: {_reason(said)}; its messages: {self._place.log}"
         for key in sorted(self._under_way, key=str):
             _write(_error(key, text))
-        sys.stderr.write(f"mcp-context-proxy: {text}\n")
-        sys.stderr.flush()
+        _log([text])
         os._exit(1)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _reason(said: str) -> str:
+    """Return the reason among the messages of a proxy that has ended, on one line."""
+    lines = [line.strip().removeprefix("mcp-context-proxy: ") for line in said.splitlines() if line.strip()]
+    # Of a traceback, the last line says it.
+    told = lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines
+    return " ".join(told)[:REASON_SHOWN] or "it ended without a message"
+
+
+def _log(lines: Iterable[str]) -> None:
+    """Write lines into the log that the host keeps of the programs that it starts."""
+    sys.stderr.write("".join(f"mcp-context-proxy: {line}\n" for line in lines))
+    sys.stderr.flush()
 
 
 def _blocks(source: int | _socket.socket, held: float = inf) -> Iterator[bytes]:
@@ -320,5 +354,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         return False
     if sys.platform != "win32":
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # Ctrl-C in the terminal of a host ends the bridge as it is; nothing of it is worth a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     Bridge(place, peer, greeting(environ, arguments)).run()
     return True

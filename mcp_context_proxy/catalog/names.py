@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -47,6 +48,7 @@ from mcp_context_proxy.config.tables import (
     settings_of,
 )
 from mcp_context_proxy.errors import (
+    COMPARED_CHARACTERS,
     AwaitedServersError,
     TurnedOffError,
     UnknownItemError,
@@ -63,6 +65,8 @@ COMPARED_ON_LOOP: Final = 500
 """Names that an unknown one is compared with on the event loop: 10 ms at most."""
 COMPARED_IN_THREAD: Final = 5000
 """Names that an unknown one is compared with in a thread: 100 ms at most."""
+LOOKED_AT: Final = 10
+"""Times as many names whose shared letters are counted, to choose those that are compared: as long again."""
 NEAREST: Final = 3
 """Similar names that an error suggests."""
 
@@ -265,15 +269,24 @@ def suggested(
     server = owner(name, servers)
     among = (item for item in items.values() if server in (None, item.server))
     exposed: dict[str, str] = {}
-    for item in itertools.islice(among, most):
+    for item in itertools.islice(among, most * LOOKED_AT):
         exposed[item.name] = exposed[item.exposed_name] = name_of(item)
     near = nearest(name, exposed, 2 * most)
     return list(dict.fromkeys(exposed[each] for each in near))
 
 
-def nearest(name: str, names: Iterable[str], most: int = COMPARED_ON_LOOP) -> list[str]:
-    """Return the names that are most similar to another one, of at most so many."""
-    return nearest_names(name, itertools.islice(names, most), NEAREST)
+def nearest(name: str, names: Collection[str], most: int = COMPARED_ON_LOOP) -> list[str]:
+    """Return the names that are most similar to another one; of many, those are compared that may be."""
+    compared: Iterable[str] = names
+    if len(names) > most:
+        size, short = len(name), name[:COMPARED_CHARACTERS]
+        parts = {short[at : at + 3] for at in range(max(1, len(short) - 2))}
+        compared = nlargest(
+            most,
+            itertools.islice(names, 2 * most * LOOKED_AT),
+            key=lambda other: (sum(map(other.__contains__, parts)), -abs(len(other) - size)),
+        )
+    return nearest_names(name, compared, NEAREST)
 
 
 def turned_off_by(config: ServerConfig, tool: str, danger: Danger | None) -> str | None:

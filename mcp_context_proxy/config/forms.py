@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, EnumMeta, auto
 from functools import cache
 from math import inf
@@ -241,10 +241,33 @@ _OTHER_WORDS: Final = {
 """Names that hosts and people use for a key, where the spelling alone does not lead to ours."""
 
 
+_WORD: Final = 5
+"""Letters from which on a word of a key is compared alone; shorter ones are like too many others."""
+_MEANT: Final = 3
+"""Keys with the same word that a message names at most."""
+
+
 def unknown_key(key: str, allowed: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
-    other = _OTHER_WORDS.get(key)
-    near = [other] if other in allowed else nearest_names(key, allowed, 1)
-    if near:
-        return f"unknown key; did you mean {near[0]}?"
+    if near := meant_keys(key, allowed):
+        return f"unknown key; did you mean {' or '.join(near)}?"
     return f"unknown key; allowed here: {', '.join(allowed)}"
+
+
+def any_means(keys: Iterable[str], values: Mapping[str, Any], allowed: Sequence[str]) -> bool:
+    """Return whether an unknown key among the values may stand for one of some keys."""
+    unknown = (str(key) for key in values if key not in allowed)
+    return any(not {*keys}.isdisjoint(meant_keys(key, allowed)) for key in unknown)
+
+
+def meant_keys(key: str, allowed: Sequence[str]) -> list[str]:
+    """Return the keys that one which does not exist may stand for: the likely one, or those with its word."""
+    other = _OTHER_WORDS.get(key)
+    if other is not None and other in allowed:
+        return [other]
+    if near := nearest_names(key.lower(), allowed, 1):
+        return near
+    words = {word for name in allowed for word in name.split("_") if len(word) >= _WORD}
+    asked = (word for word in key.lower().split("_") if len(word) >= _WORD)
+    same = {near for word in asked for near in nearest_names(word, words, 1)}
+    return [name for name in allowed if same & set(name.split("_"))][:_MEANT]

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mcp_context_proxy.config.forms import any_means
 from mcp_context_proxy.config.forms import read as read_form
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
@@ -51,7 +52,7 @@ from mcp_context_proxy.config.source import (
 from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.places import default_path
+from mcp_context_proxy.system.places import TO_BEGIN, default_path
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,6 @@ _CAUTIOUS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Tables of which nothing is used if there is a mistake in them, with what is used instead. The mistake may
 be in a key that keeps data from being stored or given away, or without which the others name another model.
 Keys of the other tables have their defaults one by one."""
-_TO_BEGIN: Final = "create it: a table [servers.NAME] with a command or a url is enough"
 _NO_FILE: Final = os.strerror(errno.ENOENT).lower()
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -123,10 +123,10 @@ def _file(path: Path | None, environ: Mapping[str, str]) -> Path:
     if found is None:
         default = default_path(environ)
         message = f"there is no configuration: {VARIABLE} is not set, and {default} does not exist"
-        remedy = f"{_TO_BEGIN}; or give a host's own JSON with --config"
+        remedy = f"{TO_BEGIN}; or give a host's own JSON with --config"
         raise ConfigError([ConfigProblem(None, None, "", message, remedy)])
     if _unreadable(found) == _NO_FILE:
-        message = f"the file does not exist; correct the path, or {_TO_BEGIN}"
+        message = "the file does not exist; correct the path, or create it: a table [servers.NAME] is enough"
         raise ConfigError([ConfigProblem(found, None, "", message)])
     return found.absolute()
 
@@ -519,7 +519,9 @@ def _check_server(server: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     if command and url:
         yield (), "has both command and url; keep one of them"
     elif not command and not url:
-        yield (), "has neither command nor url; a server needs one of them"
+        # A misspelt one has a message of its own.
+        if not any_means(("command", "url"), server, ServerConfig.keys()):
+            yield (), "has neither command nor url; a server needs one of them"
     else:
         yield from _check_kind(
             server, _URL_KEYS if command else _COMMAND_KEYS, "command" if command else "url"

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice, pairwise
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any, Final
 
 from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
@@ -468,18 +468,23 @@ def _folder(config: ServerConfig) -> Path:
 
 def _no_program(command: str, folder: Path) -> StartError:
     """Return the error about a command that leads to no program; a path says more than a name."""
-    if Path(command).name == command:
-        reason = f"no program {command!r} on its PATH; install it or give its full path as 'command'"
-        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
-    program = folder / command
+    alone = (
+        "; correct 'command': it is the program alone; its arguments are 'args', each in its own quotes"
+        if len(command.split()) > 1
+        else ""
+    )
+    if PureWindowsPath(command).name == command:
+        remedy = alone or "; install it or give its full path as 'command'"
+        return StartError(Fault.NO_PROGRAM, f"cannot start: no program '{command}' on its PATH{remedy}")
+    program = PureWindowsPath(command) if PureWindowsPath(command).drive else folder / command
     try:
-        mode = program.stat().st_mode
+        mode = Path(program).stat().st_mode
     except PermissionError:
         reason = f"{program} lies in a folder that may not be entered; allow it or correct 'command'"
         return StartError(Fault.NO_ACCESS, f"cannot start: {reason}")
     except (OSError, ValueError):
-        reason = f"there is no program {program}; install it or correct 'command'"
-        return StartError(Fault.NO_PROGRAM, f"cannot start: {reason}")
+        remedy = alone or "; install it or correct 'command'"
+        return StartError(Fault.NO_PROGRAM, f"cannot start: there is no program {program}{remedy}")
     if stat.S_ISDIR(mode):
         return StartError(Fault.NO_START, f"cannot start: {program} is a folder; correct 'command'")
     return StartError(Fault.NOT_RUNNABLE, f"cannot start: {program} is no file that you may run")

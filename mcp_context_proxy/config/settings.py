@@ -588,5 +588,6 @@ class Config(Table, frozen=True):
         rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
         for name, off in self.off.items():
             yield f"server {name}: off: {off}; {rest}"
+            yield from (f"server {name}: also {problem}" for problem in off.problems[1:])
         for problem in self.mistakes:
             yield f"{problem}; until that is corrected, it {instead}"

@@ -435,11 +435,19 @@ def _toml_failure(file: Path, text: str, message: str) -> ConfigError:
     if what.startswith(("Cannot overwrite", "Cannot declare", "Duplicate inline table key")):
         key = row.split("=")[0].strip().strip("[]").strip()
         return _failure(file, number, "is given twice; keep one of them", key)
-    return _failure(
-        file,
-        number,
-        f"is not valid TOML: {what}" + (f" (column {found['column']})" if found["column"] else ""),
-    )
+    place = f" (column {found['column']})" if found["column"] else ""
+    hint = next((hint for start, hint in _TOML_HINTS.items() if what.startswith(start)), "")
+    return _failure(file, number, f"is not valid TOML: {what}{place}{hint}")
+
+
+_TOML_HINTS: Final[Mapping[str, str]] = {
+    "Unescaped '\\'": "; write a path with backslashes in single quotes: 'C:\\folder'",
+    "Invalid hex value": "; write a path with backslashes in single quotes: 'C:\\folder'",
+    "Invalid value": "; text stands in straight quotes, and true and false are small",
+    "Invalid statement": "; a line is KEY = VALUE or [TABLE], and JSON needs a file name that ends in .json",
+    "Expected '=' after a key": "; a line is KEY = VALUE, with quotes around a key that has spaces",
+}
+"""Ends of the message about the mistakes that people make most, by its beginning."""
 
 
 def _parse_json(file: Path, text: str) -> ConfigSource:

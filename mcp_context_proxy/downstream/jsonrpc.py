@@ -57,6 +57,9 @@ together are bounded by the largest message."""
 BAD_LINES = 1000
 """Lines in a row without a message after which the other side is taken for no MCP server."""
 
+SILENCE_SECONDS = 10.0
+"""Time for an answer to the ping after a timeout, until a program may be given up at the next timeout."""
+
 Answer: TypeAlias = Callable[["Peer", str, Members], Awaitable[bytes]]
 """Answers a request that the server makes over a peer; raises `RequestError` to refuse."""
 
@@ -96,6 +99,8 @@ class Peer:
         self.server_requests = ServerRequests(self, group, inbound.answer, limits)
         self._on_notification, self._on_stray = inbound.on_notification, on_stray
         self._bad_lines = 0
+        self._silent_since: float | None = None
+        """Time of a timeout after which nothing has come; None otherwise."""
         self._closed: str | None = None
         """Cause of the loss, once the connection is lost."""
 
@@ -146,6 +151,7 @@ class Peer:
         except CallTimeoutError:
             if pending.sending is None:
                 self._cancel(pending.id, "the deadline passed")
+            self._note_timeout(pending.timeout)
             raise
         except asyncio.CancelledError:
             if pending.sending is None:
@@ -153,6 +159,20 @@ class Peer:
             raise
         finally:
             self._pending.remove(pending)
+
+    def _note_timeout(self, seconds: float) -> None:
+        """Ask a program for a sign of life after a timeout; give it up at a later one if there was none.
+
+        A server at a URL is not ours to start again.
+        """
+        if self._channel is None or self._channel.process_group is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._silent_since is None:
+            self._silent_since = now
+            self.send_nowait(envelope.request(self._pending.next_id(), "ping", {}))
+        elif now - self._silent_since >= min(seconds, SILENCE_SECONDS):
+            self._channel.give_up("answered neither calls nor a ping")
 
     def _cancel(self, request_id: int, reason: str) -> None:
         """Tell the server without waiting: a server that does not answer may not read either."""
@@ -232,6 +252,7 @@ class Peer:
         self._take(message, frame)
 
     def _take(self, message: envelope.Envelope, frame: bytes) -> None:
+        self._silent_since = None
         if message.method is UNSET:
             self._receive_response(message, frame)
             return
@@ -427,10 +448,13 @@ class _PendingRequests:
         pending = self.by_id.get(request_id) if isinstance(request_id, int) else None
         return None if pending is None or pending.done else pending
 
-    def add(self, method: str, outgoing: Outgoing) -> _Pending:
+    def next_id(self) -> int:
         self._last_id += 1
+        return self._last_id
+
+    def add(self, method: str, outgoing: Outgoing) -> _Pending:
         timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
-        pending = _Pending(self._last_id, method, outgoing, timeout)
+        pending = _Pending(self.next_id(), method, outgoing, timeout)
         now = self._loop.time()
         pending.give_up_at = now + max(timeout, self._call_max_seconds)
         self.by_id[pending.id] = pending

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -136,13 +136,16 @@ class Hosts:
         limits: Limits,
         make_api: MakeApi,
         key: bytes | None = None,
+        *,
+        problems: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Serve hosts by a negotiation; without one, only those who ask the REST API.
 
         With a `key`, whoever connects has to prove first that it knows it: anybody can connect to a port.
+        `problems` returns what a person should know; each host gets it for its log.
         """
         self._negotiation, self._limits = negotiation, limits
-        self._make_api, self._key = make_api, key
+        self._make_api, self._key, self._problems = make_api, key, problems
         self._api: LocalApi | None = None
         self._api_made = anyio.Lock()
         self._connected = 0
@@ -232,6 +235,8 @@ class Hosts:
         started = negotiation.gateway.profiles.started
         async with anyio.create_task_group() as group:
             channel = await SocketChannel.open(connection, self._limits.message_bytes)
+            if greeting.logs and (problems := self._problems()):
+                await channel.send(msgspec.json.encode({"bridge": {"problems": problems}}))
             conversation = Conversation(
                 negotiation=negotiation,
                 limits=self._limits,
@@ -263,6 +268,8 @@ class Greeting(msgspec.Struct, frozen=True):
     """Profile that the host has chosen by ``serve --profile``."""
     presets: tuple[str, ...] = ()
     """Presets that it has named."""
+    logs: bool = False
+    """True for a bridge that writes the problems of the proxy into the log of its host."""
 
 
 class _Greeted(msgspec.Struct, frozen=True):

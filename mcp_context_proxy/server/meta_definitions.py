@@ -208,6 +208,8 @@ class Setup(Struct, frozen=True):
 
     servers: Sequence[str]
     has_documents: bool
+    off: Sequence[str] = ()
+    """Servers that a mistake in their settings keeps off."""
     set_context: bool = False
     """True to let models tell the subject of the conversation."""
     manage: bool = False
@@ -253,7 +255,7 @@ def instructions(
     )
     names = f"These tools are those of {_names(setup, INSTRUCTIONS_NAMES_BYTES)}."
     if not setup.servers:
-        search, names = search if setup.has_documents else "", NO_SERVERS
+        search, names = search if setup.has_documents else "", _without_servers(setup)
     text = names if whole else f"{search} {names}".strip()
     left = most - len(text.encode())
     lines = {server: line for server, words in said.items() if (line := server_line(server, words))}
@@ -282,6 +284,17 @@ NO_SERVERS: Final = (
 )
 
 
+def _without_servers(setup: Setup) -> str:
+    if not setup.off:
+        return NO_SERVERS
+    names = _listed(setup.off, INSTRUCTIONS_NAMES_BYTES)
+    return (
+        "There are no tools now, because a mistake in the configuration keeps each server off: "
+        f"{names}. Tell the user: `mcp-context-proxy check` names each mistake and its line, and a server "
+        "starts as soon as the file is corrected."
+    )
+
+
 def _without_heading(words: str) -> str:
     """Return instructions from their first sentence on: on one line a heading would be a part of it."""
     lines = words.splitlines()
@@ -293,15 +306,17 @@ def _without_heading(words: str) -> str:
 
 def _names(setup: Setup, most: int) -> str:
     """Return the names of the servers, as many as there is room for in ``most`` bytes."""
-    if not setup.servers:
-        return "none yet"
+    return _listed(setup.servers, most) if setup.servers else "none yet"
+
+
+def _listed(names: Sequence[str], most: int) -> str:
     shown: list[str] = []
-    for name in setup.servers:
+    for name in names:
         most -= len(name.encode()) + len(", ")
         if most < 0 and shown:
             break
         shown.append(name)
-    more = len(setup.servers) - len(shown)
+    more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
+from mcp_context_proxy.catalog.definitions import schema_of
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
@@ -63,7 +64,6 @@ from mcp_context_proxy.server.search_answers import (
     how_to_call,
     over_budget,
     read_mark,
-    schema_of,
     search_text,
     shown_name,
     some_of,

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
+from mcp_context_proxy.catalog.definitions import schema_of
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
@@ -494,15 +494,6 @@ def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
                     yield one
 
 
-def schema_of(tool: Tool) -> Any:
-    """Return the input schema of a tool, decoded; empty if it cannot be."""
-    schema = envelope.members(tool.definition).get("inputSchema")
-    try:
-        return {} if schema is None else msgspec.json.decode(schema)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-
-
 def tool_signature(name: str, schema: Any, detail: Detail) -> str:
     """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
     return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
@@ -515,12 +506,8 @@ class _Signature:
         self._root, self._detail = root, detail
 
     def parameters(self, schema: Any, depth: int) -> Iterator[str]:
-        """Yield the required parameters of an object with their types, then optional ones."""
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        if not isinstance(properties, dict):
-            return
-        given = schema.get("required")
-        needed = {name for name in given if isinstance(name, str)} if isinstance(given, list) else set()
+        """Yield the required parameters of an object with their types, then optional ones, then choices."""
+        properties, needed, options = self._members(schema)
         required = [name for name in properties if name in needed]
         optional = [name for name in properties if name not in needed]
         for names, most, mark in ((required, COUNTED_NAMES, ""), (optional, self._detail.optional, "?")):
@@ -528,6 +515,22 @@ class _Signature:
                 yield f"{_word(name)}{mark}: {self._type(properties[name], depth, not mark)}"
             if (more := len(names) - most) > 0:
                 yield f"... {more} {'optional' if mark else 'more'}"
+        if depth > 0:
+            told = (", ".join(self.parameters(option, depth - 1)) for option in options)
+            if choices := dict.fromkeys(f"{{{one}}}" for one in told if one):
+                yield " | ".join(choices)
+
+    def _members(self, schema: Any) -> tuple[dict[str, Any], set[str], list[Any]]:
+        """Return the properties of an object, the required ones, and the objects of which it is one."""
+        whole = self._resolved(schema)
+        parts = [whole, *map(self._resolved, _list(whole, "allOf")[:OPTIONS])]
+        properties: dict[str, Any] = {}
+        for part in parts:
+            if isinstance(part, dict) and isinstance(given := part.get("properties"), dict):
+                properties |= {name: given[name] for name in given if name not in properties}
+        needed = {name for part in parts for name in _list(part, "required") if isinstance(name, str)}
+        options = [one for part in parts for one in (*_list(part, "anyOf"), *_list(part, "oneOf"))]
+        return properties, needed, options[:OPTIONS]
 
     def _type(self, schema: Any, depth: int, is_required: bool) -> str:
         text = self._any_type(self._resolved(schema), depth, is_required)
@@ -546,7 +549,7 @@ class _Signature:
                 if found is None:
                     break
                 schema = found
-            elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema:
+            elif isinstance(parts, list) and len(parts) == 1 and not schema.keys() & {"type", "properties"}:
                 schema = parts[0]
             else:
                 break
@@ -569,12 +572,18 @@ class _Signature:
             told = (self._any_type({**schema, "type": one}, depth, is_required) for one in kind[:OPTIONS])
             return " | ".join(dict.fromkeys(told)) or "any"
         if kind == "array":
-            inner = self._type(schema.get("items"), depth - 1, is_required) if depth > 0 else "any"
+            # A list of lists is cut here; that it is one of texts or numbers costs no more than "any".
+            inner = self._type(schema.get("items"), depth - 1, is_required) if depth >= 0 else "any"
             return f"({inner})[]" if " | " in inner else f"{inner}[]"
         if kind == "object" and depth > 0 and is_required:
             fields = ", ".join(self.parameters(schema, depth - 1))
             return f"{{{fields}}}" if fields else "object"
         return _word(kind) if isinstance(kind, str) else "any"
+
+
+def _list(schema: Any, key: str) -> list[Any]:
+    value = schema.get(key) if isinstance(schema, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def _literal(value: Any) -> str:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 APP: Final = "mcp-context-proxy"
 FILE_NAME: Final = "config.toml"
+TO_BEGIN: Final = (
+    f"'{APP} install' moves the servers of your hosts there, '{APP} add NAME -- COMMAND...' adds one"
+)
+"""The first steps of somebody who has no configuration, as the end of a sentence that names its file."""
 
 BEGINNING: Final = """\
 # Servers behind mcp-context-proxy. All keys: config.example.toml and docs/configuration.md.
@@ -65,10 +69,7 @@ def begin(environ: Mapping[str, str]) -> str | None:
             stream.write(BEGINNING)
     except OSError:
         return None
-    return (
-        f"mcp-context-proxy: no server is configured yet, and {file} was written for them: "
-        f"'{APP} install' moves those of your hosts there, '{APP} add NAME -- COMMAND...' adds one"
-    )
+    return f"{APP}: no server is configured yet, and {file} was written for them: {TO_BEGIN}"
 
 
 _SYSTEM: Final = (

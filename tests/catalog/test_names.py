@@ -205,6 +205,18 @@ def test_a_misspelt_name_leads_to_similar_ones_while_a_server_is_not_known() -> 
         names.tool_named(world.catalog.snapshot, "get_tme")
 
 
+def test_the_most_similar_of_thousands_of_names_is_suggested() -> None:
+    world = world_of(
+        {"fleet": [f"op_{number}_{verb}" for number in range(400) for verb in ("start", "stop")]}
+    )
+
+    for asked in ("fleet__op_5_strat", "op_399_stopp"):
+        with pytest.raises(UnknownItemError) as caught:
+            names.tool_named(world.catalog.snapshot, asked)
+        best = {"fleet__op_5_strat": "fleet__op_5_start", "op_399_stopp": "fleet__op_399_stop"}[asked]
+        assert f"did you mean {best}" in str(caught.value)
+
+
 def test_many_awaited_servers_are_not_all_named() -> None:
     error = AwaitedServersError("tool", "x", [f"s{number}" for number in range(40)])
 

@@ -81,7 +81,7 @@ def test_every_problem_of_a_broken_configuration_is_reported_with_its_line(run: 
     told = done.stdout.replace("\n", "").replace(" ", "")
     assert f"{config}:2:expose.mode" in told
     assert f"{config}:4:servers.a.comand" in told
-    assert "3 problems to fix" in done.stdout
+    assert "2 problems to fix" in done.stdout
 
 
 def test_a_configuration_that_cannot_be_read_starts_no_server(run: Run, tmp_path: Path) -> None:
@@ -100,7 +100,9 @@ def test_without_any_configuration_the_problem_is_told_once_with_its_remedy(run:
 
     problem = "there is no configuration: MCP_CONTEXT_PROXY_CONFIG is not set, and"
     assert flat(done.stdout).startswith(f"PROBLEM config: {problem}")
-    assert listed.stderr.startswith(f"mcp-context-proxy: {problem} {place} does not exist; create it: ")
+    assert listed.stderr.startswith(
+        f"mcp-context-proxy: {problem} {place} does not exist; 'mcp-context-proxy install' "
+    )
     assert len(listed.stderr.splitlines()) == 1
     assert not place.exists()
 

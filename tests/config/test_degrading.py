@@ -22,10 +22,9 @@ GOOD = "[servers.good]\ncommand = 'x'\n"
             "url = 'http://h/sse'\nheaders = { A = 3 }",
             "headers.A: must be text in quotes, not a whole number",
         ),
-        (
-            "comand = 'x'",
-            "has neither command nor url; a server needs one of them (config.toml:3, and 1 more)",
-        ),
+        ("comand = 'x'", "comand: unknown key; did you mean command? (config.toml:4)"),
+        ("URL = 'http://h'", "URL: unknown key; did you mean url? (config.toml:4)"),
+        ("args = ['x']", "has neither command nor url; a server needs one of them (config.toml:3)"),
         ("command = 'x'\nargs = 'y'", "args: must be a list, not text (config.toml:5)"),
         ("command = 'x'\ntools.t.includ = 'manual'", "tools.t.includ: unknown key; did you mean include?"),
     ],
@@ -37,6 +36,15 @@ def test_a_mistake_in_a_server_switches_off_that_one(load_text, lines, reason):
     assert str(config.off["github"]).startswith(reason)
     assert next(config.complaints()).startswith(f"server github: off: {reason}")
     assert next(config.complaints()).endswith("; 1 other starts")
+
+
+def test_each_mistake_of_a_server_is_named(load_text):
+    config = load_text("[servers.github]\ncommand = 'x'\nargs = 'y'\nenv = { A = 3 }\n")
+
+    first, second = config.complaints()
+    assert first.startswith("server github: off: args: must be a list, not text (config.toml:3, and 1 more)")
+    assert second.startswith("server github: also ")
+    assert second.endswith("config.toml:4: servers.github.env.A: must be text in quotes, not a whole number")
 
 
 def test_an_entry_that_is_no_table_or_has_a_bad_name_is_off_alone(load_text):
@@ -158,7 +166,6 @@ def test_after_an_edit_with_mistakes_everything_with_a_mistake_is_as_before(load
     assert config.search == before.search
     assert [problem.key for problem in config.mistakes] == [
         "search.top_n",
-        "servers.good",
         "servers.good.comand",
     ]
 

@@ -18,7 +18,7 @@ def test_a_missing_file_is_reported_with_the_first_step(tmp_path):
     assert str(caught.value) == (
         "1 problem in the configuration:\n"
         f"  {tmp_path}/config.toml: the file does not exist; correct the path, or create it: "
-        "a table [servers.NAME] with a command or a url is enough"
+        "a table [servers.NAME] is enough"
     )
 
 
@@ -28,8 +28,9 @@ def test_without_any_file_the_searched_places_are_named(tmp_path):
 
     assert str(caught.value) == (
         "there is no configuration: MCP_CONTEXT_PROXY_CONFIG is not set, and "
-        f"{tmp_path}/mcp-context-proxy/config.toml does not exist; create it: a table [servers.NAME] with a "
-        "command or a url is enough; or give a host's own JSON with --config"
+        f"{tmp_path}/mcp-context-proxy/config.toml does not exist; 'mcp-context-proxy install' moves the "
+        "servers of your hosts there, 'mcp-context-proxy add NAME -- COMMAND...' adds one; or give a "
+        "host's own JSON with --config"
     )
 
 

@@ -143,6 +143,12 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
             "[store]\nurl = 'mysql://h/d'", "2 store.url: must begin with postgresql://", id="database"
         ),
         pytest.param("[learning]\nab_share = 1.0", "2 learning.ab_share: must be less than 1", id="share"),
+        pytest.param(
+            "[servers.s]\ncommand = 'x'\ntimeout_seconds = 3",
+            "3 servers.s.timeout_seconds: unknown key; did you mean connect_timeout or call_timeout or "
+            "idle_timeout?",
+            id="word of a key",
+        ),
         pytest.param("[mcpServers]", "1 mcpServers: unknown key; did you mean servers?", id="hosts-word"),
     ],
 )
@@ -285,7 +291,24 @@ def test_a_valid_server_name_is_kept(load_text, name):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("[http]\nport = \n", "2 : is not valid TOML: Invalid value (column 8)", id="value"),
+        pytest.param(
+            "[servers.s]\ncommand = npx\n",
+            "2 : is not valid TOML: Invalid value (column 11); text stands in straight quotes, and true and "
+            "false are small",
+            id="value",
+        ),
+        pytest.param(
+            '[servers.s]\ncwd = "C:\\work"\n',
+            "2 : is not valid TOML: Unescaped '\\' in a string (column 12); write a path with backslashes in "
+            "single quotes: 'C:\\folder'",
+            id="path of Windows",
+        ),
+        pytest.param(
+            '{"mcpServers": {}}',
+            "1 : is not valid TOML: Invalid statement (column 1); a line is KEY = VALUE or [TABLE], and JSON "
+            "needs a file name that ends in .json",
+            id="JSON",
+        ),
         pytest.param(
             "[http\nport = 1",
             "1 : is not valid TOML: Expected ']' at the end of a table declaration (column 6)",

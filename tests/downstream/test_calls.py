@@ -228,6 +228,44 @@ async def test_a_server_that_stops_reading_delays_only_its_own_calls(
     assert all(result["isError"] for result in results)
 
 
+async def test_a_server_that_answers_neither_calls_nor_a_ping_is_started_again(
+    workshop: Workshop, era: str
+) -> None:
+    stop = [{"kill": 19}, {"silent": True}]
+    server = workshop.server(
+        "stuck",
+        era=era,
+        tools=[tool("stop"), tool("go_on")],
+        calls={"stop": stop},
+        settings={"call_timeout": 0.5},
+    )
+    async with inside(workshop.config(limits={**QUICK, "stop_seconds": 0.2})) as proxy:
+        host = Host(proxy, era)
+        timed_out = [await host.call("stuck__stop"), await host.call("stuck__go_on")]
+        client = proxy.fleet.clients["stuck"]
+        await server.ledger.until(lambda ledger: len(ledger.entries("start")) == 2)
+        await until(lambda: client.state is ServerState.READY)
+        answer = await host.call("stuck__go_on")
+
+    assert ["within 0.5 s" in text(result) for result in timed_out] == [True, True]
+    assert "isError" not in answer
+
+
+async def test_a_server_that_answers_a_ping_goes_on_after_timeouts(workshop: Workshop, era: str) -> None:
+    server = workshop.server(
+        "slow",
+        era=era,
+        tools=[tool("wait")],
+        calls={"wait": [{"silent": True}]},
+        settings={"call_timeout": 2.0},
+    )
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        for _ in range(2):
+            assert "within 2 s" in text(await Host(proxy, era).call("slow__wait"))
+
+    assert len(server.ledger.entries("start")) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "spoken"), [("stdio", "handshake"), ("http", "handshake"), ("http", "modern")]

@@ -32,6 +32,13 @@ async def test_each_failure_to_start_has_its_kind_and_its_words(
             Fault.NO_PROGRAM,
             "no program 'no-such-program' on its PATH",
         ),
+        "line": ({"command": "cat a b"}, Fault.NO_PROGRAM, "its arguments are 'args'"),
+        "package": ({"command": "npx -y @a/b"}, Fault.NO_PROGRAM, "its arguments are 'args'"),
+        "windows": (
+            {"command": "C:\\Program Files\\npx.cmd"},
+            Fault.NO_PROGRAM,
+            "there is no program C:\\Program Files\\npx.cmd",
+        ),
         "path": ({"command": str(places["nothing"])}, Fault.NO_PROGRAM, "there is no program "),
         "text": ({"command": str(places["text"])}, Fault.NOT_RUNNABLE, "is no file that you may run"),
         "folder": ({"command": str(places["folder"])}, Fault.NO_START, "is a folder; correct 'command'"),

@@ -365,8 +365,25 @@ def test_proxy_that_cannot_start_says_why(machine: Machine) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert b"http.port" in done.stderr
-    assert b'"id":1,"error"' in done.stdout
+    assert done.stderr.count(b"http.port: must be a whole number") == 2  # its message, and ours about it
+    answer = json.loads(done.stdout)
+    assert answer["id"] == 1
+    assert "http.port: must be a whole number, not text" in answer["error"]["message"]
+
+
+def test_log_of_each_host_has_the_mistakes_in_the_configuration(machine: Machine) -> None:
+    machine.config.write_text("[servers.work]\ncomand = 'x'\nenv = { A = 3 }\n", encoding="utf-8")
+    for _ in range(2):
+        done = subprocess.run(
+            real_command("--config", machine.config, "serve", shared=True),
+            input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
+            capture_output=True,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+            check=False,
+        )
+        assert json.loads(done.stdout)["id"] == 1
+        assert b"WARNING: server work: off: comand: unknown key; did you mean command?" in done.stderr
+        assert b"servers.work.env.A: must be text in quotes, not a whole number" in done.stderr
 
 
 def planted(folder: Path, how: str) -> None:

@@ -67,6 +67,19 @@ async def test_the_others_serve_and_search_calls_and_health_say_why_one_does_not
     assert told in problem
 
 
+async def test_where_each_server_is_off_the_instructions_say_so_and_who_names_the_mistakes(
+    workshop: Workshop,
+) -> None:
+    workshop.server("github").settings = {"comand": "x"}
+    async with inside(workshop.config()) as proxy:
+        told = proxy.introduce().text
+
+    assert (
+        "There are no tools now, because a mistake in the configuration keeps each server off: github" in told
+    )
+    assert "mcp-context-proxy check" in told
+
+
 async def test_a_session_is_told_once_of_a_server_that_is_off_and_again_where_nothing_fits(
     workshop: Workshop,
 ) -> None:

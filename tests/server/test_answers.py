@@ -143,6 +143,51 @@ async def test_more_tools_than_there_is_room_for_are_named(workshop: Workshop) -
     assert tokens(text) <= 700
 
 
+ROW = {"type": "object", "properties": {"cells": {"type": "array", "items": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "shown"),
+    [
+        ({"$ref": "#/$defs/P", "$defs": {"P": {"properties": {"n": {"type": "integer"}}}}}, "n?: integer"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "string"}},
+                "allOf": [{"required": ["a"]}, {"properties": {"b": {"type": "integer"}}}],
+            },
+            "a: string, b?: integer",
+        ),
+        (
+            {
+                "type": "object",
+                "oneOf": [
+                    {"properties": {"path": {"type": "string"}}, "required": ["path"]},
+                    {"properties": {"id": {"type": "integer"}}, "required": ["id"]},
+                ],
+            },
+            "{path: string} | {id: integer}",
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"rows": {"type": "array", "items": ROW}},
+                "required": ["rows"],
+            },
+            "rows: {cells?: string[]}[]",
+        ),
+    ],
+)
+async def test_parameters_are_shown_wherever_a_schema_has_them(
+    workshop: Workshop, schema: dict[str, Any], shown: str
+) -> None:
+    workshop.server("desk", tools=[tool("file_the_report", "Files the yearly report.", inputSchema=schema)])
+    async with inside(workshop.config()) as proxy:
+        text = await text_of(Host(proxy, "modern"), "file the yearly report")
+
+    assert line_of(text, "desk__file_the_report") == f"desk__file_the_report({shown})"
+
+
 async def test_a_tool_with_hundreds_of_required_parameters_cannot_make_an_answer_long(
     workshop: Workshop,
 ) -> None:
