@@ -1,9 +1,10 @@
 """Write the packaged words by which queries are corrected: `words.txt` and `known_words.npy`.
 
-    python scripts/build_words.py TOOLS WORDS [RARE ...]
+    python scripts/build_words.py TOOLS REQUESTS WORDS [RARE ...]
 
-TOOLS has a tool on each line, gzipped JSON with its server, name and description; WORDS is a list of English
-words, one on each line, and each RARE is a larger one. Words written for this project are in `own_words.txt`.
+TOOLS has a tool on each line, gzipped JSON with its server, name and description; REQUESTS is a folder of
+written requests, in the form that `encoder/pairs.py` describes; WORDS is a list of English words, one on each
+line, and each RARE is a larger one. Words written for this project are in `own_words.txt`.
 `WORDS-PROVENANCE.md` beside the results says which files were used.
 """
 
@@ -43,6 +44,10 @@ MEANT_SERVERS = 2
 COMMON_SERVERS = 4
 """The same for a word that is neither in the vocabulary nor in the list of English words."""
 
+FEWEST_REQUESTS = 3
+"""Requests that have an English word from which on a misspelled one may have meant it: people ask for an
+"invoice", a "recipe" or a "spreadsheet" where tools speak of records and files."""
+
 LIKELY = 3_000
 """Words, the most likely first, that a rare word must differ from by more than one error to be known:
 "wether" is a word, and nearly always meant to be "weather"."""
@@ -57,6 +62,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tools", type=Path)
+    parser.add_argument("requests", type=Path)
     parser.add_argument("words", type=Path)
     parser.add_argument("rare", type=Path, nargs="*")
     arguments = parser.parse_args()
@@ -66,7 +72,7 @@ def main() -> None:
     written = [word for word in listed(arguments.words) if is_plain(word.lower())]
     # A capital letter begins a name: it is known, and no word that anybody means.
     english = {word for word in written if word.islower()}
-    meant = meant_words(servers, pieces, english)
+    meant = meant_words(servers, requests_with(arguments.requests), pieces, english)
     WORDS.write_text("\n".join(meant) + "\n", encoding="ascii")
     own = [word for word in listed(OWN_WORDS) if is_plain(word)]
     unaccented = [word for word in map(without_accents, listed(arguments.words)) if is_plain(word)]
@@ -104,6 +110,18 @@ def servers_with(tools: Iterable[dict[str, str]]) -> Counter[str]:
     return counted
 
 
+def requests_with(folder: Path) -> Counter[str]:
+    """Return in how many requests each plain word occurs."""
+    counted = Counter[str]()
+    for path in sorted(folder.glob("*.txt")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                # Before the colon are the names of tools.
+                for request in line.partition(": ")[2].split(" | ") if ": " in line else [line]:
+                    counted.update(sorted({word for word in words(request) if is_plain(word)}))
+    return counted
+
+
 def vocabulary() -> list[str]:
     """Return the whole words of the packaged tokenizer, the most frequent first."""
     pieces = json.loads((PACKAGED_MODEL / TOKENIZER).read_bytes())["model"]["vocab"]
@@ -113,17 +131,20 @@ def vocabulary() -> list[str]:
     ]  # fmt: skip
 
 
-def meant_words(servers: Counter[str], pieces: list[str], english: set[str]) -> list[str]:
-    """Return words that a misspelled one may have meant: those of tools, then frequent English ones."""
+def meant_words(
+    servers: Counter[str], requests: Counter[str], pieces: list[str], english: set[str]
+) -> list[str]:
+    """Return words that a misspelled one may have meant: of tools, of requests, then frequent ones."""
     usual = english.union(pieces)
     common = {*used_by(servers, COMMON_SERVERS)}
     of_tools = [word for word in used_by(servers, MEANT_SERVERS) if word in usual or word in common]
+    of_requests = [word for word in used_by(requests, FEWEST_REQUESTS) if word in english]
     frequent = [word for word in pieces[:FREQUENT] if word in english]
-    return list(dict.fromkeys([*of_tools, *frequent]))
+    return list(dict.fromkeys([*of_tools, *of_requests, *frequent]))
 
 
 def used_by(servers: Counter[str], least: int) -> list[str]:
-    """Return the words of tools of so many servers, those of most servers first."""
+    """Return the words of so many servers or requests, those of most first."""
     return [word for word, count in servers.most_common() if count >= least]
 
 

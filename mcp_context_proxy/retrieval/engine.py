@@ -312,14 +312,16 @@ class Engine:
         # Most of what it takes to read a query is not needed before the first one.
         from mcp_context_proxy.retrieval.queries import read_query  # noqa: PLC0415
 
+        # A model of one's own may know other languages, the packaged one and mere words do not.
+        translates = self._query_embedder is None or isinstance(self._calibration, Background)
         if not snapshot.hidden:
-            understood = read_query(query, index.lexical.has, index.words, self.stands_for)
+            understood = read_query(query, index.lexical.has, index.words, self.stands_for, translates)
         else:
             # No word is corrected to one that only hidden items have, and none left for one.
             seen = index.allowed(Filters(without=snapshot.hidden))
             has = partial(index.lexical.has_among, items=seen)
             words = cache(partial(index.words_of, seen))
-            understood = read_query(query, has, words, self.stands_for)
+            understood = read_query(query, has, words, self.stands_for, translates)
         read = _Understood(index, question, understood, index.lexical.score(understood.weights))
         # Assigned at once: another thread may read meanwhile, and at worst one of two readings is lost.
         self._latest = (read, *self._latest[: QUERIES_KEPT - 1])

@@ -5,16 +5,17 @@ primes has "17". The kind of the value does.
 
 Strangers write queries: every pattern here takes time in the length of the text.
 
-Only words that nobody knows come here. The distance is that of optimal string alignment: an
+Nearly only words that nobody knows come here. The distance is that of optimal string alignment: an
 insertion, a deletion, a substitution or a swap of neighbours counts one (Damerau, "A technique for computer
-detection and correction of spelling errors", CACM 1964).
+detection and correction of spelling errors", CACM 1964). A swap around one letter ("remane" for "rename") is
+one error as well.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -226,7 +227,7 @@ _SIGNED = pattern(r"\d\s+-\d")
 LAST_DAY: Final = 31
 """The highest number before a slash that may be the day or month of a date."""
 
-EDGES = "\"'`()[]{}<>,;:!?“”"
+EDGES = "\"'`()[]{}<>,;:!?“”¿¡«»„"
 """Characters around a word that are not part of it."""
 
 _SHORT_FORMS = """
@@ -417,7 +418,7 @@ WORDS = Path(__file__).with_name("words.txt")
 ones. ``scripts/build_words.py`` writes them."""
 
 
-LIKELY = 10_000
+LIKELY = 11_000
 """Words of the file that a misspelled one may have meant. A word that nobody knows and that is near to a
 rarer one, as "forex" is to "fore", is rather a new word."""
 
@@ -462,8 +463,8 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
 
     Words of the catalog go before others that are as near. Of the packaged ones only the likely are meant.
     Two words written as one ("backend", "rootkit") are often a new word, and letters without a vowel ("smth")
-    short for something: only a word of the catalog is then taken to be meant, with one error. A word that is
-    derived from a known one ("scalable") is right.
+    short for something: only a word of the catalog with one error is then taken to be meant, or one of the
+    same letters ("histroy"). A word that is derived from a known one ("scalable") is right.
 
     Args:
         word: In lower case; none that the catalog has or that is known otherwise (`text.is_known`).
@@ -474,11 +475,26 @@ def correction(word: str, catalog: Callable[[], WordList]) -> str | None:
     if is_derived(word):
         return None
     if is_joined(word) or VOWELS.isdisjoint(word):
-        found = [catalog().nearest(word, 1)]
+        swapped = likely().nearest(word, 1)
+        found = [catalog().nearest(word, 1), swapped if swapped and is_swapped(word, swapped[0]) else None]
     else:
         found = [catalog().nearest(word), likely().nearest(word)]
     near = [one for one in found if one is not None]
     return min(near, key=lambda one: one[1])[0] if near else None
+
+
+def is_swapped(first: str, second: str) -> bool:
+    """Return whether two words have the same letters."""
+    return sorted(first) == sorted(second)
+
+
+@lru_cache(maxsize=256)
+def same_letters(word: str, among: frozenset[str]) -> str | None:
+    """Return the likely word that a rare one is with two letters swapped: "lits" is mostly "list"."""
+    if len(word) < SHORTEST or not word.isalpha() or word in packaged().known:
+        return None
+    found = likely().nearest(word, 1)
+    return found[0] if found and found[0] in among and is_swapped(word, found[0]) else None
 
 
 def is_joined(word: str) -> bool:
@@ -506,14 +522,16 @@ def is_derived(word: str) -> bool:
 
 
 def errors(first: str, second: str) -> int:
-    """Return the distance of two words by optimal string alignment."""
-    before, row = list[int](), list(range(len(second) + 1))
+    """Return the distance of two words by optimal string alignment, with swaps around one letter."""
+    above, before, row = list[int](), list[int](), list(range(len(second) + 1))
     for i, a in enumerate(first, 1):
-        above, before, row = before, row, [i]
+        third, above, before, row = above, before, row, [i]
         for j, b in enumerate(second, 1):
             cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
             if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
                 cost = min(cost, above[j - 2] + 1)
+            if i > 2 and j > 2 and (a, first[i - 2], first[i - 3]) == (second[j - 3], second[j - 2], b):
+                cost = min(cost, third[j - 3] + 1)
             row.append(cost)
     return row[-1]
 

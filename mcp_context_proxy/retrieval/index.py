@@ -105,7 +105,7 @@ class Reading(Struct, frozen=True, eq=False):
     evidence: Evidence
     """Evidence of keyword stuffing."""
     actions: NDArray[np.uint8]
-    """Action of each item, as a position in `actions.ACTIONS`."""
+    """Action of each item, as `item_metadata.effect_of` returns it."""
     words: frozenset[str]
     """Words of the names of items and their parameters, with which misspelled words are corrected."""
 
@@ -193,7 +193,7 @@ class Index(Struct, frozen=True, eq=False):
     kinds: NDArray[np.uint8]
     """Kind of each item, as a position in `KINDS`."""
     actions: NDArray[np.uint8]
-    """Action of each item, as a position in `actions.ACTIONS`."""
+    """Action of each item, as `item_metadata.effect_of` returns it."""
     ready: NDArray[np.bool_]
     """Items that have their vectors."""
     names: NDArray[np.int64]

@@ -42,7 +42,7 @@ from mcp_context_proxy.retrieval.index import (
     lexical_only,
     with_vectors,
 )
-from mcp_context_proxy.retrieval.item_metadata import Fields, action_of, item_text, metadata_of
+from mcp_context_proxy.retrieval.item_metadata import Fields, effect_of, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
 from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
@@ -257,7 +257,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
         labels=np.fromiter(chain.from_iterable(labels), np.int64),
         label_counts=np.array([len(own) for own in labels], np.int64),
         evidence=Evidence.of(items),
-        actions=np.array([action_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
+        actions=np.array([effect_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
         words=frozenset(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH)),
     )
     return reading, count_terms(fields for fields, _ in texts)

@@ -60,7 +60,7 @@ ACTIONS: Final = ("", *_VERBS)
 
 DELETE: Final = ACTIONS.index("delete")
 
-CHANGES: Final = [ACTIONS.index(action) for action in ("create", "update", "send")]
+CHANGES: Final = [*(ACTIONS.index(action) for action in ("create", "update", "send")), len(ACTIONS)]
 
 MOST_ADDED: Final = 0.04
 """Highest amount that is added to a score for its action, or taken from it but for deleting."""
@@ -74,8 +74,22 @@ CERTAIN_NOT_TO_DELETE: Final = -0.004
 TAKEN_FROM_DELETING: Final = 0.1
 """Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
 
-ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where"})
+ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where", "why"})
 """Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
+
+CHANGE: Final = len(ACTIONS)
+"""Position of tools that change something by a verb which is not among these ("assign"). They gain what tools
+without a verb do, and lose what changing ones do."""
+
+_OTHER_CHANGES = """
+apply approve archive assign block cancel checkout cleanup close commit complete convert copy deploy disable
+duplicate enable erase fork grant install invite kill label lock logout mark merge move mute patch pause pin
+play promote protect pull push rebase reject reopen reset resolve restart restore resume retry revert revoke
+rollback rollout rotate scale schedule stash submit subscribe switch tag take transfer transition unapprove
+unarchive uninstall unlock unprotect unstage unsubscribe upgrade
+"""
+OTHER_CHANGES: Final = frozenset(_OTHER_CHANGES.split())
+"""Verbs of such tools."""
 
 TAKEN_FROM_CHANGING: Final = 0.12
 """Amount that is then taken from such a tool."""
@@ -181,59 +195,34 @@ _PHRASE = pattern(
     f"(?:{'|'.join(sorted(PHRASES, key=lambda one: -len(one)))})\\b",
     re.IGNORECASE,
 )
-_YES_OR_NO = pattern(
-    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s)"
-    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)",
+_ASKS_FOR_FACTS = pattern(
+    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
+    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
+    r"|how (?:come|many|much|long|old|far|big|large|high|often|recent\w*)\b)",
     re.IGNORECASE,
 )
-"""Beginnings of questions that are answered by yes or no; "is it possible to" and "are you able to" order."""
+"""Beginnings of questions that are answered by yes or no, or by a number. "Is it possible to" and "are you
+able to" order something."""
 
-
-_ASKS_FOR_CHANGES = pattern(
-    r"\W*(?:(?:please|can you|could you|find out|(?:tell|show|give) me|check|see|look up|find|do (?:we"
-    r"|you) know"
-    r"|(?:I'd like|I would like|I want|we need|I need) to know)\W+)*"
-    r"(?:(?:who(?:se|m)?|by whom|(?:since )?when|how long|(?:has|did) (?:anyone|anybody|someone|somebody)"
-    r"|(?:which|the|what) (?:commit|change|revision|developer|author|person|one))\b"
-    r"(?! (?:can|could|should|may|will|would|must|does)\b)"
-    r"|(?P<happened>what (?:(?:has |have )?happened (?:to|with|in)|(?:was|were|has"
-    r"|have)(?: been)? changed (?:in|on))))",
+_ATTRIBUTE = pattern(
+    r"\W*(?:(?:the|current|latest|last|exact|full|total) )*(?:status|state|size|length|number"
+    r"|names?|title|urls?|address|owners?|authors?|date|time|price|cost|version|details|contents?|body|values?|location|type"
+    r"|age|height|progress|members?) of ",
     re.IGNORECASE,
 )
-_CHANGED = pattern(
-    r"\b(?:(?:un)?changed|edited|modified|(?:un)?touched|committed|updated|renamed|deleted|removed"
-    r"|introduced|added"
-    r"|authored|refactored|reverted|rewritten|rewrote|wrote|written|broken?|worked on|working on"
-    r"|(?:to blame|responsible) for|last (?:work|change|edit|modif|touch|update|commit)\w*"
-    r"|(?:last|latest|recent|first) (?:\w+ )?(?:changes?|edits?|commits?|updates?|modifications?|to \w+"
-    r"|in))\b",
-    re.IGNORECASE,
-)
-_VERSIONED = pattern(
-    r"\b(?:files?|folders?|lines?|pages?|code|codebase|functions?|modules?|class|scripts?|configs?"
-    r"|configuration"
-    r"|settings?|sections?|repos?|repository|branch|tests?|readme|manifests?|dockerfile|makefile"
-    r"|migrations?|workflows?"
-    r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b",
-    re.IGNORECASE,
-)
-FIRST_OF_QUESTION = 160
-"""Characters of a question in which its form is looked for."""
-
-
-def asks_for_history(order: str) -> bool:
-    """Return whether a question is for who changed something that has versions, or when."""
-    match = _ASKS_FOR_CHANGES.match(order)
-    if match is None:
-        return False
-    said = match["happened"] is not None or _CHANGED.search(order, match.end(), FIRST_OF_QUESTION) is not None
-    return said and _VERSIONED.search(order, match.end(), FIRST_OF_QUESTION) is not None
+"""Beginnings of orders that only name what is asked for: "status of the build"."""
 
 
 def action_of(name: str) -> int:
     """Return the action of a tool by its name, as a position in `ACTIONS`."""
     verb = next((word for word in identifier_words(name).split() if word in VERBS), None)
     return 0 if verb is None else ACTIONS.index(VERBS[verb])
+
+
+def effect_of(name: str) -> int:
+    """Return the action of a tool by its name, or `CHANGE`."""
+    action = action_of(name)
+    return action or (0 if OTHER_CHANGES.isdisjoint(identifier_words(name).split()) else CHANGE)
 
 
 def opening(order: str) -> str:
@@ -264,20 +253,17 @@ def reworded(order: str) -> tuple[int, str] | None:
     for meant, verbs, named in BY_OBJECT:
         if verb.lower() in verbs and not named.isdisjoint(objects):
             return len(verb), meant
-    if asks_for_history(order):
-        # What has pages has no log.
-        return len(verb), f"show history {'of' if 'page' in objects else 'log of'} {verb}"
     return None
 
 
 def wanted(order: str) -> NDArray[np.float32]:
-    """Return the amount that is added to the score of a tool for its action, by position in `ACTIONS`."""
-    if _YES_OR_NO.match(order):
-        added = np.zeros(len(ACTIONS), np.float32)
+    """Return the amount that is added to the score of a tool for its effect, by position."""
+    found = _additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
+    added = np.zeros(len(ACTIONS) + 1, np.float32) if found is None else found
+    if _ASKS_FOR_FACTS.match(order) is not None:
+        added = added.copy()
         added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
-        return added
-    found = _additions().get(opening(order))
-    return np.zeros(len(ACTIONS), np.float32) if found is None else found
+    return added
 
 
 @cache
@@ -288,7 +274,7 @@ def _additions() -> Mapping[str, NDArray[np.float32]]:
         if not line.startswith("#"):
             word, *points = line.split()
             added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)
-            additions[word] = np.clip(added, -MOST_ADDED, MOST_ADDED)
+            additions[word] = np.clip(np.append(added, added[0]), -MOST_ADDED, MOST_ADDED)
             if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
                 additions[word][DELETE] = -TAKEN_FROM_DELETING
             if word in ASKING_FOR_FACTS:
@@ -555,24 +541,6 @@ def metadata_of(item: Item) -> ItemMetadata:
         destructive=item.tool_class is ToolClass.DESTRUCTIVE or may_destroy,
         open_world=hints.get("openWorldHint") is not False,
     )
-
-
-def danger_data(tool: Tool) -> dict[str, str]:
-    """Return the danger class of a tool, and why it has it."""
-    return {"danger": str(tool.tool_class), "danger_reason": tool.class_reason}
-
-
-def described(item: Item) -> dict[str, Any]:
-    """Return category and tags of an item, each with its origin, and the danger class of a tool."""
-    metadata = metadata_of(item)
-    configured = isinstance(item, Tool) and item.category is not None
-    return {
-        "category": {"name": metadata.category, "origin": "configured" if configured else "derived"},
-        "tags": [
-            *({"name": tag, "origin": "configured"} for tag in metadata.tags),
-            *({"name": tag, "origin": "derived"} for tag in metadata.derived_tags),
-        ],
-    } | (danger_data(item) if isinstance(item, Tool) else {})
 
 
 def _hints(definition: bytes) -> Mapping[str, Any]:

@@ -10,19 +10,24 @@ Strangers write requests: every pattern here takes time in the length of the tex
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
+from mcp_context_proxy.retrieval import item_metadata
 from mcp_context_proxy.retrieval.item_metadata import (
     ASKED_FOR_ALL,
+    ASKING_FOR_FACTS,
     ORDERS,
+    OTHER_CHANGES,
     QUESTIONS,
-    asks_for_history,
+    VERBS,
+    opening,
     opening_match,
 )
-from mcp_context_proxy.retrieval.text import identifier_words, terms
+from mcp_context_proxy.retrieval.text import identifier_words, stem, terms
 from mcp_context_proxy.system.later import pattern
 
 FIRST_CHARACTERS = 300
@@ -238,6 +243,12 @@ HISTORY_OF_PAGES: Final = _purpose(
 
 _PAGES: Final = pattern(r"\b(?:pages?|wiki)\b(?! (?:code|template|component|source))", re.IGNORECASE)
 
+_HISTORY_NAMED: Final = pattern(
+    r"\W*(?:(?:please|can you|could you|I (?:want|need) to) )*(?:show|get|list|see|view|read|check|what)\b"
+    r".{0,60}\b(?:commit|change|edit|revision|version|page|file|git) (?:history|logs?)\b",
+    re.IGNORECASE,
+)
+
 FACTS_OF_A_PERSON: Final = Purpose(MEMORY_AGAIN.said, MEMORY_AGAIN.words, MEMORY_AGAIN.shown, 0.2)
 """The same where a request is a fact about the caller, or asks for one."""
 
@@ -423,6 +434,13 @@ IDIOMS: Final = (
 words that tools have. They count where a request opens with them. What is written down may be kept by a tool
 for notes as well."""
 
+_DOWN = _COURTESIES + r"(?P<verb>note|jot|write|scribble) down\b(?=.{0,200}\S)"
+_DOWN_ANYWHERE: Final = pattern(_DOWN, re.IGNORECASE)
+_DOWN_IN_NOTES: Final = pattern(_DOWN + _NOWHERE_ELSE, re.IGNORECASE)
+
+WRITTEN_DOWN: Final = Purpose(NOTES.said, NOTES.words, NOTES.shown, 0.1)
+"""What is to be written down, and nothing says where: "write down the steps of this recipe"."""
+
 _ASKED_AGAIN: Final = pattern(
     r"^\W*(?:what|who|where|when|which)(?:'s| is| are| was| were| did)\b.{1,200}\bagain[\s?!.]*$",
     re.IGNORECASE,
@@ -435,6 +453,97 @@ _AT_THE_END: Final = pattern(
     re.IGNORECASE,
 )
 """Ways to end what is to be remembered ("I was born in Oslo, don't forget"), if it opens with no order."""
+
+_ASKS_FOR_CHANGES = pattern(
+    r"\W*(?:(?:please|can you|could you|find out|(?:tell|show|give) me|check|see|look up|find|do (?:we"
+    r"|you) know"
+    r"|(?:I'd like|I would like|I want|we need|I need) to know)\W+)*"
+    r"(?:(?:who(?:se|m)?|by whom|(?:since )?when|how long|(?:has|did) (?:anyone|anybody|someone|somebody)"
+    r"|(?:which|the|what) (?:commit|change|revision|developer|author|person|one))\b"
+    r"(?! (?:can|could|should|may|will|would|must|does)\b)"
+    r"|(?P<happened>what (?:(?:has |have )?happened (?:to|with|in)|(?:was|were|has"
+    r"|have)(?: been)? changed (?:in|on))))",
+    re.IGNORECASE,
+)
+_CHANGED = pattern(
+    r"\b(?:(?:un)?changed|edited|modified|(?:un)?touched|committed|updated|renamed|deleted|removed"
+    r"|introduced|added"
+    r"|authored|refactored|reverted|rewritten|rewrote|wrote|written|broken?|worked on|working on"
+    r"|(?:to blame|responsible) for|last (?:work|change|edit|modif|touch|update|commit)\w*"
+    r"|(?:last|latest|recent|first) (?:\w+ )?(?:changes?|edits?|commits?|updates?|modifications?|to \w+"
+    r"|in))\b",
+    re.IGNORECASE,
+)
+_VERSIONED = pattern(
+    r"\b(?:files?|folders?|lines?|pages?|code|codebase|functions?|modules?|class|scripts?|configs?"
+    r"|configuration"
+    r"|settings?|sections?|repos?|repository|branch|tests?|readme|manifests?|dockerfile|makefile"
+    r"|migrations?|workflows?"
+    r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b",
+    re.IGNORECASE,
+)
+FIRST_OF_QUESTION = 160
+"""Characters of a question in which its form is looked for."""
+
+
+def asks_for_history(order: str) -> bool:
+    """Return whether a question is for who changed something that has versions, or when."""
+    if (match := _ASKS_FOR_CHANGES.match(order)) is None:
+        return False
+    said = match["happened"] is not None or _CHANGED.search(order, match.end(), FIRST_OF_QUESTION) is not None
+    return said and _VERSIONED.search(order, match.end(), FIRST_OF_QUESTION) is not None
+
+
+_CHANGING: Final = frozenset(
+    stem(verb) for verb in (*OTHER_CHANGES, *VERBS) if VERBS.get(verb) not in ("read", "search", "compute")
+)
+"""Stems of verbs of tools that change something."""
+_DENIED: Final = pattern(
+    r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
+    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you)){0,4}"
+    r" (?P<verb>\w+)"
+    r"|(?:nothing|no \w+|none)\b(?: of (?:it|them|these))? (?:should|must|may|shall|can|is to|are to|will)"
+    r"(?: be)? (?P<done>\w+)"
+    r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
+    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
+    re.IGNORECASE,
+)
+"""Clauses that say what is not to be done, such as "don't delete anything" and "without changing it"."""
+
+_FUTURE: Final = pattern(
+    r"\b(?:am|is|are|was|were|be|been|being|get|gets|got)(?: \w+ly| (?:any|some)(?:one|body|thing)"
+    r"| going to be| about to be| to be)? (?P<done>\w{2,20}(?:ed|en))\b",
+    re.IGNORECASE,
+)
+"""What is done to things that a question is for: "which pods are going to be deleted"."""
+
+
+def denied(request: str) -> Iterator[tuple[int, int]]:
+    """Yield where a request says which changes are not to be made."""
+    for match in _DENIED.finditer(request):
+        if not (done := match["verb"] or match["done"]) or stem(done.lower()) in _CHANGING:
+            yield match.span()
+
+
+def done_to_things(question: str) -> Iterator[tuple[int, int]]:
+    """Yield where a question for facts says what is done to the things that it is for."""
+    if opening(question) in ASKING_FOR_FACTS and not asks_for_history(question):
+        for match in _FUTURE.finditer(question, 0, FIRST_OF_REQUEST):
+            if stem(match["done"].lower()) in _CHANGING:
+                yield match.span()
+
+
+def reworded(order: str) -> tuple[int, str] | None:
+    """Return how many characters of an order name no tool, and their meaning; None for most orders."""
+    if (down := _DOWN_ANYWHERE.match(order)) is not None and _DOWN_IN_NOTES.match(order) is None:
+        return down.end(), "write"
+    if (said := item_metadata.reworded(order)) is None and asks_for_history(order):
+        verb = order.split(maxsplit=1)[0]
+        # What has pages has no log.
+        return len(
+            verb
+        ), f"show history {'of' if _PAGES.search(order[:FIRST_OF_REQUEST]) else 'log of'} {verb}"
+    return said
 
 
 class Idiom(Struct, frozen=True):
@@ -461,7 +570,7 @@ def idiom_of(request: str) -> Idiom | None:
 def purpose_of(request: str) -> Purpose | None:
     """Return the general purpose that a request of one need has by its form."""
     beginning = request[:FIRST_OF_REQUEST]
-    if asks_for_history(beginning):
+    if asks_for_history(beginning) or _HISTORY_NAMED.match(beginning):
         return HISTORY_OF_PAGES if _PAGES.search(beginning) else HISTORY
     for purpose, form in _LOOKED_FOR:
         if form.search(beginning):
@@ -472,15 +581,17 @@ def purpose_of(request: str) -> Purpose | None:
         return CHANGES_OF_ROWS
     if _COUNTED.match(beginning):
         return QUERIES_OF_DATA
+    if _DOWN_IN_NOTES.match(beginning):
+        return WRITTEN_DOWN
     if _PERSONAL.match(beginning):
         return FACTS_OF_A_PERSON
     if _ASKED_AGAIN.match(beginning):
         return MEMORY_AGAIN
     if _OF_MINE.match(beginning):
         return OWN_THINGS
-    opening = opening_match(beginning)
-    word = "" if opening is None else opening.group().lower()
-    if opening is not None and beginning[opening.start() :].lower().startswith("look up "):
+    opened = opening_match(beginning)
+    word = "" if opened is None else opened.group().lower()
+    if opened is not None and beginning[opened.start() :].lower().startswith("look up "):
         word = "search"
     asked = ASKED_FOR_ALL.sub(r"\1", request)
     if word in _WORLDLY and _OWN.isdisjoint(re.findall(r"[^\W\d_]+", asked.lower())):

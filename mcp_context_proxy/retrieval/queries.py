@@ -26,6 +26,7 @@ from mcp_context_proxy.retrieval.forms import (
     correction,
     is_arithmetic,
     long_values,
+    same_letters,
     shell_meaning,
     value_kind,
     written_out,
@@ -36,22 +37,30 @@ from mcp_context_proxy.retrieval.item_metadata import (
     QUESTIONS,
     VERBS,
     opening_match,
-    reworded,
     wanted,
 )
-from mcp_context_proxy.retrieval.purposes import Purpose, idiom_of, purpose_of
+from mcp_context_proxy.retrieval.purposes import (
+    Purpose,
+    denied,
+    done_to_things,
+    idiom_of,
+    purpose_of,
+    reworded,
+)
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
     SYNONYM_SHARE,
     chunks,
     content_words,
     encodable,
+    is_foreign,
     is_known,
     sentences,
     stem,
     synonyms,
     telling_places,
     terms,
+    translated,
     words,
 )
 from mcp_context_proxy.system.later import np
@@ -87,10 +96,6 @@ MOST_CORRECTED = 4
 MOST_COMPARED = 8
 """Unknown words of a query that are compared with others; each takes about a millisecond."""
 
-FEWEST_FOREIGN = 2
-"""Words that are not English, from which on a query is in another language: one may be a name. One of them
-must be a common word of another language, or have letters that English does not."""
-
 LEAST_TELLING = 2
 """Telling words (no stop words) on each side of a division, and of an order before what it carries. One is
 enough for a verb with its object ("submit it, wait until"), after a word such as "then", and for questions on
@@ -114,17 +119,8 @@ _TRACKED: Final = frozenset(
 _AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"})
 """Words that follow such a verb: "file a bug", but not "file the report under finance"."""
 
-_FOREIGN_WORDS = """
-der das und ist nicht ein eine einen einem mir mich ich wie wird auf zum zur mit bitte alle
-el los que un una unos por mis como cual le les du et dans pour avec moi mes tous toutes
-il lo gli di della che mio och att som ett het een van voor naar em uma nao meu minha
-"""
-FOREIGN_WORDS: Final = frozenset(_FOREIGN_WORDS.split())
-"""The commonest words of some languages that are written like English, without those that English has."""
-
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[A-Za-z]+")
-_LETTERS = re.compile(r"[^\W\d_]+")
 _QUOTATION_MARKS = ('"', "“", "'")
 _QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
 
@@ -227,6 +223,7 @@ def read_query(
     has_term: Callable[[str], bool],
     catalog: Callable[[], WordList],
     stands_for: Mapping[str, str],
+    translates: bool = True,
 ) -> ReadQuery:
     """Read a query.
 
@@ -235,6 +232,7 @@ def read_query(
         has_term: Returns whether the catalog has an index term: words of the catalog are never corrected.
         catalog: Returns the words that a misspelled one may have meant, beside the packaged ones.
         stands_for: Configured words, in lower case, with the words that they stand for.
+        translates: Read words of other languages as the English ones, for a model that knows only these.
     """
     written = encodable(query[:QUERY_LIMIT]).strip()
     asked, added, weights = dict[str, str](), dict[str, str](), dict[str, float]()
@@ -249,7 +247,7 @@ def read_query(
     needs, idiom = _needs(written), idiom_of(written)
     carried, reported = _carried(written, needs, None if idiom is None else idiom.end)
     openings = dict(_openings(written, needs))
-    in_english = not _is_foreign(written)
+    in_english = not is_foreign(_without(written, carried) if carried else written)
     compared, foreign = dict[str, str | None](), set[str]()
     kinds, plain, unknown = list[tuple[str, float]](), 0, 0
     pieces, end = list[str](), 0
@@ -292,15 +290,24 @@ def read_query(
             count(token, VALUE_SHARE, asked)
             count(meant, SYNONYM_SHARE, added)
             replacement = token if meant == lower else meant
+        elif translates and not in_english and weight == 1 and (meant := translated(token)) is not None:
+            count(token, weight, asked)
+            count(meant, weight * CORRECTED_SHARE, asked)
+            foreign.update(map(stem, words(lower)))
+            replacement = meant
         elif lower not in STOP_WORDS:
             # A capital letter within a sentence begins a name, which no list knows.
             if token.isalpha() and (token.islower() or (is_first and token.istitle())):
-                if lower not in compared and not has_term(stem(lower)) and not is_known(lower):
+                # What is carried stays as it is.
+                is_strange = weight == 1 and lower not in compared and not has_term(stem(lower))
+                if is_strange and not is_known(lower):
                     corrected = sum(right is not None for right in compared.values())
                     may_be_wrong = len(compared) < MOST_COMPARED and corrected < MOST_CORRECTED
                     compared[lower] = correction(lower, catalog) if in_english and may_be_wrong else None
                     if not in_english:
                         foreign.update(map(stem, words(lower)))
+                elif is_strange and start in openings and (order := same_letters(lower, ORDERS)):
+                    compared[lower] = order
                 unknown += lower in compared and compared[lower] is None
                 replacement = compared.get(lower) or token
             count(replacement, weight if replacement is token else weight * CORRECTED_SHARE, asked)
@@ -354,7 +361,7 @@ def read_query(
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
         orders=tuple(_opens_with(need, _ASKING) for need in texts[1:]),
-        actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS)),
+        actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS) + 1),
         addressed=frozenset(_addressed(whole)),
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
@@ -423,7 +430,7 @@ def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
 def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tuple[list[_Span], list[_Span]]:
     """Return where a query has text that its orders only carry, and what they report: disjoint, in order.
 
-    All that follows an idiom of memory in its need is carried.
+    All that follows an idiom of memory in its need is carried, and so is what is not to be done.
     """
     spans, reported = _quotations(query), list[_Span]()
     for start, end in needs:
@@ -433,6 +440,11 @@ def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tup
             continue
         need = query[start:end]
         telling, first = None, ""
+        if unwanted := [*denied(need), *done_to_things(need)]:
+            telling, first = telling_places(need), _first_word(need)
+            if not all(_within(place, unwanted) for place in telling):
+                spans += ((start + a, start + b) for a, b in unwanted)
+                reported += spans[-len(unwanted) :]
         for match in _CARRIED.finditer(need):
             if telling is None:
                 telling, first = telling_places(need), _first_word(need)
@@ -443,7 +455,7 @@ def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tup
                 if match.group().split()[0].lower() == "that":
                     reported.append(spans[-1])
                 break
-    return _joined(spans), reported
+    return _joined(spans), _joined(reported)
 
 
 def _addressed(query: str) -> Iterator[str]:
@@ -531,18 +543,3 @@ def _as_verb(word: str, query: str) -> str | None:
     if as_verb == "open":
         as_verb = None if _TRACKED.isdisjoint(following) else "create"
     return as_verb
-
-
-def _is_foreign(query: str) -> bool:
-    """Return whether a query seems to be in another language than English."""
-    letters = [match.group().lower() for match in _LETTERS.finditer(query)]
-    if query.isascii() and FOREIGN_WORDS.isdisjoint(letters):
-        return False  # as nearly every query
-    foreign = strange = 0
-    for written in letters:
-        if written in FOREIGN_WORDS:
-            foreign += 1
-        elif not all(map(is_known, words(written))):
-            strange += 1
-            foreign += not written.isascii()
-    return foreign > 0 and foreign + strange >= FEWEST_FOREIGN

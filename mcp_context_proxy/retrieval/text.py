@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -90,6 +90,27 @@ written down before anything was measured with them."""
 
 KNOWN_WORDS = Path(__file__).with_name("known_words.npy")
 """CRC-32 of the stems of known words, ascending; ``scripts/build_words.py`` writes it."""
+
+
+_LETTERS = pattern(r"[^\W\d_]+")
+
+_FOREIGN_WORDS = """
+der das und ist nicht ein eine einen einem mir mich ich wie wird auf zum zur mit bitte alle
+el los que un una unos por mis como cual le les du et dans pour avec moi mes tous toutes
+il lo gli di della che mio och att som ett het een van voor naar em uma nao meu minha
+"""
+FOREIGN_WORDS: Final = frozenset(_FOREIGN_WORDS.split())
+"""The commonest words of some languages that are written like English, without those that English has."""
+
+FEWEST_FOREIGN = 2
+"""Words that are not English, from which on a query is in another language: one may be a name. One of them
+must be a common word of another language, or have letters that English does not."""
+
+TRANSLATIONS = Path(__file__).with_name("translations.txt")
+"""Words of other languages with which people ask for tools, by the English word for the same."""
+
+_ELIDED = pattern(r"(?:[cdjlmnst]|qu|un|all|dall|dell|nell|sull)['’](?=\w{2})")
+"""Articles and the like that some languages write as one with what follows: "l'article"."""
 
 
 def _letters(*categories: str) -> str:
@@ -210,6 +231,50 @@ def is_known(word: str) -> bool:
 def _known_words() -> NDArray[np.uint32]:
     known: NDArray[np.uint32] = np.load(KNOWN_WORDS)
     return known
+
+
+@cache
+def _translations() -> tuple[Mapping[str, str], frozenset[str]]:
+    """Return the English word for each of `TRANSLATIONS`, and those that English does not have as well."""
+    meant, own = dict[str, str](), set[str]()
+    for line in TRANSLATIONS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            english, _, listed = line.partition(":")
+            foreign, _, shared = listed.partition("/")
+            own.update(foreign.split())
+            meant |= dict.fromkeys((*foreign.split(), *shared.split()), english)
+    return meant, frozenset(own)
+
+
+def is_foreign(query: str) -> bool:
+    """Return whether a query seems to be in another language than English."""
+    letters = [match.group().lower() for match in _LETTERS.finditer(query)]
+    telling = _translations()[1]
+    if query.isascii() and FOREIGN_WORDS.isdisjoint(letters) and telling.isdisjoint(letters):
+        return False  # as nearly every query
+    foreign = strange = 0
+    for written in letters:
+        plain = list(words(written))
+        if written in FOREIGN_WORDS:
+            foreign += 1
+        elif not all(map(is_known, plain)):
+            strange += 1
+            foreign += not written.isascii() or not telling.isdisjoint(plain)
+        else:
+            strange += not telling.isdisjoint(plain)
+    return foreign > 0 and foreign + strange >= FEWEST_FOREIGN
+
+
+def translated(word: str) -> str | None:
+    """Return the English word for a word of another language that asks for tools."""
+    plain = _unaccented(word).lower().replace("ß", "ss")
+    meant = _translations()[0]
+    if (elided := _ELIDED.match(plain)) is not None:
+        rest = plain[elided.end() :]
+        return meant.get(rest, rest)
+    # Umlauts are written in two ways.
+    found = meant.get(plain)
+    return found or meant.get(plain.replace("ae", "a").replace("oe", "o").replace("ue", "u"))
 
 
 def synonyms(terms: Collection[str]) -> dict[str, str]:

@@ -22,7 +22,6 @@ from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, Session
 from mcp_context_proxy.errors import UnknownFilterError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, item_by
 from mcp_context_proxy.items import Item as CatalogItem
-from mcp_context_proxy.retrieval.item_metadata import danger_data
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import PastRequests, RenderedRequest, ReplayedRequest, context_text
 from mcp_context_proxy.server.tools_call import InteractionLog
@@ -42,7 +41,7 @@ from mcp_context_proxy.web.api import (
     Words,
     answer_form,
 )
-from mcp_context_proxy.web.search import terms_data
+from mcp_context_proxy.web.search import danger_data, terms_data
 
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 

@@ -27,7 +27,6 @@ from mcp_context_proxy.installation.journal import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.retrieval.item_metadata import described
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.tools_list import ToolList
@@ -44,7 +43,7 @@ from mcp_context_proxy.web.api import (
     answer_form,
     note_order,
 )
-from mcp_context_proxy.web.search import Label
+from mcp_context_proxy.web.search import Label, described
 
 APPLIED_SECONDS: Final = 10.0
 """Time limit for a changed configuration to be applied before the answer."""

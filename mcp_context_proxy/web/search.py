@@ -19,9 +19,9 @@ from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.fleet import Fleet, failure
 from mcp_context_proxy.errors import UnknownFilterError
-from mcp_context_proxy.items import Kind, SearchFilters, Tool, ToolClass
+from mcp_context_proxy.items import Item, Kind, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.retrieval.item_metadata import described, title_of
+from mcp_context_proxy.retrieval.item_metadata import metadata_of, title_of
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.meta_tools import answer_text
@@ -371,3 +371,21 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
         fits=bool(found.tools.results),
     )
     return SearchResponse(query=query, results=results, metadata=facts)
+
+
+def danger_data(tool: Tool) -> dict[str, str]:
+    """Return the danger class of a tool, and why it has it."""
+    return {"danger": str(tool.tool_class), "danger_reason": tool.class_reason}
+
+
+def described(item: Item) -> dict[str, Any]:
+    """Return category and tags of an item, each with its origin, and the danger class of a tool."""
+    metadata = metadata_of(item)
+    configured = isinstance(item, Tool) and item.category is not None
+    return {
+        "category": {"name": metadata.category, "origin": "configured" if configured else "derived"},
+        "tags": [
+            *({"name": tag, "origin": "configured"} for tag in metadata.tags),
+            *({"name": tag, "origin": "derived"} for tag in metadata.derived_tags),
+        ],
+    } | (danger_data(item) if isinstance(item, Tool) else {})

@@ -433,9 +433,11 @@ README = (
         ),
     ),
     Promise(
-        "Queries in other languages are matched by shared words and names, and otherwise poorly. Another "
-        "model, in a folder or behind an endpoint such as Ollama, understands them.",
+        "Queries in other languages are matched by shared words and names, simple ones of six languages "
+        "also word by word, and otherwise poorly. Another model, in a folder or behind an endpoint such as "
+        "Ollama, understands them.",
         (
+            "retrieval/test_languages.py::test_the_packaged_model_reads_common_words_of_some_languages",
             "retrieval/test_languages.py::test_a_query_in_any_language_finds_the_tool_with_its_words",
             "proxy/test_other_models.py::test_search_with_a_multilingual_model_finds_tools_in_another_language",
             "proxy/test_other_models.py::test_a_folder_of_another_model_is_searched_with",

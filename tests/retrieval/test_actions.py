@@ -13,12 +13,14 @@ from mcp_context_proxy.retrieval import FITTING, Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import (
     ACTIONS,
+    CHANGE,
     CHANGES,
     DELETE,
     MOST_ADDED,
     TAKEN_FROM_CHANGING,
     WEIGHTS,
     action_of,
+    effect_of,
     opening,
     wanted,
 )
@@ -51,6 +53,14 @@ def notes(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
 )
 def test_the_first_verb_of_a_name_is_what_a_tool_does(name: str, action: str) -> None:
     assert ACTIONS[action_of(name)] == action
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("jira_assign_issue", True), ("kubectl_scale", True), ("get_merge_request", False), ("clock", False)],
+)
+def test_a_tool_may_change_something_by_a_verb_of_no_class(name: str, changes: bool) -> None:
+    assert (effect_of(name) == CHANGE) is changes
 
 
 @pytest.mark.parametrize(
@@ -96,6 +106,11 @@ def test_an_order_that_tells_nothing_adds_nothing() -> None:
         "which note is new",
         "is there a branch for the redesign",
         "do we have a note about cats",
+        "why is the note gone",
+        "how many notes are shared",
+        "how come the note is empty",
+        "status of PAY-12",
+        "the current owner of the note",
     ],
 )
 def test_a_question_about_facts_asks_for_no_tool_that_changes_anything(question: str) -> None:
@@ -115,7 +130,7 @@ def test_no_addition_is_above_its_bound() -> None:
     assert len(words) > 300
     assert max(float(wanted(word).max()) for word in words) == pytest.approx(MOST_ADDED)
     assert min(float(wanted(word).min()) for word in words) == pytest.approx(-TAKEN_FROM_CHANGING)
-    assert {wanted(word).size for word in words} == {len(ACTIONS)}
+    assert {wanted(word).size for word in words} == {len(ACTIONS) + 1}
 
 
 def test_each_need_has_its_own_action_and_the_whole_has_the_highest() -> None:

@@ -12,11 +12,11 @@ from mcp_context_proxy.retrieval.item_metadata import (
     MAX_VALUES,
     NAME_LIMIT,
     Fields,
-    described,
     item_text,
     metadata_of,
 )
 from mcp_context_proxy.trust.guard import danger_of
+from mcp_context_proxy.web.search import described
 
 
 def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) -> Tool:

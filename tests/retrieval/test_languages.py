@@ -9,7 +9,10 @@ from mcp_context_proxy.config import EmbeddingConfig
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.forms import WORDS, WordList
+from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import calibration_for, packaged_background
+from mcp_context_proxy.retrieval.text import TRANSLATIONS
 from mcp_context_proxy.store import open_store
 
 CATALOGS = {
@@ -120,8 +123,6 @@ def test_a_name_in_a_query_of_another_language_is_enough_for_the_packaged_model(
 
     assert ranking.fits
     assert ranking.results[0].item.name == expected
-    assert ranking.evidence is not None
-    assert ranking.evidence < 1
 
 
 def test_a_model_of_several_languages_in_a_folder_finds_tools_by_meaning(tool, snapshot, tmp_path):
@@ -151,3 +152,76 @@ def test_a_query_of_another_language_without_any_name_fits_nothing(tool, snapsho
         engine = Engine(embedder, embedder, calibration=packaged_background())
 
         assert not engine.search("wie wird das wetter morgen in der stadt", snapshot(*tools)).fits
+
+
+EVERYDAY = {
+    "create_branch": "Create a new branch in a repository.",
+    "delete_rows": "Delete rows of a sheet.",
+    "list_issues": "List the issues of a project.",
+    "read_file": "Read a file as text.",
+    "send_message": "Send a message to a channel.",
+    "search_web": "Search the web for news and pages.",
+    "get_current_time": "Get the current time in a time zone.",
+    "get_forecast": "Get the weather of the next days for a city.",
+    "create_invoice": "Create an invoice for a customer.",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("crea una nueva rama llamada pruebas", "create_branch"),
+        ("elimina la fila 4 de la hoja", "delete_rows"),
+        ("lösch bitte die vierte Zeile", "delete_rows"),
+        ("loesche die zeile 4", "delete_rows"),
+        ("zeig mir alle offenen Tickets vom Projekt", "list_issues"),
+        ("lis-moi le fichier notes.txt", "read_file"),
+        ("leggi il file note.txt", "read_file"),
+        ("stuur een bericht naar het kanaal", "send_message"),
+        ("envoie un message dans le canal général", "send_message"),
+        ("busca noticias en la web sobre energía", "search_web"),
+        ("¿qué hora es en Tokio?", "get_current_time"),
+        ("che tempo fa domani a Roma", "get_forecast"),
+        ("crie uma fatura para o cliente", "create_invoice"),
+    ],
+)
+def test_the_packaged_model_reads_common_words_of_some_languages(tool, snapshot, query, expected):
+    tools = [tool(name, text, server="office") for name, text in EVERYDAY.items()]
+    with open_store("memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        engine = Engine(embedder, embedder, calibration=packaged_background())
+
+        ranking = engine.search(query, snapshot(*tools))
+
+    assert ranking.fits
+    assert expected in [result.item.name for result in ranking.results[:2]]
+
+
+def test_a_payload_of_another_language_makes_no_request_foreign():
+    query = read_query(
+        'send "crea una nueva rama" to the team', lambda _term: False, lambda: WordList([]), {}
+    )
+
+    assert query.read_as is None
+
+
+def test_words_that_are_telling_of_another_language_are_hardly_english():
+    frequent = set(WORDS.read_text(encoding="ascii").split())
+
+    for line in TRANSLATIONS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            telling = line.partition(":")[2].partition("/")[0].split()
+            assert frequent.isdisjoint(telling), line
+
+
+def test_each_word_of_another_language_is_translated_in_one_way():
+    lines = TRANSLATIONS.read_text(encoding="utf-8").splitlines()
+    listed = [
+        word
+        for line in lines
+        if not line.startswith("#")
+        for word in line.partition(":")[2].replace("/", " ").split()
+    ]
+
+    assert len(listed) > 1_500
+    assert sorted(listed) == sorted(set(listed))

@@ -21,6 +21,7 @@ from mcp_context_proxy.retrieval.purposes import (
     OWN_THINGS,
     QUERIES_OF_DATA,
     WEB_SEARCH,
+    WRITTEN_DOWN,
     purpose_of,
 )
 from mcp_context_proxy.retrieval.queries import (
@@ -206,7 +207,7 @@ def test_to_book_a_meeting_is_to_schedule_it_and_to_book_a_flight_is_not() -> No
         ("stop remembering my old car", "delete from memory my old car"),
         (
             "write down the steps in the file to.md",
-            "write down the steps in the file to.md (md file)",
+            "write the steps in the file to.md (md file)",
         ),
         ("log that I spent 3 hours on the report", None),
         ("leave a note on the merge request that it fails", None),
@@ -434,7 +435,8 @@ def test_the_same_noun_counts_fully_elsewhere(query: str) -> None:
 def test_a_query_in_another_language_is_not_corrected_and_its_unknown_words_are_no_evidence(
     query: str,
 ) -> None:
-    read_one = read_query(query, lambda _term: False, lambda: WordList(["offered", "archive", "date"]), {})
+    words = WordList(["offered", "archive", "date"])
+    read_one = read_query(query, lambda _term: False, lambda: words, {}, translates=False)
 
     assert read_one.read_as is None
     assert read_one.foreign
@@ -532,3 +534,62 @@ def test_who_changed_a_page_is_in_the_history_of_pages_not_in_that_of_a_reposito
 def test_who_changed_something_is_in_its_history() -> None:
     assert read("who changed this file last").read_as == "show history log of who changed this file last"
     assert read("who is this file from").read_as is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "unwanted"),
+    [
+        ("don't delete anything, just list the old branches", "delete"),
+        ("without changing anything tell me what is in the stash", "changing"),
+        ("rename the file instead of deleting it", "deleting"),
+        ("I don't want to close the ticket, only move it to the next sprint", "close"),
+        ("show me the chart, nothing should be uninstalled", "uninstalled"),
+        ("read the cells but do not edit them", "edit"),
+    ],
+)
+def test_what_is_not_to_be_done_counts_little(request_: str, unwanted: str) -> None:
+    assert weight(request_, unwanted) == REPORTED_SHARE
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "don't delete it",
+        "never delete my notes without asking",
+        "list the issues that are not assigned",
+        "the button does not delete the note",
+        "don't forget to send the mail to Anna",
+    ],
+)
+def test_a_negation_that_is_all_of_a_request_or_part_of_a_description_counts(request_: str) -> None:
+    verb = next(word for word in ("delete", "assigned", "send") if word in request_)
+
+    assert weight(request_, verb) == 1
+
+
+def test_what_is_done_to_the_things_that_a_question_is_for_counts_little() -> None:
+    assert weight("which pods are going to be deleted", "deleted") == REPORTED_SHARE
+    assert weight("which pods are going to be deleted", "pods") == 1
+    assert weight("which commit deleted the file", "deleted") == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "whole"),
+    [
+        ("note down the plan in the file todo.md", "write the plan in the file todo.md (md file)"),
+        ("please jot down the plan in a new Word document", "please write the plan in a new Word document"),
+    ],
+)
+def test_what_is_written_down_in_a_file_is_written_and_no_note(request_: str, whole: str) -> None:
+    assert read(request_).texts[0] == whole
+    assert read(request_).purpose is None
+
+
+def test_what_is_written_down_nowhere_is_for_notes() -> None:
+    assert read("write down the steps of this recipe").purpose is WRITTEN_DOWN
+    assert read("write down the steps of this recipe").texts[0] == "write down the steps of this recipe"
+
+
+@pytest.mark.parametrize("request_", ["show me the commit history", "get the git log of main"])
+def test_a_history_that_is_named_is_one(request_: str) -> None:
+    assert read(request_).purpose is HISTORY

@@ -61,10 +61,20 @@ def real_index() -> Index:
         pytest.param("branxh", "branch", id="substitution"),
         pytest.param("rpeositry", "repository", id="two errors in a long word"),
         pytest.param("pulll", "pull", id="doubled letter"),
+        pytest.param("remane", "rename", id="swap around a letter"),
+        pytest.param("histroy", "history", id="swap in what looks like two words"),
+        pytest.param("invioce", "invoice", id="word of offices"),
+        pytest.param("recipie", "recipe", id="word of households"),
     ],
 )
 def test_a_typing_error_is_corrected(written: str, meant: str) -> None:
     assert read_as(f"{written} for me") == f"{meant} for me"
+
+
+def test_a_rare_word_that_opens_an_order_may_be_a_usual_one_with_letters_swapped() -> None:
+    assert read_as("lits all containers") == "list all containers"
+    assert read_as("lits all containers", "lit") is None
+    assert read_as("show the lits containers") is None
 
 
 def test_a_sentence_of_errors_is_read_as_it_was_meant() -> None:
