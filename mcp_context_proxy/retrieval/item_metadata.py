@@ -207,7 +207,8 @@ able to" order something."""
 _ATTRIBUTE = pattern(
     r"\W*(?:(?:the|current|latest|last|exact|full|total) )*(?:status|state|size|length|number"
     r"|names?|title|urls?|address|owners?|authors?|date|time|price|cost|version|details|contents?|body|values?|location|type"
-    r"|age|height|progress|members?) of ",
+    r"|age|height|progress|members?) of "
+    r"(?!.{0,200} (?:is|are|was|were|should|will|must)\b)",
     re.IGNORECASE,
 )
 """Beginnings of orders that only name what is asked for: "status of the build"."""

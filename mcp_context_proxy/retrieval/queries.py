@@ -55,6 +55,7 @@ from mcp_context_proxy.retrieval.text import (
     encodable,
     is_foreign,
     is_known,
+    is_translated,
     sentences,
     stem,
     synonyms,
@@ -247,7 +248,9 @@ def read_query(
     needs, idiom = _needs(written), idiom_of(written)
     carried, reported = _carried(written, needs, None if idiom is None else idiom.end)
     openings = dict(_openings(written, needs))
-    in_english = not is_foreign(_without(written, carried) if carried else written)
+    spoken = _without(written, carried) if carried else written
+    translates = translates and is_translated(spoken)
+    in_english = not translates and not is_foreign(spoken)
     compared, foreign = dict[str, str | None](), set[str]()
     kinds, plain, unknown = list[tuple[str, float]](), 0, 0
     pieces, end = list[str](), 0
@@ -290,7 +293,7 @@ def read_query(
             count(token, VALUE_SHARE, asked)
             count(meant, SYNONYM_SHARE, added)
             replacement = token if meant == lower else meant
-        elif translates and not in_english and weight == 1 and (meant := translated(token)) is not None:
+        elif translates and weight == 1 and (meant := translated(token, is_first)) is not None:
             count(token, weight, asked)
             count(meant, weight * CORRECTED_SHARE, asked)
             foreign.update(map(stem, words(lower)))

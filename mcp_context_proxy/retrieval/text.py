@@ -106,6 +106,13 @@ FEWEST_FOREIGN = 2
 """Words that are not English, from which on a query is in another language: one may be a name. One of them
 must be a common word of another language, or have letters that English does not."""
 
+TRANSLATED_SHARE = 0.4
+"""Share of the words of a query that must be known of other languages for it to be translated: an English one
+may have a name such as Los Angeles."""
+
+LONGEST_NAME_LIKE = 3
+"""Letters of a word with a capital within a query that is rather a name: "Ed" is no word for "and"."""
+
 TRANSLATIONS = Path(__file__).with_name("translations.txt")
 """Words of other languages with which people ask for tools, by the English word for the same."""
 
@@ -249,24 +256,32 @@ def _translations() -> tuple[Mapping[str, str], frozenset[str]]:
 def is_foreign(query: str) -> bool:
     """Return whether a query seems to be in another language than English."""
     letters = [match.group().lower() for match in _LETTERS.finditer(query)]
-    telling = _translations()[1]
-    if query.isascii() and FOREIGN_WORDS.isdisjoint(letters) and telling.isdisjoint(letters):
+    if query.isascii() and FOREIGN_WORDS.isdisjoint(letters):
         return False  # as nearly every query
     foreign = strange = 0
     for written in letters:
-        plain = list(words(written))
         if written in FOREIGN_WORDS:
             foreign += 1
-        elif not all(map(is_known, plain)):
+        elif not all(map(is_known, words(written))):
             strange += 1
-            foreign += not written.isascii() or not telling.isdisjoint(plain)
-        else:
-            strange += not telling.isdisjoint(plain)
+            foreign += not written.isascii()
     return foreign > 0 and foreign + strange >= FEWEST_FOREIGN
 
 
-def translated(word: str) -> str | None:
-    """Return the English word for a word of another language that asks for tools."""
+def is_translated(query: str) -> bool:
+    """Return whether enough words of a query are those of another language that `translated` knows."""
+    meant, telling = _translations()
+    spoken = [_unaccented(match.group()).lower() for match in _LETTERS.finditer(query)]
+    if telling.isdisjoint(spoken):
+        return False
+    known = sum(word in meant for word in spoken)
+    return known >= max(FEWEST_FOREIGN, TRANSLATED_SHARE * len(spoken))
+
+
+def translated(word: str, is_first: bool) -> str | None:
+    """Return the English word for a word of another language that asks for tools; None for short names."""
+    if word.istitle() and len(word) <= LONGEST_NAME_LIKE and not is_first:
+        return None
     plain = _unaccented(word).lower().replace("ß", "ss")
     meant = _translations()[0]
     if (elided := _ELIDED.match(plain)) is not None:

@@ -205,6 +205,20 @@ def test_a_payload_of_another_language_makes_no_request_foreign():
     assert query.read_as is None
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "find songs like Shape of You by Ed Sheeran",
+        "show the photos that Vincent van Gogh has taken in Los Angeles",
+        "mark the site on the red map as done",
+        "book a table at Casa Nova",
+        "compare price e and price y of company la",
+    ],
+)
+def test_an_english_query_with_names_is_not_translated(query):
+    assert read_query(query, lambda _term: True, lambda: WordList([]), {}).read_as is None
+
+
 def test_words_that_are_telling_of_another_language_are_hardly_english():
     frequent = set(WORDS.read_text(encoding="ascii").split())
 
