@@ -188,6 +188,9 @@ def open_session(path: Path, optimised: bool = False) -> Any:
     options.log_severity_level = ERRORS_ONLY
     # Concurrency comes from the caller's threads; a pool per session would spin between runs.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    # An arena keeps what the longest texts have needed, 10 MB once a catalog was embedded. Without it a query
+    # is embedded 5 % faster, and a text of the catalog 6 % slower.
+    options.enable_cpu_mem_arena = False
     try:
         processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -268,7 +268,7 @@ class InteractionIndex:
         linear = settings.time_decay == "linear"
         shares = np.empty(len(facts), np.float64)
         by_number = {self._names[name]: own for name, own in settings.types.items() if name in self._names}
-        for number in np.unique(facts["type"]).tolist():
+        for number in sorted(set(facts["type"].tolist())):
             own, of_type = by_number.get(number), facts["type"] == number
             daily, boost = settings.time_decay_factor, 1.0
             if own is not None:

@@ -301,7 +301,7 @@ class TermCounts(Struct, frozen=True, eq=False):
     """Positions in the vocabulary."""
     fields: NDArray[np.uint8]
     counts: Small
-    lengths: NDArray[np.float32]
+    lengths: Small
     """[items, fields], in terms."""
 
     def places_of(self, hashes: NDArray[np.int64]) -> dict[int, int]:
@@ -354,7 +354,7 @@ def count_terms(items: Iterable[Fields]) -> TermCounts:
         _small(numbered, vocabulary.size),
         (cells % len(FIELDS)).astype(np.uint8),
         _small(counts, int(counts.max(initial=0))),
-        by_field.astype(np.float32),
+        _small(by_field, int(by_field.max(initial=0))),
     )
 
 
@@ -388,7 +388,7 @@ class Postings(Struct, frozen=True, eq=False):
     cells: Small
     """Places where a term occurs, ascending: ``item * len(FIELDS) + field``."""
     counts: Small
-    lengths: NDArray[np.float32]
+    lengths: Small
     """[items, fields], in terms."""
     totals: NDArray[np.float64]
     """[fields]: the sum of the lengths."""

@@ -106,8 +106,11 @@ class Reading(Struct, frozen=True, eq=False):
     """Evidence of keyword stuffing."""
     actions: NDArray[np.uint8]
     """Action of each item, as `item_metadata.effect_of` returns it."""
-    words: frozenset[str]
-    """Words of the names of items and their parameters, with which misspelled words are corrected."""
+    words: str
+    """Words of the names of items and their parameters, with which misspelled words are corrected.
+
+    One text with spaces: as objects of their own they would take ten times as much memory.
+    """
 
     @classmethod
     def joined(cls, readings: Sequence[Reading]) -> Reading:
@@ -122,7 +125,7 @@ class Reading(Struct, frozen=True, eq=False):
             np.concatenate([np.zeros(0, np.int64), *(one.label_counts for one in readings)]),
             Evidence.joined([one.evidence for one in readings]),
             np.concatenate([np.zeros(0, np.uint8), *(one.actions for one in readings)]),
-            frozenset(chain.from_iterable(one.words for one in readings)),
+            " ".join(sorted({word for one in readings for word in one.words.split()})),
         )
 
     def take(self, places: NDArray[np.int64]) -> Reading:
@@ -227,7 +230,7 @@ class Index(Struct, frozen=True, eq=False):
         """Return the words with which misspelled words of a query are corrected."""
         if not self.word_lists:
             names = chain.from_iterable(identifier_words(key).split() for key in self.keys)
-            known = {*names, *chain.from_iterable(group.whole.words for group in self.readings)}
+            known = {*names, *(word for group in self.readings for word in group.whole.words.split())}
             self.word_lists.append(WordList(sorted(known)))
         return self.word_lists[0]
 

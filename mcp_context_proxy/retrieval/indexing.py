@@ -258,7 +258,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
         label_counts=np.array([len(own) for own in labels], np.int64),
         evidence=Evidence.of(items),
         actions=np.array([effect_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
-        words=frozenset(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH)),
+        words=" ".join(dict.fromkeys(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH))),
     )
     return reading, count_terms(fields for fields, _ in texts)
 
@@ -359,8 +359,11 @@ def _with_rows(part: Part, known: Mapping[str, int]) -> Part:
 
 def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identity, Part], Pool]:
     """Return the parts with a new pool of only those vectors that they use."""
-    used = np.unique(np.concatenate([np.zeros(0, np.int32), *(part.rows for part in parts.values())]))
-    used, fresh = used[used != NOWHERE], Pool()
+    is_used, fresh = np.zeros(pool.vectors.size, bool), Pool()
+    for part in parts.values():
+        is_used[part.rows] = True
+    is_used[NOWHERE] = False
+    used = np.flatnonzero(is_used).astype(np.int32)
     moved = np.full(pool.vectors.size, NOWHERE, np.int32)
     moved[used] = fresh.add(np.array(pool.vectors.views(used), np.int16))
     return {identity: replace(part, rows=moved[part.rows]) for identity, part in parts.items()}, fresh

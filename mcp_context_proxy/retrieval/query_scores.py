@@ -456,8 +456,8 @@ class QueryScores:
         behind its own by repeating them with a word more.
         """
         # Nearly every tool has a name of its own, which the hashes of the names tell at once.
-        names = self.query.index.names[self.items[ordered], 0]
-        if np.unique(names).size == names.size:
+        names = self.query.index.names[self.items[ordered], 0].tolist()
+        if len(set(names)) == len(names):
             return ordered, {}
         first, twins = dict[tuple[str, bytes], int](), dict[int, tuple[Tool, ...]]()
         kept = np.ones(ordered.size, bool)
