@@ -121,7 +121,8 @@ class DownstreamClient(ServerLifecycle):
         self._redact.on_learned = partial(known.learn, config.name)
         self._admission = Admission(config.name)
         self._pending, self._pending_bytes = 0, 0
-        self._none_pending = anyio.Event()
+        self._none_pending: anyio.Event | None = None
+        """Set when no request is pending; None while nobody waits for that."""
         self._stop = anyio.Event()
 
     @property
@@ -194,7 +195,8 @@ class DownstreamClient(ServerLifecycle):
     def stop(self) -> None:
         """Ask the owner task to close the connections and return."""
         self._stop.set()
-        self._none_pending.set()
+        if self._none_pending is not None:
+            self._none_pending.set()
 
     async def call(self, method: str, params: Members, outgoing: Outgoing = PLAIN) -> bytes:
         """Send one request and return its encoded result as it came, unless it reports an error.
@@ -259,7 +261,7 @@ class DownstreamClient(ServerLifecycle):
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
             self._idle.last_used = time.monotonic()
-            if not self._pending:
+            if not self._pending and self._none_pending is not None:
                 self._none_pending.set()
 
     async def refuse_secrets(self, params: Members, subject: str) -> None:

@@ -271,9 +271,8 @@ class Conversation:
         Raises:
             RequestError: nothing is negotiated yet that it could be answered by.
         """
-        meta = eras.meta_of(params) if "_meta" in params else {}
-        session = self._session
-        if eras.is_modern(meta):
+        meta, session = eras.meta_of(params), self._session
+        if meta.is_modern:
             era = Era.MODERN
         elif session is not None and eras.VERSION_KEY not in meta:
             era = Era.HANDSHAKE

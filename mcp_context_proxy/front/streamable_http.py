@@ -377,7 +377,7 @@ def _caller(
     client_info: Raw | None,
     exchange: Exchange,
     ask: Ask,
-    meta: Members,
+    meta: eras.Meta,
 ) -> Caller:
     return Caller(
         era=era,

@@ -103,7 +103,7 @@ def decode(frame: bytes) -> Envelope:
             too long.
     """
     # The payload stays undecoded, so a later check would come only in the client.
-    if not is_utf8(frame):
+    if not (frame.isascii() or is_utf8(frame)):
         raise MalformedError("it is not UTF-8")
     try:
         message = _decode_envelope(frame)
@@ -144,6 +144,9 @@ def decode_from_server(frame: bytes) -> Envelope:
         return message
 
 
+_VERSION: Final = b'"2.0"'
+
+
 def decode_from_client(frame: bytes) -> Envelope:
     """Decode one message of a client, with the checks that JSON-RPC asks of a server.
 
@@ -155,14 +158,15 @@ def decode_from_client(frame: bytes) -> Envelope:
         if message.result is UNSET and message.error is UNSET:
             raise MalformedError("it has neither a method nor a result nor an error", INVALID_REQUEST)
         return message
-    if message.jsonrpc is UNSET or text(message.jsonrpc) != "2.0":
+    if message.jsonrpc is UNSET or (bytes(message.jsonrpc) != _VERSION and text(message.jsonrpc) != "2.0"):
         raise MalformedError('its jsonrpc must be "2.0"', INVALID_REQUEST)
     if message.id is None or isinstance(message.id, float):
         raise MalformedError("its id must be a string or an integer", INVALID_REQUEST)
-    if isinstance(message.params, Raw) and not starts_with(message.params, b"{"):
-        raise MalformedError("its params must be an object", INVALID_REQUEST)
-    if isinstance(message.params, Raw) and holds_a_flood(message.params):
-        raise MalformedError(f"its params have more than {MOST_ENTRIES:,} members", INVALID_REQUEST)
+    if isinstance(params := message.params, Raw):
+        if not starts_with(params, b"{"):
+            raise MalformedError("its params must be an object", INVALID_REQUEST)
+        if len(params) >= TAKEN_APART_BYTES and holds_a_flood(params):
+            raise MalformedError(f"its params have more than {MOST_ENTRIES:,} members", INVALID_REQUEST)
     return message
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum, StrEnum, auto
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -55,7 +55,7 @@ META_BYTES = envelope.TAKEN_APART_BYTES
 passed on as it came, and nothing in it is changed."""
 
 USUAL_META_BYTES = 512
-"""Size of a ``_meta`` of a result that is remembered: most servers send the same with each result."""
+"""Size of a ``_meta`` that is remembered: most peers send the same with each request, or each result."""
 
 PER_CONNECTION_KEYS = frozenset(
     {VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, "progressToken"}
@@ -143,15 +143,79 @@ _CODES: Mapping[Era, Mapping[int, int]] = {
 }
 
 
-def meta_of(params: Members) -> Members:
+class Meta(dict[str, Raw]):
+    """A decoded ``_meta``. Messages with the same one share it, so it is not to be changed."""
+
+    @cached_property
+    def is_modern(self) -> bool:
+        """True if it is a complete envelope of the modern era."""
+        version, capabilities = self.get(VERSION_KEY), self.get(CLIENT_CAPABILITIES_KEY)
+        if version is None or capabilities is None or not envelope.starts_with(capabilities, b"{"):
+            return False
+        return bytes(version) == _MODERN_VERSION_JSON or envelope.text(version) == MODERN_VERSION
+
+    @cached_property
+    def fault(self) -> str | None:
+        """The fault in it, for the sender of a request; None if it is right."""
+        token = self.get("progressToken")
+        if token is not None and type(envelope.value_or_none(token)) not in (int, str):
+            return "progressToken must be a string or an integer"
+        return None
+
+    @cached_property
+    def modern_fault(self) -> str | None:
+        """The same for a request of the modern era."""
+        if self.fault is not None:
+            return self.fault
+        if not _is(self.get(CLIENT_CAPABILITIES_KEY), OBJECT):
+            return f"{CLIENT_CAPABILITIES_KEY} must be an object"
+        level = self.get(LOG_LEVEL_KEY)
+        if level is not None and envelope.text(level) not in LOG_LEVELS:
+            return f"{LOG_LEVEL_KEY} must be one of {', '.join(LOG_LEVELS)}"
+        return None
+
+    @cached_property
+    def for_modern_server(self) -> Raw:
+        """The ``_meta`` for a modern server of a request whose client introduces itself in this one."""
+        sent: dict[str, Any] = {**self.passed_on, VERSION_KEY: MODERN_VERSION}
+        sent[CLIENT_CAPABILITIES_KEY] = without_tasks(self.get(CLIENT_CAPABILITIES_KEY, _NOTHING))
+        sent |= {key: self[key] for key in (CLIENT_INFO_KEY, LOG_LEVEL_KEY) if key in self}
+        return envelope.raw(sent)
+
+    def introduces(self, capabilities: object, client_info: object, log_level: object) -> bool:
+        """Return whether these are just those that it has."""
+        own = self.get(CLIENT_CAPABILITIES_KEY), self.get(CLIENT_INFO_KEY), self.get(LOG_LEVEL_KEY)
+        return capabilities is own[0] and client_info is own[1] and log_level is own[2]
+
+    @cached_property
+    def passed_on(self) -> Mapping[str, Raw]:
+        """The part of it that goes on to a server: neither this proxy's own nor what belongs to one hop."""
+        return {
+            key: raw
+            for key, raw in self.items()
+            if key not in PER_CONNECTION_KEYS and not key.startswith(OWN_PREFIX)
+        }
+
+
+NO_META: Final = Meta()
+
+
+def meta_of(params: Members) -> Meta:
     """Return the ``_meta`` of a request or a result; empty if it is absent, no object, or too large."""
     raw = params.get("_meta")
     if raw is None or len(raw) > META_BYTES:
-        return {}
+        return NO_META
+    return _known_meta(bytes(raw)) if len(raw) <= USUAL_META_BYTES else _read_meta(raw)
+
+
+def _read_meta(raw: bytes | Raw) -> Meta:
     try:
-        return envelope.members(raw)
+        return Meta(envelope.members(raw))
     except msgspec.DecodeError:
-        return {}
+        return NO_META
+
+
+_known_meta = lru_cache(maxsize=64)(_read_meta)
 
 
 def name_of(client_info: Raw | None) -> str | None:
@@ -174,14 +238,6 @@ def client_capabilities(declared: Raw | None) -> Mapping[str, Any]:
     return {name: known[name] for name in CAPABILITY_OF.values() if isinstance(known.get(name), dict)}
 
 
-def is_modern(meta: Members) -> bool:
-    """Return whether ``_meta`` is a complete envelope of the modern era."""
-    version, capabilities = meta.get(VERSION_KEY), meta.get(CLIENT_CAPABILITIES_KEY)
-    if version is None or capabilities is None or not envelope.starts_with(capabilities, b"{"):
-        return False
-    return bytes(version) == _MODERN_VERSION_JSON or envelope.text(version) == MODERN_VERSION
-
-
 def fit_params_to_server(
     params: Members,
     era: Era,
@@ -200,9 +256,16 @@ def fit_params_to_server(
     out.pop(TASK_KEY, None)
     sent: dict[str, Any] = {}
     if out.pop("_meta", None) is not None:
-        for key, raw in meta_of(params).items():
-            if key not in PER_CONNECTION_KEYS and not key.startswith(OWN_PREFIX):
-                sent[key] = raw
+        meta = meta_of(params)
+        if (
+            era is Era.MODERN
+            and progress_token is None
+            and capabilities is not None
+            and meta.introduces(capabilities, client_info, log_level)
+        ):
+            out["_meta"] = meta.for_modern_server
+            return out
+        sent.update(meta.passed_on)
     if era is Era.MODERN:
         sent[VERSION_KEY] = MODERN_VERSION
         sent[CLIENT_CAPABILITIES_KEY] = without_tasks(capabilities or _NOTHING)
@@ -322,7 +385,7 @@ def _bounded_ttl(raw: Raw | None) -> Raw:
 
 
 def _to_handshake(method: str, parts: Members, result: bytes) -> bytes:
-    meta = meta_of(parts)
+    meta = dict(meta_of(parts))
     structured = parts.get("structuredContent")
     wrap = method == "tools/call" and structured is not None and not envelope.starts_with(structured, b"{")
     if not wrap and SERVER_INFO_KEY not in meta and not any(key in parts for key in MODERN_ONLY_RESULT_KEYS):
@@ -439,45 +502,43 @@ _ALLOWED: Mapping[str, Mapping[str, bytes]] = {
 }
 """Optional members of the params of each method, with the first characters of their possible kinds."""
 
-_LOOKED_AT: Mapping[str, tuple[str, ...]] = {
-    **{method: tuple(needed) for method, needed in _NEEDED.items()},
-    **dict.fromkeys(_LISTS, ("cursor",)),
-}
-"""Members of the params of each method that are decoded here, and so bounded, beside ``_meta``; others are
-only passed on."""
+_PASSED_ON = "arguments"
+"""The param that is only passed on; all others are decoded here, and so bounded, as ``_meta`` is."""
 
-_CHECKS = {
-    method: (_LOOKED_AT[method], (*_NEEDED.get(method, {}).items(),), (*_ALLOWED.get(method, {}).items(),))
-    for method in _LOOKED_AT
+_CHECKS: Mapping[str, tuple[tuple[str, bytes, bool, bool], ...]] = {
+    method: tuple(
+        (name, kinds, name in _NEEDED.get(method, {}), name != _PASSED_ON)
+        for name, kinds in {**_NEEDED.get(method, {}), **_ALLOWED.get(method, {})}.items()
+    )
+    for method in {**_NEEDED, **_ALLOWED}
 }
-"""All of these, put together for each method: every call is checked."""
-
-_NO_CHECKS = (), (), ()
+"""All of these by method, because every call is checked: each name with its kinds, whether it is needed, and
+whether it is bounded."""
 
 _REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
 
 def params_fault(
-    method: str, params: Members, *, modern: bool = False, meta: Members | None = None
+    method: str, params: Members, *, modern: bool = False, meta: Meta | None = None
 ) -> str | None:
     """Return the fault in the params of a request, for its sender; None if they are right.
 
     `meta` is their ``_meta``, if it is decoded already.
     """
-    looked_at, needed, allowed = _CHECKS.get(method, _NO_CHECKS)
-    raw_meta = params.get("_meta")
-    for name in looked_at:
-        if (raw := params.get(name)) is not None and len(raw) > envelope.TAKEN_APART_BYTES:
+    for name, kinds, needed, bounded in _CHECKS.get(method, ()):
+        raw = params.get(name)
+        if raw is None:
+            if needed:
+                return f"{method} needs {name}, {_KINDS[kinds[0]]}"
+        elif bounded and len(raw) > envelope.TAKEN_APART_BYTES:
             return _too_large(name, method, raw)
+        elif not envelope.starts_with(raw, kinds):
+            needs = f"{method} needs {name}," if needed else f"{name} of {method} must be"
+            return f"{needs} {_KINDS[kinds[0]]}"
+    raw_meta = params.get("_meta")
     if raw_meta is not None and len(raw_meta) > envelope.TAKEN_APART_BYTES:
         return _too_large("_meta", method, raw_meta)
-    for name, kind in needed:
-        if not _is(params.get(name), kind):
-            return f"{method} needs {name}, {_KINDS[kind[0]]}"
-    for name, kinds in allowed:
-        if (raw := params.get(name)) is not None and not _is(raw, kinds):
-            return f"{name} of {method} must be {_KINDS[kinds[0]]}"
-    if raw_meta is not None and not _is(raw_meta, OBJECT + NULL):
+    if raw_meta is not None and not envelope.starts_with(raw_meta, OBJECT + NULL):
         return "_meta must be an object"
     if method == "completion/complete" and (wrong := _reference_fault(params)) is not None:
         return wrong
@@ -485,14 +546,7 @@ def params_fault(
         return f"{CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
     if meta is None:
         meta = meta_of(params)
-    token, level = meta.get("progressToken"), meta.get(LOG_LEVEL_KEY)
-    if token is not None and type(envelope.value_or_none(token)) not in (int, str):
-        return "progressToken must be a string or an integer"
-    if modern and not _is(meta.get(CLIENT_CAPABILITIES_KEY), OBJECT):
-        return f"{CLIENT_CAPABILITIES_KEY} must be an object"
-    if modern and level is not None and envelope.text(level) not in LOG_LEVELS:
-        return f"{LOG_LEVEL_KEY} must be one of {', '.join(LOG_LEVELS)}"
-    return None
+    return meta.modern_fault if modern else meta.fault
 
 
 def _reference_fault(params: Members) -> str | None:

@@ -21,8 +21,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
-from mcp_context_proxy.retrieval.bm25 import LexicalScores
-from mcp_context_proxy.retrieval.index import Filters, Index, lexical_only
+from mcp_context_proxy.retrieval.index import Filters, Index, QueryWords, lexical_only
 from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
 from mcp_context_proxy.retrieval.query_scores import (
     COPY_COSINE,
@@ -42,6 +41,7 @@ from mcp_context_proxy.retrieval.scoring import (
 )
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.threads import Meanwhile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +87,7 @@ class _Understood(Struct, frozen=True, eq=False):
     question: tuple[str, frozenset[tuple[Kind, str]], Mapping[str, str]]
     """The query, the hidden items and the configured words that it was read with."""
     query: ReadQuery
-    lexical: LexicalScores
+    words: Meanwhile[QueryWords]
 
 
 class Engine:
@@ -145,9 +145,11 @@ class Engine:
         if snapshot.hidden:
             filters = replace(filters, without=filters.without | snapshot.hidden)
         index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
-        understood, lexical = self._read_query(query, index, snapshot)
+        understood, words = self._read_query(query, index, snapshot)
         vectors, note = None, None
         if options.method != "lexical":
+            if index.dense is not None:
+                words.begin()
             vectors, note = self._query_vectors(understood, index, history)
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
@@ -161,7 +163,7 @@ class Engine:
         prepared = PreparedQuery(
             understood,
             index,
-            lexical=lexical,
+            words=words.result(),
             vectors=vectors,
             rivals=rivals,
             method=options.method,
@@ -303,12 +305,14 @@ class Engine:
         whole = snapshot.part_of or snapshot
         return next((index for index in self._indexes if index.snapshot is whole), None)
 
-    def _read_query(self, query: str, index: Index, snapshot: Snapshot) -> tuple[ReadQuery, LexicalScores]:
-        """Return a query as it is understood, and the scores of all items for its words."""
+    def _read_query(
+        self, query: str, index: Index, snapshot: Snapshot
+    ) -> tuple[ReadQuery, Meanwhile[QueryWords]]:
+        """Return a query as it is understood, and what its words tell."""
         question = query, snapshot.hidden, self.stands_for
         for known in self._latest:
             if known.index is index and known.question == question:
-                return known.query, known.lexical
+                return known.query, known.words
         # Most of what it takes to read a query is not needed before the first one.
         from mcp_context_proxy.retrieval.queries import read_query  # noqa: PLC0415
 
@@ -320,12 +324,13 @@ class Engine:
             # No word is corrected to one that only hidden items have, and none left for one.
             seen = index.allowed(Filters(without=snapshot.hidden))
             has = partial(index.lexical.has_among, items=seen)
-            words = cache(partial(index.words_of, seen))
-            understood = read_query(query, has, words, self.stands_for, translates)
-        read = _Understood(index, question, understood, index.lexical.score(understood.weights))
+            catalog = cache(partial(index.words_of, seen))
+            understood = read_query(query, has, catalog, self.stands_for, translates)
+        words = Meanwhile(partial(QueryWords.of, understood, index))
+        read = _Understood(index, question, understood, words)
         # Assigned at once: another thread may read meanwhile, and at worst one of two readings is lost.
         self._latest = (read, *self._latest[: QUERIES_KEPT - 1])
-        return read.query, read.lexical
+        return understood, words
 
     def _query_vectors(
         self, query: ReadQuery, index: Index, history: Sequence[str]

@@ -16,7 +16,15 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Item, Kind, Snapshot, Source, Tool, ToolKey
-from mcp_context_proxy.retrieval.bm25 import ITEMS_A_GROUP, Flat, Group, LexicalIndex, TermCounts, grouped
+from mcp_context_proxy.retrieval.bm25 import (
+    ITEMS_A_GROUP,
+    Flat,
+    Group,
+    LexicalIndex,
+    LexicalScores,
+    TermCounts,
+    grouped,
+)
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.item_metadata import ORDERS, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
@@ -26,6 +34,8 @@ from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mcp_context_proxy.retrieval.queries import ReadQuery
 
 KINDS = tuple(Kind)
 
@@ -336,6 +346,29 @@ class Index(Struct, frozen=True, eq=False):
             for at in np.flatnonzero(np.isin(own, wanted)).tolist()
             if isinstance(tool := self.items[at], Tool) and (tool.server, tool.name) in keys
         ]
+
+
+class QueryWords(Struct, frozen=True, eq=False):
+    """Everything that the words of a query tell about an index; its meaning may be computed meanwhile."""
+
+    lexical: LexicalScores
+    instructed: NDArray[np.float32] | None
+    """By source, the share of the query that the instructions of the server have."""
+    addressed: list[int]
+    """Sources that the query names."""
+    named: list[int]
+    """Items whose name the query is."""
+
+    @classmethod
+    def of(cls, query: ReadQuery, index: Index) -> QueryWords:
+        """Look for the words of a query."""
+        lexical = index.lexical.score(query.weights)
+        return cls(
+            lexical,
+            index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf}),
+            index.addressed(query.addressed),
+            index.named([name_key(query.written)]),
+        )
 
 
 @lru_cache(maxsize=NAMES_KEPT)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Kind, Tool
-from mcp_context_proxy.retrieval.bm25 import K1, LexicalScores
-from mcp_context_proxy.retrieval.index import KINDS, Index
+from mcp_context_proxy.retrieval.bm25 import K1
+from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
 from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
@@ -43,7 +43,7 @@ from mcp_context_proxy.retrieval.scoring import (
     ordinary_terms,
     share_places,
 )
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, name_key
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
 from mcp_context_proxy.system.later import np
 
@@ -125,7 +125,7 @@ class PreparedQuery:
         query: ReadQuery,
         index: Index,
         *,
-        lexical: LexicalScores,
+        words: QueryWords,
         vectors: NDArray[np.float32] | None,
         rivals: Rivals | None,
         method: Method,
@@ -134,9 +134,9 @@ class PreparedQuery:
     ) -> None:
         """Put together the facts about a query.
 
-        The lexical scores are those of the query's words. The vectors are those of its texts, None in a
-        search by words only, and the rivals what is nearest to it elsewhere, None where that is not known.
-        Past use and the additions for new items are given by position in the index.
+        The vectors are those of its texts, None in a search by words only, and the rivals what is nearest to
+        it elsewhere, None where that is not known. Past use and the additions for new items are given by
+        position in the index.
         """
         self.index, self.vectors, self.rivals, self.method = index, vectors, rivals, method
         self.supports, self.novel = supports, novel
@@ -150,13 +150,8 @@ class PreparedQuery:
         """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish = query.foreign, query.is_gibberish
         self.purpose, self.purposes = query.purpose, query.purposes
-        self.lexical = lexical
-        self.instructed = index.instructed({t: lexical.idf[t] for t in query.asked if t in lexical.idf})
-        """By source, the share of the query that the instructions of the server have."""
-        self.addressed = index.addressed(query.addressed)
-        """Sources that the query names."""
-        self.named = index.named([name_key(query.written)])
-        """Items whose name the query is."""
+        self.lexical, self.instructed = words.lexical, words.instructed
+        self.addressed, self.named = words.addressed, words.named
 
 
 class QueryScores:

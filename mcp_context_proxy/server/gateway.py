@@ -238,7 +238,7 @@ class Gateway:
     async def _call(self, params: Members, caller: Caller) -> bytes:
         name = envelope.text(params.get("name"))
         if name is None or name not in meta_definitions.RESERVED:
-            return await self._tool_calls.call(params, caller)
+            return await self._tool_calls.call(name, params, caller)
         if name in meta_definitions.CALLS:
             return await self._meta_tools.call_through(name, params, caller)
         await in_task()
@@ -322,7 +322,8 @@ class Drain:
         """True once new requests are refused."""
         self._requests: set[_Request] = set()
         self._busy = 0
-        self._idle = anyio.Event()
+        self._idle: anyio.Event | None = None
+        """Set when nothing is under way; None while nobody waits for that."""
 
     def busy(self) -> _Busy:
         """Delay the stop while something is done inside, such as writing a response."""
@@ -346,7 +347,7 @@ class Drain:
         if request is not None:
             self._requests.discard(request)
         self._busy -= 1
-        if not self._busy:
+        if not self._busy and self._idle is not None:
             self._idle.set()
 
     async def finish(self, seconds: float) -> None:

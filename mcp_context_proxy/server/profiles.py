@@ -25,7 +25,7 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, Members, RequestError
+from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.trust.principals import THE_USER, Principal, Profile, profile_of
@@ -69,7 +69,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Sends a notification that belongs to this request."""
     ask: Ask
     """Makes a request of the client; a modern client cannot be asked so."""
-    meta: Members | None = None
+    meta: eras.Meta | None = None
     """The ``_meta`` of the request, if the front has decoded it."""
     release: Callable[[], None]
     """Gives back the room of the request at the front: the limits of its server count it from now on."""

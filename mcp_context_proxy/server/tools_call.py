@@ -80,7 +80,8 @@ class _Ended(msgspec.Struct, frozen=True, eq=False):
     caller: Caller
     session: SessionContext | None
     goal: str | None
-    outcome: Outcome
+    outcome: Outcome | bytes
+    """How it ended, or its small result, of which that is read later."""
     size: int
     seconds: float
     rule: str | None
@@ -140,7 +141,8 @@ class EndedCalls(Struct, kw_only=True, eq=False):
 
         ``rule`` is what allowed it, if it was not the default.
         """
-        ended = _Ended(tool, params, caller, session, goal, outcome_of(result), len(result), seconds, rule)
+        outcome = result if len(result) <= SMALL_BYTES else outcome_of(result)
+        ended = _Ended(tool, params, caller, session, goal, outcome, len(result), seconds, rule)
         if not self._waiting:
             after_step(self._follow_up)
         self._waiting.append(ended)
@@ -153,7 +155,8 @@ class EndedCalls(Struct, kw_only=True, eq=False):
             self._take(ended)
 
     def _take(self, ended: _Ended) -> None:
-        tool, params, caller, outcome = ended.tool, ended.params, ended.caller, ended.outcome
+        tool, params, caller = ended.tool, ended.params, ended.caller
+        outcome = outcome_of(ended.outcome) if isinstance(ended.outcome, bytes) else ended.outcome
         ms = ended.seconds * 1000
         self._audited(
             tool,
@@ -388,8 +391,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     when_kept: Callable[[Caller], None]
     """Called when a result was shortened, and its caller may read the whole."""
 
-    async def call(self, params: Members, caller: Caller) -> bytes:
-        """Return the result of ``tools/call`` for a downstream tool, fitted to the caller's era.
+    async def call(self, name: str | None, params: Members, caller: Caller) -> bytes:
+        """Return the result of ``tools/call`` for a downstream tool by this name, fitted to the caller's era.
 
         Failures on the way are results that the model can read and act on; so is an unknown name, as the
         SDKs' own servers answer it.
@@ -398,7 +401,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             RequestError: the server answered with an error of its own.
         """
         try:
-            name = envelope.text(params["name"]) or ""
+            name = name or ""
             tool = await self.resolve(name, params, caller)
             # A host decides by what it has listed, and under this name only.
             listed = caller.name_of(tool) if tool.wider_names else tool.exposed_name

@@ -11,6 +11,10 @@ from mcp_context_proxy.protocol.eras import Era
 P = "io.modelcontextprotocol/"
 
 
+def meta(value: dict[str, Any]) -> eras.Meta:
+    return eras.meta_of(members({"_meta": value}))
+
+
 def members(value: dict[str, Any]) -> envelope.Members:
     return envelope.members(json.dumps(value).encode())
 
@@ -183,8 +187,17 @@ def test_structured_content_without_text_becomes_text_for_a_handshake_client() -
 def test_only_a_complete_envelope_is_modern() -> None:
     whole = {P + "protocolVersion": "2026-07-28", P + "clientCapabilities": {}}
 
-    assert eras.is_modern(members(whole))
+    assert meta(whole).is_modern
     for key in whole:
-        assert not eras.is_modern(members({k: v for k, v in whole.items() if k != key}))
-    assert not eras.is_modern(members(whole | {P + "protocolVersion": "2025-11-25"}))
-    assert not eras.is_modern(members(whole | {P + "clientCapabilities": []}))
+        assert not meta({k: v for k, v in whole.items() if k != key}).is_modern
+    assert not meta(whole | {P + "protocolVersion": "2025-11-25"}).is_modern
+    assert not meta(whole | {P + "clientCapabilities": []}).is_modern
+
+
+def test_a_meta_is_read_as_it_came_each_time_and_conversions_leave_it_alone() -> None:
+    own = {P + "serverInfo": {"name": "s", "version": "1"}, "x": 1}
+    came = members({"content": [], "_meta": own})
+
+    assert upward("tools/call", {"content": [], "_meta": own}, Era.HANDSHAKE)["_meta"] == {"x": 1}
+    assert {key: json.loads(bytes(raw)) for key, raw in eras.meta_of(came).items()} == own
+    assert eras.meta_of({"_meta": envelope.Raw(b"[]")}) == eras.meta_of({}) == {}
