@@ -38,7 +38,7 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.server.meta_tools import said_by
+from mcp_context_proxy.server.meta_tools import instructions_by_server
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.rendering import PastRequests
@@ -527,7 +527,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         rules = introduction(snapshot, INSTRUCTIONS_BYTES - len(instructions().encode()), removed)
         room = meta_definitions.INSTRUCTIONS_BYTES - len(rules.text.encode())
         seen = (client for client in self.fleet.serving() if reaches(client.name))
-        said = said_by(seen, self.redact)
+        said = instructions_by_server(seen, self.redact)
         text = instructions(said=said, most=room)
         lines = {name: meta_definitions.server_line(name, words) for name, words in said.items()}
         servers = frozenset(name for name, line in lines.items() if line in text)

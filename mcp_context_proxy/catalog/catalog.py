@@ -229,7 +229,7 @@ class Catalog:
                 owner_of=owner_of,
                 prompts=prompts,
                 skills=skills,
-                findings=tuple(_told(findings)),
+                findings=tuple(_limited(findings)),
                 servers=self._servers,
                 unlisted=unlisted,
             )
@@ -543,7 +543,7 @@ FINDINGS, FINDING_CHARACTERS = 100, 1_000
 """Findings about one server that are told, and characters of one: a person reads no more."""
 
 
-def _told(findings: Iterable[str]) -> Iterator[str]:
+def _limited(findings: Iterable[str]) -> Iterator[str]:
     """Yield the first findings about each server, and how many more there are."""
     counted = Counter[str]()
     for finding in findings:

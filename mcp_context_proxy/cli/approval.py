@@ -129,7 +129,7 @@ def approve_command(config: Config, server: str, tools: tuple[str, ...], expecte
     with _opened(config) as store:
         decided = decide(store, server, tools, State.APPROVED, by=BY, expected=expected)
     _record(config, decided)
-    _told("Approved", server, decided)
+    _print_decision("Approved", server, decided)
 
 
 @click.command("reject")
@@ -144,7 +144,7 @@ def reject_command(config: Config, server: str, tools: tuple[str, ...]) -> None:
     with _opened(config) as store:
         decided = decide(store, server, tools, State.REJECTED, by=BY)
     _record(config, decided)
-    _told("Rejected", server, decided)
+    _print_decision("Rejected", server, decided)
 
 
 def _record(config: Config, decided: list[ApprovalRow]) -> None:
@@ -156,7 +156,7 @@ def _record(config: Config, decided: list[ApprovalRow]) -> None:
         note_now(config, "approval", **event_for(row).facts)
 
 
-def _told(verb: str, server: str, decided: list[ApprovalRow]) -> None:
+def _print_decision(verb: str, server: str, decided: list[ApprovalRow]) -> None:
     names = ", ".join(one_line(row.name, NAME_CHARACTERS) for row in decided)
     results().say(f"{verb} {counted(len(decided), 'definition')} of {server}: {names}.")
 

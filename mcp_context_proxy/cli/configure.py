@@ -136,7 +136,7 @@ async def _log_in(
 
         async def tell(offer: LoginOffer) -> None:
             nonlocal surprising
-            surprising = _tell(config, offer, before)
+            surprising = _print_offer(config, offer, before)
 
         async def show(address: str) -> None:
             click.echo(f"Open this address to log in to {config.name}:\n\n  {shown(address)}\n")
@@ -158,7 +158,7 @@ async def _log_in(
     )
 
 
-def _tell(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
+def _print_offer(config: ServerConfig, offer: LoginOffer, before: OAuthCredentials | None) -> bool:
     """Print where a login leads and its scopes; return whether a person would not expect that."""
     from mcp_context_proxy.oauth.token_endpoint import REASON_SHOWN, scopes_beyond
     from mcp_context_proxy.protocol.strangers import one_line

@@ -385,7 +385,7 @@ def set_options(session: ChosenSession, as_json: bool, **given: Any) -> None:
     options = {**_set(session.facts["options"]), **changed} if changed else {}
     if (preset := options.pop("preset", None)) is not None:
         options |= {domain: {**options.get(domain, {}), "preset": preset} for domain in DOMAINS}
-    _told(session, session.proxy.patch(session.path, {"options": options}), as_json)
+    _print_changed(session, session.proxy.patch(session.path, {"options": options}), as_json)
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,10 +434,10 @@ def _change(
     session: ChosenSession, how: str, names: Sequence[str], kind: str, server: str | None, as_json: bool
 ) -> None:
     items = [{"type": kind, "name": name, "server": server} for name in names]
-    _told(session, session.proxy.patch(session.path, {how: items}), as_json)
+    _print_changed(session, session.proxy.patch(session.path, {how: items}), as_json)
 
 
-def _told(session: ChosenSession, answer: Mapping[str, Any], as_json: bool) -> None:
+def _print_changed(session: ChosenSession, answer: Mapping[str, Any], as_json: bool) -> None:
     facts = {**session.facts, **answer}
     if as_json:
         echo_json(facts)

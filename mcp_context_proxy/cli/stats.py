@@ -53,7 +53,7 @@ def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) 
     Where [learning] ab_share is set, requests with and without learned pairs are compared.
     """
     proxy = source.running
-    figures = _asked(proxy, period) if proxy is not None else _read(source.config, period)
+    figures = _fetch(proxy, period) if proxy is not None else _read(source.config, period)
     if as_json:
         echo_json(_data(figures))
         return
@@ -72,7 +72,7 @@ def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) 
     _show_unused_documents(console, documents["unused"])
 
 
-def _asked(proxy: RunningProxy, period: str) -> dict[str, Figures]:
+def _fetch(proxy: RunningProxy, period: str) -> dict[str, Figures]:
     wanted = {"period": period}
     return {
         "searches": proxy.get("/metrics/search", wanted),

@@ -85,7 +85,7 @@ class _Arguments(msgspec.Struct):
 _arguments = msgspec.json.Decoder(_Arguments).decode
 
 
-class _Kept(Struct):
+class _StoredContext(Struct):
     """Content of the row of a context, as far as this replica knows."""
 
     id_hash: bytes
@@ -122,7 +122,7 @@ class SharedContexts:
 
     def __init__(self, table: ContextTable, handles: Handles, replica: str, counts: ClusterCounts) -> None:
         self.table, self._handles, self._replica, self._counts = table, handles, replica, counts
-        self._kept: WeakKeyDictionary[SessionContext, _Kept] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[SessionContext, _StoredContext] = WeakKeyDictionary()
         self._dirty: set[SessionContext] = set()
         self._used: set[bytes] = set()
         self._changed = anyio.Event()
@@ -200,7 +200,7 @@ class SharedContexts:
             handle = Handle(principal=caller.principal, secret=context_id)
             handle.rights = caller.rights
             try:
-                self._take(handle, _Kept(id_hash), row)
+                self._take(handle, _StoredContext(id_hash), row)
             except msgspec.DecodeError:
                 logger.warning("a context is unknown, because its row is damaged")
                 return
@@ -222,7 +222,7 @@ class SharedContexts:
         if caller.era is Era.MODERN and may_require_input(result):
             result = _with_home(result, self._replica)
         for handle in list(self._fresh):
-            self._kept.setdefault(handle, _Kept(hash_of(handle.secret)))
+            self._kept.setdefault(handle, _StoredContext(hash_of(handle.secret)))
             try:
                 await self._save(handle)
             except StoreError:
@@ -261,7 +261,7 @@ class SharedContexts:
 
     async def opened(self, session_id: str, session: Session) -> None:
         """Write the row of a session that has just begun here, before its client learns its id."""
-        kept = self._kept[session] = _Kept(hash_of(session_id))
+        kept = self._kept[session] = _StoredContext(hash_of(session_id))
         try:
             await self._save(session)
         except StoreError as error:
@@ -271,7 +271,7 @@ class SharedContexts:
 
     def adopted(self, session: Session, row: ContextRow) -> None:
         """Note the row of a session that this replica has adopted, and give the session its state."""
-        self._take(session, _Kept(row.id_hash, row.epoch + 1), row)
+        self._take(session, _StoredContext(row.id_hash, row.epoch + 1), row)
 
     async def written(self, session: Session) -> bool:
         """Write the state of a session; return whether its row has all of it."""
@@ -314,13 +314,13 @@ class SharedContexts:
 
     # Rows
 
-    def _take(self, context: SessionContext, kept: _Kept, row: ContextRow) -> None:
+    def _take(self, context: SessionContext, kept: _StoredContext, row: ContextRow) -> None:
         state, kept.unknown = decoded(row.state)
         restore(state, context)
         kept.revision, kept.state = row.revision, state
         self._kept[context] = kept
 
-    def _merge(self, context: SessionContext, kept: _Kept, row: ContextRow) -> None:
+    def _merge(self, context: SessionContext, kept: _StoredContext, row: ContextRow) -> None:
         """Take over the changes of another replica, and keep those of this one that are not written yet."""
         self._counts.stale += 1
         (theirs, kept.unknown), mine = decoded(row.state), state_of(context)
@@ -364,7 +364,7 @@ class SharedContexts:
                     self._merge(context, kept, row)
             self._note(context)
 
-    def _row(self, context: SessionContext, kept: _Kept, state: bytes) -> ContextRow:
+    def _row(self, context: SessionContext, kept: _StoredContext, state: bytes) -> ContextRow:
         of_session = isinstance(context, Session)
         return ContextRow(
             id_hash=kept.id_hash,
@@ -380,7 +380,7 @@ class SharedContexts:
         )
 
 
-def _must_wait(context: SessionContext, kept: _Kept) -> bool:
+def _must_wait(context: SessionContext, kept: _StoredContext) -> bool:
     """Return whether a context has changed in a part that somebody has set, or of which its list is made."""
     if kept.state is None:
         return True

@@ -243,7 +243,7 @@ class Homes:
                 asked = "" if relayed or self._replicas.address_of(home) is None else home
                 if asked and await self._answered_by(home, reason, scope, body, receive, send):
                     return
-                found = await self._found(session_id, asked, scope, relayed=relayed)
+                found = await self._look_up(session_id, asked, scope, relayed=relayed)
                 if not isinstance(found, str):
                     break
                 home = found
@@ -260,7 +260,7 @@ class Homes:
             send = partial(self._ended, session_id, send)
         await self._app(scope, replay(body, receive), send)
 
-    async def _found(
+    async def _look_up(
         self, session_id: str, asked: str, scope: Scope, *, relayed: bool
     ) -> Response | str | None:
         """Look a session up, and adopt it unless it has a home, which `asked` is not any more.

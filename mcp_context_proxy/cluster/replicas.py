@@ -468,14 +468,14 @@ class Announcements:
         self._hints, self._changes, self._fleet = hints, changes, fleet
         self._announced: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._loop, self._begun = asyncio.get_running_loop(), False
-        changes.elsewhere = self._tell
-        hints.heard = self._heard
+        changes.elsewhere = self._announce
+        hints.heard = self._receive
 
     def close(self) -> None:
         """Tell and hear nothing any more."""
         self._changes.elsewhere = self._hints.heard = None
 
-    def _tell(self, server: str, method: str, uri: str | None) -> None:
+    def _announce(self, server: str, method: str, uri: str | None) -> None:
         if uri is None:
             if method.endswith("/list_changed"):
                 self._hints.tell(_encode(_Hint(server)).decode())
@@ -486,7 +486,7 @@ class Announcements:
             self._announced.popitem(last=False)
         self._hints.tell(_encode(_Hint(server, uri)).decode())
 
-    def _heard(self, message: str) -> None:
+    def _receive(self, message: str) -> None:
         """Take a message, in the thread of the hints."""
         try:
             self._loop.call_soon_threadsafe(self._take, message)

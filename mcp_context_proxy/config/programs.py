@@ -401,7 +401,7 @@ def start_ahead(config: Config) -> None:
                 _ahead[server.name] = server, spawn(server)
 
 
-def taken(config: ServerConfig) -> subprocess.Popen[bytes] | None:
+def take_started(config: ServerConfig) -> subprocess.Popen[bytes] | None:
     """Return the process that was started ahead for a connection, once; None if there is none."""
     ahead = _ahead.pop(config.name, None)
     return None if ahead is None else ahead[1]

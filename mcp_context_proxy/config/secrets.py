@@ -78,19 +78,19 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         """Return the text with its secrets replaced."""
-        for form, shown in self._known():
+        for form, shown in self._replacements():
             if form in text:
                 text = text.replace(form, shown)
         return _LOOKS_SECRET.sub("[redacted]", _JSON_WEB_TOKEN.sub(r"\1[redacted]", text))
 
     def json(self, data: bytes) -> bytes:
         """Return encoded JSON with the known secrets replaced."""
-        for form, shown in self._known_in_json():
+        for form, shown in self._replacements_in_json():
             if form in data:
                 data = data.replace(form, shown)
         return data
 
-    def _known(self) -> list[Secret]:
+    def _replacements(self) -> list[Secret]:
         """Return each form of a secret with its replacement, longest first; computed at first use."""
         if self._forms is None:
             found = {
@@ -102,12 +102,12 @@ class Redactor:
             self._forms = _longest_first(found)
         return self._forms
 
-    def _known_in_json(self) -> list[tuple[bytes, bytes]]:
+    def _replacements_in_json(self) -> list[tuple[bytes, bytes]]:
         """Return the forms within the strings of encoded JSON."""
         if self._forms_in_json is None:
             found = {
                 (_bytes(written), json.dumps(shown).encode()[1:-1])
-                for form, shown in self._known()
+                for form, shown in self._replacements()
                 for written in (form, *in_json(form))
             }
             self._forms_in_json = _longest_first(found)

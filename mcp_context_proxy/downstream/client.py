@@ -51,7 +51,7 @@ from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError, nests_deeper
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
-from mcp_context_proxy.protocol.strangers import said, said_json, stranger_json
+from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_task, in_thread
@@ -471,14 +471,16 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
         case RemoteError():
             data = error.data
             if isinstance(data, Raw):
-                data = Raw(said_json(bytes(data), redact.json))
-            return RemoteError(error.server, error.code, said(error.remote_message, redact), data)
+                data = Raw(stranger_data(bytes(data), redact.json))
+            return RemoteError(error.server, error.code, stranger_text(error.remote_message, redact), data)
         case BadAnswerError():
-            return BadAnswerError(error.server, said(error.what, redact), error.http_status)
+            return BadAnswerError(error.server, stranger_text(error.what, redact), error.http_status)
         case CallInterruptedError():
-            return CallInterruptedError(error.server, error.subject, said(error.cause, redact))
+            return CallInterruptedError(error.server, error.subject, stranger_text(error.cause, redact))
         case ServerUnavailableError():
-            return ServerUnavailableError(error.server, error.state, said(error.cause, redact), error.stderr)
+            return ServerUnavailableError(
+                error.server, error.state, stranger_text(error.cause, redact), error.stderr
+            )
     return error
 
 

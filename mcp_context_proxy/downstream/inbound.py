@@ -43,7 +43,14 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import URI_CHARACTERS, Era, covers, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line, said, said_json, unmarked
+from mcp_context_proxy.protocol.strangers import (
+    NAME_CHARACTERS,
+    clean,
+    one_line,
+    stranger_data,
+    stranger_text,
+    unmarked,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +144,8 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
     and of ``_meta`` only what is the server's own goes on (`eras.own_words`).
     """
     shown = {
-        said(name, redact, NAME_CHARACTERS): Raw(
-            redact.json(bytes(value)) if name in _EXACT else said_json(bytes(value), redact.json)
+        stranger_text(name, redact, NAME_CHARACTERS): Raw(
+            redact.json(bytes(value)) if name in _EXACT else stranger_data(bytes(value), redact.json)
         )
         for name, value in params.items()
     }
@@ -265,10 +272,10 @@ class Output:
             *lines, self._unlogged = self._unlogged.split(b"\n")
             del self._unlogged[:-limit]
             for line in lines:
-                if self._may_log() and (text := self._shown(bytes(line))):
-                    self._tell(text)
+                if self._may_log() and (text := self._readable(bytes(line))):
+                    self._log(text)
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         logger.debug("%s: %s", self._server, text)
         if self._keep_line is not None:
             self._keep_line(self._server, text)
@@ -278,7 +285,7 @@ class Output:
         second = int(self._clock())
         if second != self._second:
             if self._skipped:
-                self._tell(f"{self._skipped} more lines were not logged")
+                self._log(f"{self._skipped} more lines were not logged")
             self._second, self._logged, self._skipped = second, 0, 0
         if self._logged >= self._limits.stderr_lines_per_second:
             self._skipped += 1
@@ -292,10 +299,10 @@ class Output:
         lines = bytes(self._kept[-limit:]).split(b"\n")
         if len(self._kept) > limit and len(lines) > 1:
             del lines[0]
-        shown = (self._shown(line) for line in lines)
+        shown = (self._readable(line) for line in lines)
         return tuple([line for line in shown if line][-LINES_KEPT:])
 
-    def _shown(self, line: bytes) -> str:
+    def _readable(self, line: bytes) -> str:
         text = one_line(self._redact(clean(line.decode("utf-8", "replace"))))
         return unmarked(text[-LINE_CHARACTERS:].strip())
 

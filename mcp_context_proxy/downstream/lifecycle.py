@@ -32,7 +32,7 @@ from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
 from mcp_context_proxy.oauth.credentials import Logins
-from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, said
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stranger_text
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
@@ -160,7 +160,7 @@ class ServerLifecycle:
             self.introduction, self.cause, self.fault = connected.introduction, "", None
             self.remembered = False
         if cause is not None:
-            cause = one_line(said(cause, self._redact, LINE_CHARACTERS))
+            cause = one_line(stranger_text(cause, self._redact, LINE_CHARACTERS))
             if cause != self.cause:
                 logger.warning("server %s: %s", self.name, cause)
             self.cause, self.fault = cause, fault

@@ -25,7 +25,7 @@ from mcp_context_proxy.errors import DownstreamError, RemoteError, StoreError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import SKILLS_EXTENSION
-from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, quoted, said
+from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, quoted, stranger_text
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
@@ -157,7 +157,7 @@ class Lists:
                 except DownstreamError as error:
                     if connected.loss.happened.is_set():
                         raise
-                    causes[name] = one_line(said(str(error), self._redact, LINE_CHARACTERS))
+                    causes[name] = one_line(stranger_text(str(error), self._redact, LINE_CHARACTERS))
         for name in self._missing:
             message = f"{LISTS[name].method} cannot be fetched: {causes[name]}"
             logger.warning("server %s: %s", self._server, message)
@@ -233,7 +233,7 @@ class Lists:
 
     def _mark_outdated(self, cause: DownstreamError) -> None:
         """Note in the listing that it is kept although it has changed."""
-        reason = one_line(said(str(cause), self._redact, LINE_CHARACTERS))
+        reason = one_line(stranger_text(str(cause), self._redact, LINE_CHARACTERS))
         message = f"its changed list cannot be fetched, the old one stays: {reason}"
         if self.current.findings.get(STALE) != (message,):
             logger.warning("server %s: %s", self._server, message)

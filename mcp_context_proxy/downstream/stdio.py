@@ -25,7 +25,7 @@ from typing import IO, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import downloads, environment_of, spawn, taken
+from mcp_context_proxy.config.programs import downloads, environment_of, spawn, take_started
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
 from mcp_context_proxy.downstream.link import Channel, QueuedChannel
@@ -85,7 +85,7 @@ async def open_stdio(
     Raises:
         StartError: it cannot be started; the message says why and what to do.
     """
-    process = taken(config)
+    process = take_started(config)
     if process is None:
         process = await in_thread(spawn, config)
     channel = StdioChannel(

@@ -105,7 +105,7 @@ class Near(Struct, frozen=True):
     """Interactions of its type with this text; it is the one with the best score."""
 
 
-class Wanted(Struct, frozen=True):
+class MemoryQuery(Struct, frozen=True):
     """A query with the choices of its caller."""
 
     query: str
@@ -161,7 +161,7 @@ class InteractionIndex:
             self._place(fresh, dimensions)
             self._latest_vector = fresh[-1].seq
 
-    def nearest(self, wanted: Wanted, now: float) -> tuple[list[Near], int]:
+    def nearest(self, wanted: MemoryQuery, now: float) -> tuple[list[Near], int]:
         """Return the interactions that a query means, the best first, and how many had no embedding.
 
         Of equal scores, the latest comes first.
@@ -190,7 +190,7 @@ class InteractionIndex:
         relevance += (SPOKEN * coverage[items] / max(len(weights), 1)).astype(np.float32)
         meant = relevance > 0
         if identified is None:
-            meant &= self._meant(wanted.vector, cosines, coverage[items], int(within.sum()))
+            meant &= self._has_evidence(wanted.vector, cosines, coverage[items], int(within.sum()))
         meant &= relevance >= SHARE_OF_BEST * relevance.max(where=meant, initial=0)
         chosen = items[meant]
         scores = relevance[meant].astype(np.float64) * self._kept_share(chosen, wanted.factor, now)
@@ -245,7 +245,7 @@ class InteractionIndex:
             having |= self._lexical.shares(dict.fromkeys(identifier, 1.0)) >= 1
         return having
 
-    def _meant(
+    def _has_evidence(
         self,
         vector: Vector | None,
         cosines: NDArray[np.float32] | None,

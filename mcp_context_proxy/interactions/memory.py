@@ -26,7 +26,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 from mcp_context_proxy.embedding.embeddings import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
-from mcp_context_proxy.interactions.index import InteractionIndex, Wanted
+from mcp_context_proxy.interactions.index import InteractionIndex, MemoryQuery
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.scoring import calibration_for
@@ -217,7 +217,7 @@ class InteractionMemory:
             )
         except (ModelError, EmbeddingCancelledError) as error:
             note = f"The query has no embedding, so only words were compared: {error}."
-        wanted = Wanted(query, vector, scope, top_k, time_decay_factor)
+        wanted = MemoryQuery(query, vector, scope, top_k, time_decay_factor)
         with self._comparing:
             self._index.follow(model_id, 0 if vector is None else len(vector))
             near, unembedded = self._index.nearest(wanted, self._clock())

@@ -141,17 +141,18 @@ def quoted(text: str) -> str:
     return repr(unmarked(text[:LINE_CHARACTERS]))
 
 
-def said(text: str, redact: Callable[[str], str], most: int = SAID_CHARACTERS) -> str:
-    """Return what a stranger said as it may be shown: `bounded`, and without secrets (`redact`)."""
+def stranger_text(text: str, redact: Callable[[str], str], most: int = SAID_CHARACTERS) -> str:
+    """Return the text of a stranger as it may be shown: `bounded`, and without secrets (`redact`)."""
     # A secret is found only where nothing hides in it, and where it is whole.
     # Of megabytes no more is looked at than ten times what is shown.
     return bounded(redact(clean(text[: 10 * most])), most)
 
 
-def said_json(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
+def stranger_data(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
     """Return JSON of a stranger that is no result, such as the data of an error, as it may be shown.
 
-    Every string in it is `said`, the names of members as well. If there is too much, it says that instead.
+    Every string in it, the names of members as well, is as `stranger_text` returns it. If there is too much,
+    it says that instead.
     """
     shown = stranger_json(data, redact) if len(data) <= 2 * DATA_BYTES else data
     if len(shown) > DATA_BYTES:
@@ -411,11 +412,11 @@ def _effective(run: re.Match[str]) -> str:
     """Return the characters of a run that have an effect: one selector at its beginning, and one joiner."""
     text, (start, end) = run.string, run.span()
     before, after = text[start - 1 : start], text[end : end + 1]
-    return _kept(before, run[0][:LONGEST_RUN], after)
+    return _effective_part(before, run[0][:LONGEST_RUN], after)
 
 
 @lru_cache(maxsize=4096)
-def _kept(before: str, attached: str, after: str) -> str:
+def _effective_part(before: str, attached: str, after: str) -> str:
     kept = attached[0] if any(one.match(before + attached[0]) for one in _SELECTED) else ""
     for character in attached[len(kept) :]:
         if any(one.match(before + character + after) for one in _JOINED):
@@ -473,7 +474,7 @@ def in_words(error: Exception, form: type, whole: str = "it") -> str:
         name = ".".join(filter(None, (path, one_line(found[2], SHOWN_CHARACTERS))))
         if found[1] == "missing required":
             return f"{name} is missing"
-        return f"{name} is not known; {_known(form, path, found[2])}"
+        return f"{name} is not known; {_known_names(form, path, found[2])}"
     subject = path or whole
     if found := _OTHER_FORM.match(said):
         wanted = " or ".join(_FORMS.get(one, one) for one in found[1].split(" | ") if one != "null")
@@ -494,7 +495,7 @@ def in_words(error: Exception, form: type, whole: str = "it") -> str:
     return f"{subject}: {one_line(said)}"
 
 
-def _known(form: type, path: str, name: str) -> str:
+def _known_names(form: type, path: str, name: str) -> str:
     found = _form_at(form, path)
     names = [field.encode_name for field in found.fields] if isinstance(found, inspect.StructType) else []
     near = nearest_names(name, names, 1)

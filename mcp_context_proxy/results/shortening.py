@@ -290,7 +290,7 @@ def shorten(
     if large:
         whole = _joined(given)
         kept.append((id_of_kept(), whole))
-        shown = _shown(texts, _room(len(whole), most))
+        shown = _shortened_blocks(texts, _room(len(whole), most))
         left_out = sum(block is not None and not len(block) for block in shown)
         first = f"these are the first {len(given) - left_out:,} of {len(given):,} texts of"
         notes.append(_note(kept[-1][0], whole, first if left_out else "this is a part of"))
@@ -325,7 +325,7 @@ def _joined(texts: list[_Text]) -> bytes:
     return b"\n".join(text.text for text in texts)
 
 
-def _shown(texts: list[_Text | None], room: int) -> list[Raw | None]:
+def _shortened_blocks(texts: list[_Text | None], room: int) -> list[Raw | None]:
     """Return the blocks of shortened texts: None for one that stays, empty for one that is left out."""
     sizes = {at: len(text.text) for at, text in enumerate(texts) if text is not None}
     shares: dict[int, int] = {}

@@ -447,18 +447,18 @@ def _lines(arguments: Any, redact: Callable[[str], str]) -> Iterator[str]:
         arguments = {"(not an object)": arguments}
     for name, value in islice(arguments.items(), ARGUMENTS_SHOWN):
         label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
-        shown = _shown_member(name, value, redact, [VALUES_SHOWN])
+        shown = _printable_member(name, value, redact, [VALUES_SHOWN])
         yield f"- {label}: {_cut(one_line(json.dumps(shown, ensure_ascii=False)))}"
     if (more := len(arguments) - ARGUMENTS_SHOWN) > 0:
         yield f"- … and {more:,} more arguments"
 
 
-def _shown_member(name: str, value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
+def _printable_member(name: str, value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
     secret = value not in (None, "", True, False) and names_secret(name[:NAME_CHARACTERS])
-    return HIDDEN if secret else _shown(value, redact, left)
+    return HIDDEN if secret else _printable(value, redact, left)
 
 
-def _shown(value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
+def _printable(value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
     """Return a value as it may be shown; recursion is bounded by the depth that was checked before.
 
     ``left`` has the number of values that may still be shown, and is counted down.
@@ -471,7 +471,7 @@ def _shown(value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
         return _cut(redact(clean(value[: 10 * ARGUMENT_CHARACTERS])), len(value))
     if isinstance(value, list):
         more = [f"… and {len(value) - ARGUMENTS_SHOWN:,} more"] * (len(value) > ARGUMENTS_SHOWN)
-        return [*(_shown(each, redact, left) for each in value[:ARGUMENTS_SHOWN]), *more]
+        return [*(_printable(each, redact, left) for each in value[:ARGUMENTS_SHOWN]), *more]
     if isinstance(value, dict):
         shown: dict[str, Any] = {}
         for name, each in islice(value.items(), ARGUMENTS_SHOWN):
@@ -481,7 +481,7 @@ def _shown(value: Any, redact: Callable[[str], str], left: list[int]) -> Any:
             label = one_line(redact(name[: 10 * NAME_CHARACTERS]), NAME_CHARACTERS)
             while label in shown:  # no member hides another
                 label += "′"
-            shown[label] = _shown_member(name, each, redact, left)
+            shown[label] = _printable_member(name, each, redact, left)
         if len(value) > ARGUMENTS_SHOWN:
             shown["…"] = f"and {len(value) - ARGUMENTS_SHOWN:,} more"
         return shown

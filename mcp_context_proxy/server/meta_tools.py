@@ -269,7 +269,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             tools = (one.item for one in answer.found.results if isinstance(one.item, Tool))
             shown = dict.fromkeys(tool.server for tool in tools)
             clients = filter(None, map(self.fleet.clients.get, shown))
-            notes += map(Note, said_later(said_by(clients, self.redact), caller.session.introduced))
+            notes += map(
+                Note, said_later(instructions_by_server(clients, self.redact), caller.session.introduced)
+            )
         if handle is not None and isinstance(wanted, ContextArguments):
             handle.shown = dict.fromkeys(answer.tool_names)
             context_id = handle.secret
@@ -558,10 +560,10 @@ def _filters(wanted: SearchArguments) -> SearchFilters:
     return SearchFilters(**(beside | within))
 
 
-def said_by(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
+def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
     """Return the instructions of each server that gave some without a sign of an attack, by its name."""
     said = {
-        client.name: strangers.said(client.introduction.instructions, redact, SAID_CHARACTERS)
+        client.name: strangers.stranger_text(client.introduction.instructions, redact, SAID_CHARACTERS)
         for client in clients
         if client.introduction is not None and client.introduction.instructions
     }

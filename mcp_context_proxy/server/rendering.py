@@ -441,7 +441,7 @@ class PastRequests:
                 if one.include_mode is Mode.EXPANSION and (item := then.get((one.type, one.name))) is not None
             ),
         )
-        told = tuple(_told(context, then))
+        told = tuple(_delivered_texts(context, then))
         by_number = not context.options.tools.by_fit and context.options.calibrated
         text = search_text(
             SearchAnswer(context, found, told),
@@ -545,7 +545,7 @@ def _notes(context: RequestContext, snapshot: Snapshot) -> Iterator[Note]:
         yield Note(f"{over_budget(context, snapshot)}.")
 
 
-def _told(context: RequestContext, then: Mapping[ItemKey, Item]) -> Iterator[ToldDocument]:
+def _delivered_texts(context: RequestContext, then: Mapping[ItemKey, Item]) -> Iterator[ToldDocument]:
     documents = [(one, then.get((one.type, one.name))) for one in context.of(*DOCUMENT_KINDS)]
     given = {
         text_given(document): document.uri

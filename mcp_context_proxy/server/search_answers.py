@@ -247,7 +247,7 @@ def search_text(
     """
     found = answer.found
     searched = searched or (len(found.snapshot.tools), len(found.snapshot.documents))
-    results, known = found.results, _known(*searched)
+    results, known = found.results, _count_text(*searched)
     if not results:
         text = _nothing_fits(found, known, notes, count, name_of)
         if answer.context.dropped:
@@ -376,11 +376,11 @@ class Fitting:
         if key not in self._made:
             result, level = self._results[place], self._levels[place]
             is_alone = level == NAME_ALONE
-            text = f"{item_name(result, self._name_of)}, " if is_alone else self._told(place, DETAILS[level])
+            text = f"{item_name(result, self._name_of)}, " if is_alone else self._entry(place, DETAILS[level])
             self._made[key] = text, self._count(text)
         return self._made[key]
 
-    def _told(self, place: int, detail: Detail) -> str:
+    def _entry(self, place: int, detail: Detail) -> str:
         result = self._results[place]
         item = result.item
         if isinstance(item, Document):
@@ -429,7 +429,7 @@ def further(names: Sequence[str]) -> list[str]:
     return [f"{len(names)} more: {', '.join(names)}"] if names else []
 
 
-def _known(tools: int, documents: int) -> str:
+def _count_text(tools: int, documents: int) -> str:
     alone = "1 tool" if tools == 1 else f"{tools:,} tools"
     return f"{tools + documents:,} tools and documents" if documents else alone
 

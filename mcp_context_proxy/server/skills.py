@@ -94,11 +94,11 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             client = self._serving(owner)
             if client is None or not uri.endswith(f"/{MANIFEST}"):
                 raise _no_skill(uri)
-            skill = await self._asked(client, uri, params, caller)
+            skill = await self._fetch(client, uri, params, caller)
         result = envelope.encode({"skill": entry_of(skill)})
         return eras.fit_result_to_client("skills/get", result, caller.era)
 
-    async def _asked(self, client: DownstreamClient, uri: str, params: Members, caller: Caller) -> Skill:
+    async def _fetch(self, client: DownstreamClient, uri: str, params: Members, caller: Caller) -> Skill:
         known = self._current(uri)
         path = uri.removeprefix(f"{SKILL_SCHEME}{client.name}/")
         source = SKILL_SCHEME + path if known is None else known.source

@@ -209,7 +209,7 @@ class ToolList:
         first = [item.name for item in tools if item.include_mode in SESSION_MODES]
         # The others by name, never by score: the same tools make the same list, which prompt caches need.
         more = sorted(item.name for item in tools if item.include_mode not in SESSION_MODES)
-        return selected.found.snapshot, _known(selected.found.snapshot, first, more), context.id
+        return selected.found.snapshot, _in_catalog(selected.found.snapshot, first, more), context.id
 
     def _of_session(
         self, snapshot: Snapshot, session: SessionContext, explicit: bool = False
@@ -219,7 +219,7 @@ class ToolList:
         whole = base.everything and not explicit
         added = [name for kind, name in session.added if kind is Kind.TOOL]
         shown = [] if whole else sorted(session.shown) if explicit else session.shown
-        names = _known(snapshot, base.names if whole else base.standing, (*added, *shown))
+        names = _in_catalog(snapshot, base.names if whole else base.standing, (*added, *shown))
         if not session.removed:
             return names
         return tuple(name for name in names if (Kind.TOOL, name) not in session.removed)
@@ -333,7 +333,7 @@ class ToolList:
         )
 
 
-def _known(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+def _in_catalog(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     """Join two lists of names in order, each name once, without those that are no longer in the catalog."""
     return tuple(name for name in dict.fromkeys((*first, *more)) if name in snapshot.tools)
 

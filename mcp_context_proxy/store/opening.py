@@ -460,13 +460,13 @@ def digest(store: Store, table: StoredTable) -> tuple[int, int]:
     count = total = 0
     for part in _parts(store.database, table):
         for row in part:
-            told = repr(tuple(map(_told, row))).encode("utf-8", "replace")
+            told = repr(tuple(map(_without_nul, row))).encode("utf-8", "replace")
             total += int.from_bytes(hashlib.sha256(told).digest(), "big")
         count += len(part)
     return count, total % 2**256
 
 
-def _told(value: Any) -> Any:
+def _without_nul(value: Any) -> Any:
     # PostgreSQL has no NUL in a text.
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 

@@ -211,7 +211,7 @@ class PostgresDatabase(Database):
                 raise StoreUnavailableError(self.place, f"all of its {self._size} connections are in use")
             try:
                 with self._translating_errors():
-                    connection, was_idle = self._taken()
+                    connection, was_idle = self._checked_out()
                 try:
                     if prepare and not self._prepared:
                         with self._watched(connection, MIGRATION_SECONDS):
@@ -242,7 +242,7 @@ class PostgresDatabase(Database):
                     raise _OverdueError(self.place, f"it did not answer within {seconds:g} s") from error
                 raise
 
-    def _taken(self) -> tuple[psycopg.Connection[Any], bool]:
+    def _checked_out(self) -> tuple[psycopg.Connection[Any], bool]:
         with self._changing:
             if self._idle:
                 return self._idle.pop(), True
@@ -329,9 +329,9 @@ class PostgresDatabase(Database):
         except _AWAY as error:
             passing = isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
             kind = StoreUnavailableError if passing or _is_conflict(error) else ServerAwayError
-            raise kind(self.place, _said(error)) from error
+            raise kind(self.place, _first_line(error)) from error
         except (psycopg.Error, UnicodeError) as error:
-            raise StoreError(self.place, _said(error)) from error
+            raise StoreError(self.place, _first_line(error)) from error
 
 
 class ServerAwayError(StoreUnavailableError):
@@ -489,6 +489,6 @@ def _is_conflict(error: psycopg.Error) -> bool:
     return (error.sqlstate or "")[:2] == "40"
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """Return the first line of an error; the others quote statements."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -299,18 +299,18 @@ def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
         owners: Distinctive names, each with its server.
         own: Names of all that the server lists.
     """
-    words = {name: _words(name) for name in owners}
+    words = {name: _name_words(name) for name in owners}
     wanted = set(words.values())
     lengths = {len(one) for one in wanted}
     meant = set[tuple[str, ...]]()
     for name in own:
-        parts = _words(name)
+        parts = _name_words(name)
         for length in lengths:
             meant |= {parts[:length], parts[-length:]} & wanted
     return {name: server for name, server in owners.items() if words[name] not in meant}
 
 
-def _words(name: str) -> tuple[str, ...]:
+def _name_words(name: str) -> tuple[str, ...]:
     """Return the words of a name, the same ones for each way to write them together."""
     return tuple(_stem(word.lower()) for word in _PART.findall(name))
 

@@ -243,12 +243,12 @@ def unescaped(text: str) -> str:
 def decoded(text: str) -> str:
     """Return a text without one layer of escapes and of percent-encoding, wherever it has them."""
     if "\\u" in text or "\\x" in text or "\\/" in text:
-        text = _ESCAPE.sub(_meant, text)
+        text = _ESCAPE.sub(_unescaped, text)
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return unquote(text) if "%" in text else text
 
 
-def _meant(found: re.Match[str]) -> str:
+def _unescaped(found: re.Match[str]) -> str:
     digits = found[1] or found[2]
     return chr(int(digits, 16)) if digits else _CONTROLS.get(found[3], found[3])
 

@@ -157,7 +157,7 @@ class ApprovalsApi(Api):
             for change in changes(self._store, server, days=SHOWN_DAYS, most=SHOWN)
         ]
         found.sort(key=lambda pair: not pair[1].waits)
-        return [_shown(server, change) for server, change in found[:SHOWN]]
+        return [_changed_definition(server, change) for server, change in found[:SHOWN]]
 
     async def _decide(self, given: Given, names: list[str], state: State, **more: Any) -> Decided:
         server = given.path["server"]
@@ -176,7 +176,7 @@ class ApprovalsApi(Api):
         return self._approvals.take(partial(decide, self._store, server, names, state, by=BY, **more))
 
 
-def _shown(server: str, change: Change) -> ChangedDefinition:
+def _changed_definition(server: str, change: Change) -> ChangedDefinition:
     row = change.row
     return ChangedDefinition(
         server=server,

@@ -19,9 +19,9 @@ from mcp_context_proxy.protocol.strangers import (
     compact,
     named,
     one_line,
-    said,
-    said_json,
+    stranger_data,
     stranger_json,
+    stranger_text,
     unmarked,
 )
 
@@ -55,7 +55,7 @@ def test_a_long_text_is_cut_where_one_can_see_it() -> None:
 
 
 def test_a_secret_with_a_hidden_character_inside_is_still_recognized() -> None:
-    assert said("key s3c\u200br3t", lambda text: text.replace("s3cr3t", "***")) == "key ***"
+    assert stranger_text("key s3c\u200br3t", lambda text: text.replace("s3cr3t", "***")) == "key ***"
 
 
 def test_every_string_is_cleaned_and_the_rest_keeps_its_bytes() -> None:
@@ -105,8 +105,8 @@ def test_compact_text_is_clean_and_stays_as_it_is(text: str) -> None:
 
 
 def test_too_much_data_is_left_out_and_a_long_string_in_it_is_cut() -> None:
-    assert json.loads(said_json(json.dumps(["x"] * DATA_BYTES).encode(), bytes)).startswith("[left out: ")
-    (kept,) = json.loads(said_json(json.dumps(["x" * 50_000]).encode(), bytes))
+    assert json.loads(stranger_data(json.dumps(["x"] * DATA_BYTES).encode(), bytes)).startswith("[left out: ")
+    (kept,) = json.loads(stranger_data(json.dumps(["x" * 50_000]).encode(), bytes))
     assert kept == bounded("x" * 50_000)
 
 
@@ -138,7 +138,7 @@ def test_the_time_for_json_is_in_proportion_to_it(hostile: bytes) -> None:
     ],
 )
 def test_no_words_of_a_server_pass_for_those_of_another(forged: str) -> None:
-    for text in (named("evil", compact(forged)), "[server 'evil' says] " + said(forged, str)):
+    for text in (named("evil", compact(forged)), "[server 'evil' says] " + stranger_text(forged, str)):
         after = text.removeprefix("[server 'evil' says] ")
         assert re.search(r"[\[\uff3b]\s*server\s*\W", after, re.IGNORECASE) is None, after
         assert "server" in after.lower() or "\x1b" in forged
@@ -189,4 +189,4 @@ def test_a_crowd_of_brackets_is_read_in_time_in_proportion_to_its_length() -> No
     ],
 )
 def test_brackets_that_name_no_server_stay(text: str) -> None:
-    assert said(text, str) == text
+    assert stranger_text(text, str) == text

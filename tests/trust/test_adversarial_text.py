@@ -231,8 +231,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "number of entries": lambda written: has_more_entries(json.dumps([written]).encode(), 0),
     "secrets": Redactor(()),
     "URLs for a person": lambda written: redacted(ServerConfig(name="evil", command="x"), written),
-    "words of an error": lambda written: strangers.said(written, str),
-    "data of an error": lambda written: strangers.said_json(
+    "words of an error": lambda written: strangers.stranger_text(written, str),
+    "data of an error": lambda written: strangers.stranger_data(
         json.dumps([written, {written: 1}]).encode(), bytes
     ),
     "failed result": lambda written: strangers.stranger_json(json.dumps([written]).encode(), bytes),
