@@ -161,14 +161,14 @@ class InteractionIndex:
             self._place(fresh, dimensions)
             self._latest_vector = fresh[-1].seq
 
-    def nearest(self, wanted: MemoryQuery, now: float) -> tuple[list[Near], int]:
-        """Return the interactions that a query means, the best first, and how many had no embedding.
+    def nearest(self, wanted: MemoryQuery, now: float) -> tuple[list[Near], NDArray[np.float64]]:
+        """Return the interactions that a query means, the best first, and the times of those not embedded.
 
         Of equal scores, the latest comes first.
         """
         facts = self._known
         within = self._within(wanted.scope)
-        unembedded = int(np.count_nonzero(within & (facts["row"] == NOWHERE)))
+        unembedded: NDArray[np.float64] = facts["time"][within & (facts["row"] == NOWHERE)]
         weights = {term: NUMBER_WEIGHT if _has_digit(term) else 1.0 for term in terms(wanted.query)}
         if not within.any():
             return [], unembedded

@@ -58,6 +58,9 @@ AGENT_CHARACTERS: Final = 100
 TYPE_CHARACTERS: Final = 64
 """Characters of a type that are kept."""
 
+EMBEDDED_WITHIN: Final = 60.0
+"""Seconds in which the proxy that recorded an interaction embeds it by itself, even after a long burst."""
+
 UNNAMED: Final = "unknown"
 """Name of an agent that did not say who it is."""
 
@@ -220,7 +223,8 @@ class InteractionMemory:
         wanted = MemoryQuery(query, vector, scope, top_k, time_decay_factor)
         with self._comparing:
             self._index.follow(model_id, 0 if vector is None else len(vector))
-            near, unembedded = self._index.nearest(wanted, self._clock())
+            now = self._clock()
+            near, unembedded = self._index.nearest(wanted, now)
         by_id = {one.id: _readable(one) for one in self._store.get([one.id for one in near])}
         results = tuple(
             Recollection(by_id[one.id], one.score, one.cosine, one.times) for one in near if one.id in by_id
@@ -231,13 +235,13 @@ class InteractionMemory:
                 note = note.replace("so only words were compared", "so these are the latest interactions")
                 return replace(self.recent(agent_name, top_k, interaction_type, owner), note=note)
             return Recall(results, "words", known, known, note)
-        if unembedded:
-            have = "1 interaction has" if unembedded == 1 else f"{unembedded:,} interactions have"
+        if left := int((unembedded < now - EMBEDDED_WITHIN).sum()):
+            have = "1 interaction has" if left == 1 else f"{left:,} interactions have"
             note = (
                 f"{have} no embedding and could be compared by words only; mcp-context-proxy backfill embeds "
                 "them."
             )
-        return Recall(results, "semantic", known, unembedded, note or None)
+        return Recall(results, "semantic", known, len(unembedded), note or None)
 
     def recent(
         self,

@@ -38,9 +38,10 @@ def config(workshop: Workshop, store: Path) -> Path:
 
 
 def add(store: Path, *contents: str) -> None:
-    """Add interactions without embeddings."""
+    """Add interactions of an hour ago without embeddings."""
     with Interactions(store) as interactions:
-        interactions.add([Interaction("planner", "message", content, time.time()) for content in contents])
+        an_hour_ago = time.time() - 3600
+        interactions.add([Interaction("planner", "message", content, an_hour_ago) for content in contents])
 
 
 def recalled(run: Run, config: Path, *arguments: str) -> dict[str, object]:

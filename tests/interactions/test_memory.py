@@ -96,7 +96,7 @@ def test_interactions_without_an_embedding_are_found_by_their_words_and_counted(
     memory: InteractionMemory,
 ) -> None:
     remembered(memory, said("0.5"))
-    memory.add([said("0.9"), said("0.8", agent="coder")])
+    memory.add([said("0.9", days=1), said("0.8", days=1, agent="coder")])
     found = memory.semantic_search_interactions(QUERY)
 
     assert contents(found) == ["0.5"]
@@ -106,6 +106,17 @@ def test_interactions_without_an_embedding_are_found_by_their_words_and_counted(
     (by_words,) = memory.semantic_search_interactions("the 0.8 of the coder").results
     assert (by_words.interaction.content, by_words.cosine) == ("0.8", None)
     assert memory.semantic_search_interactions(QUERY, "planner").without_embedding == 1
+
+
+def test_an_interaction_of_this_minute_is_counted_and_nobody_is_told_to_embed_it(
+    memory: InteractionMemory, clock: Clock
+) -> None:
+    memory.add([said("0.9")])
+    found = memory.semantic_search_interactions(QUERY)
+
+    assert (found.without_embedding, found.note) == (1, None)
+    clock.now += 120
+    assert "backfill" in (memory.semantic_search_interactions(QUERY).note or "")
 
 
 def test_without_an_embedding_of_the_query_the_latest_are_returned_with_a_note(
