@@ -120,9 +120,13 @@ def _data(server: str, found: list[Change]) -> dict[str, Any]:
 @configured
 @server_argument
 @tools_argument
-@click.option("--hash", "expected", metavar="HASH", required=True, help="The hash that `changes` has shown.")
-def approve_command(config: Config, server: str, tools: tuple[str, ...], expected: str) -> None:
+@click.option("--hash", "expected", metavar="HASH", help="The hash that `changes` has shown.")
+def approve_command(config: Config, server: str, tools: tuple[str, ...], expected: str | None) -> None:
     """Approve the definitions of SERVER that wait, or those of TOOLS, as `changes` has shown them."""
+    if expected is None:
+        raise click.UsageError(
+            f"--hash is missing: 'mcp-context-proxy changes {server}' shows what waits, with its hash"
+        )
     from mcp_context_proxy.trust.decisions import decide
     from mcp_context_proxy.trust.fingerprints import State
 

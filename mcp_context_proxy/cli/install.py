@@ -223,8 +223,10 @@ def project_places(console: Terminal, text: str, wanted: Sequence[str]) -> list[
         if one not in known:
             raise InstallError(f"Claude Code has no servers for {one}; it has some for: {_listed(known)}")
     if left := [name for name in known if name not in asked]:
-        servers = counted(sum(known[name] for name in left), "server")
-        console.say(f"{servers} of {counted(len(left), 'project')} stay; --project PATH or all moves them")
+        count = sum(known[name] for name in left)
+        stay, them = ("stays", "it") if count == 1 else ("stay", "them")
+        places = counted(len(left), "project")
+        console.say(f"{counted(count, 'server')} of {places} {stay}; --project PATH or all moves {them}")
     return [("projects", one, "mcpServers") for one in asked]
 
 

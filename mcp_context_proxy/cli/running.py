@@ -69,7 +69,7 @@ class NotRunningError(click.ClickException):
     def __init__(self, config: Path) -> None:
         super().__init__(
             f"no proxy runs for {config}: a host starts it with its session, and it ends some minutes "
-            "after the last one"
+            "after the last one; 'mcp-context-proxy serve --http' starts one that stays"
         )
 
 
@@ -363,7 +363,9 @@ def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float]
 
     config = source.config
     if name is not None and name not in config.servers and name not in config.off:
-        raise click.UsageError(f"there is no server {name!r}. There are: {', '.join(config.servers)}")
+        raise click.UsageError(
+            f"there is no server {name!r}. There are: {', '.join(config.servers) or 'none'}"
+        )
     logs = kept_logs(config)
     return lambda most, after: logs.entries(name or PROXY, most, after)
 
@@ -496,7 +498,7 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
     config = source.config
     server, _, tool = name.partition("__")
     if server not in config.servers:
-        known = ", ".join(config.servers)
+        known = ", ".join(config.servers) or "none"
         raise click.UsageError(
             f"there is no server {server!r}. There are: {known}. While no proxy runs, a tool is named "
             "SERVER__TOOL"

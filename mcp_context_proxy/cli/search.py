@@ -97,7 +97,7 @@ def filters_of(config: Config, given: dict[str, Any]) -> SearchFilters:
         nearest = difflib.get_close_matches(server, config.servers, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise click.BadParameter(
-            f"there is no server {server!r}.{hint} There are: {', '.join(config.servers)}",
+            f"there is no server {server!r}.{hint} There are: {', '.join(config.servers) or 'none'}",
             param_hint="--server",
         )
     return SearchFilters(**given)

@@ -260,6 +260,10 @@ class Output:
         self._second, self._logged, self._skipped = 0, 0, 0
         self._unlogged = bytearray()
 
+    def begin(self) -> None:
+        """Forget the stderr of the program before: it would be taken for that of the next one."""
+        self._kept.clear()
+
     def feed_stderr(self, data: bytes) -> None:
         """Add stderr that was read."""
         limit = self._limits.stderr_kept_bytes

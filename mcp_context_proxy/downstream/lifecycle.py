@@ -239,6 +239,7 @@ class ServerLifecycle:
         try:
             self._has_answered = False
             self._began = time.monotonic()
+            self.output.begin()
             self._transition(ServerState.STARTING)
             self._log_download(self._began)
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
@@ -292,6 +293,8 @@ class ServerLifecycle:
                 f"{cause}; the npx cache is broken, as after an interrupted download: delete the folder "
                 f"{broken}, and the next start downloads the package again"
             )
+        if fault is Fault.UNREACHABLE and self.config.url and "://" not in cause:
+            cause = f"{self.config.url}: {cause}"
         self._transition(ServerState.FAILED, cause=cause, fault=fault)
 
     @property

@@ -293,7 +293,7 @@ class Guard:
             return None
         self._guesses.wrong(client)
         self._policy.refused(address_of(client))
-        return _too_many() if delayed else self._unauthorized()
+        return _too_many() if delayed else self._unknown()
 
     async def _issued_refusal(self, tokens: IssuedTokens, token: str, scope: Scope) -> Response | None:
         """Return the refusal of a request with a token of an issuer; note whose request it is otherwise."""
@@ -317,11 +317,20 @@ class Guard:
         value = "Bearer" if resource is None else resource.challenge()
         return PlainTextResponse(NEEDED, 401, {"WWW-Authenticate": value})
 
+    def _unknown(self) -> Response:
+        if self._policy.resource is not None:
+            return self._policy.resource.refused(UNKNOWN)
+        headers = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+        return PlainTextResponse(f"{UNKNOWN[0].upper()}{UNKNOWN[1:]}.\n", 401, headers)
+
     def _is_public(self, scope: Scope) -> bool:
         known = scope["path"] == HEALTH_PATH or scope["path"] in self._pages
         known = known or (self._policy.resource is not None and scope["path"].startswith(WELL_KNOWN))
         return (known and scope["method"] in ("GET", "HEAD")) or _is_probe(scope)
 
+
+UNKNOWN: Final = "the bearer token is not known here, or has expired"
+"""Reason for refusing a token; it does not tell which, to somebody who guesses."""
 
 _TOKEN_KEY: Final = "mcp-context-proxy/token"
 """Key of an ASGI scope: the named or issued token of the request, if it has one."""

@@ -374,6 +374,8 @@ def _claims(
         for row, by, asked in zip(likely, far, asks, strict=True)
         if asked
     }
+
+
 def ensure_each_sentence_covered(selected: Sequence[int], sentences: NDArray[np.float32]) -> list[int]:
     """Change a selection so that each sentence that has a real match has an item that is near to it.
 

@@ -32,6 +32,7 @@ from msgspec import Raw
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Secret, redact_logs
 from mcp_context_proxy.config.tables import KIB, MIB
+from mcp_context_proxy.errors import NOTICE
 from mcp_context_proxy.items import JSON, Tool
 from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
@@ -506,7 +507,8 @@ class KeptLogs(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a message of the proxy; see `logging.Handler`."""
-        self.note(PROXY, self.format(record), record.levelname.lower())
+        level = "notice" if record.levelno == NOTICE else record.levelname.lower()
+        self.note(PROXY, self.format(record), level)
 
     async def run(self) -> None:
         """Write until cancelled, and then what is left."""

@@ -37,7 +37,7 @@ COMPARISONS: Final = 2 * COMPARED_WORDS**2
 LINES: Final = 60
 """Lines about one definition."""
 
-_SENTENCE: Final = pattern(r"[^.!?\n]+[.!?]*")
+_SENTENCE_END: Final = pattern(r"(?<=[.!?])\s|(?<=[。！？])|\n")
 _WORDS: Final = pattern(r"\s+|[^\s]+")
 
 
@@ -86,16 +86,16 @@ def _decoded(definition: bytes) -> Any:
 
 
 def _new_sentences(old: Any, new: Any) -> Iterator[str]:
-    known = {sentence for _, text in _texts("", old) for sentence in _sentences(text)}
+    known = {sentence.rstrip(".") for _, text in _texts("", old) for sentence in _sentences(text)}
     for place, text in _texts("", new):
         for sentence in _sentences(text):
-            if sentence not in known:
-                known.add(sentence)
+            if sentence.rstrip(".") not in known:
+                known.add(sentence.rstrip("."))
                 yield f"new in {place or 'it'}: {visible(sentence)}"
 
 
 def _sentences(text: str) -> Iterable[str]:
-    return (found[0].strip() for found in _SENTENCE.finditer(text) if found[0].strip())
+    return filter(None, map(str.strip, _SENTENCE_END.split(text)))
 
 
 def _texts(place: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -125,6 +125,14 @@ async def test_the_output_of_a_restart_hides_none_of_the_output_before_the_failu
         assert "KeyError" in str(client.unavailable())
 
 
+async def test_the_output_of_a_start_is_not_mixed_with_that_of_the_starts_before(workshop: Workshop) -> None:
+    server = workshop.server("dead", at_start=[{"stderr": "no API key: set KEY"}, {"exit": 3}])
+    async with inside(workshop.config(limits=QUICK)) as proxy:
+        await server.ledger.until(lambda ledger: len(ledger.entries("start")) >= 4)
+
+        assert proxy.fleet.clients["dead"].stderr == ("no API key: set KEY",)
+
+
 async def test_a_missing_program_is_reported_by_name(workshop: Workshop, good: Server) -> None:
     workshop.server("gone", settings={"command": "no-such-program-anywhere", "args": []})
     async with inside(workshop.config()) as proxy:

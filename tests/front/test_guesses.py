@@ -122,8 +122,11 @@ async def test_requests_without_a_token_are_no_guesses() -> None:
     front = Front()
     statuses = [(await front.ask(None)).status_code for _ in range(50)]
 
+    wrong = await front.ask("wrong")
     assert statuses == [401] * 50
-    assert (await front.ask("wrong")).status_code == 401
+    assert wrong.status_code == 401
+    assert wrong.headers["www-authenticate"] == 'Bearer error="invalid_token"'
+    assert wrong.text == "The bearer token is not known here, or has expired.\n"
 
 
 async def test_healthz_is_no_way_to_guess() -> None:
