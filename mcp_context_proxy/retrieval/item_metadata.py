@@ -33,6 +33,7 @@ from mcp_context_proxy.retrieval.text import (
     identifier_words,
     name_key,
     stem,
+    terms,
     topics,
 )
 from mcp_context_proxy.system.later import np, pattern
@@ -292,6 +293,10 @@ HEAD_LIMIT = 100
 DESCRIPTION_LIMIT = 8_192
 """Characters of a description that are indexed."""
 
+SHORT_DESCRIPTION = 60
+"""Characters of a description that says little: what the parameters may be, and what the server says of
+itself, are then embedded as well. More would be near to every request for the server."""
+
 MAX_PARAMETERS = 64
 """Names read from one schema; real tools have fewer than 40, and a flood would only drown the description."""
 
@@ -331,8 +336,10 @@ class Fields(Struct, frozen=True):
     """Configured use cases."""
 
 
-def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...]]:
+def item_text(item: Item, several_servers: bool, about: str = "") -> tuple[Fields, tuple[str, ...]]:
     """Return the indexed text of an item in a catalog of one or of several servers, and its chunks.
+
+    ``about`` is what its server says of itself.
 
     Chunks are the texts that are embedded; there is at least one. Their form was chosen by measurement: with
     several servers their names and the parameter names help, with a single one they only dilute the
@@ -357,17 +364,28 @@ def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...
         use_cases=encodable("\n".join(item.use_cases)),
     )
     if not several_servers:
-        return fields, (*_headed_chunks(words, description), *_cases(words, item))
+        return fields, (*_headed_chunks(words, description), *_further_chunks(words, fields, item, about))
     names = encodable(", ".join(identifier_words(parameter) for parameter in parameters.top))
     body = f"{description} Parameters: {names}" if names else description
     head = f"{fields.server} {words}"
-    return fields, (*_headed_chunks(head, body), *_cases(head, item))
+    return fields, (*_headed_chunks(head, body), *_further_chunks(head, fields, item, about))
 
 
-def _cases(head: str, tool: Tool) -> Iterator[str]:
-    """Yield a chunk for each configured use case, so that a request is compared with each of them alone."""
+def _further_chunks(head: str, fields: Fields, tool: Tool, about: str) -> Iterator[str]:
+    """Yield chunks for what name and description do not say, which a request is compared with one by one."""
     for case in tool.use_cases:
         yield from _headed_chunks(head, encodable(case))
+    short = fields.description if len(fields.description) < SHORT_DESCRIPTION else None
+    if not (fields.title or fields.labels.strip() or (short is not None and (fields.values or about))):
+        return
+    said = {*terms(f"{fields.name} {fields.description}")}
+    for text in (fields.title, fields.labels):
+        if not said.issuperset(terms(text)):
+            yield from _headed_chunks(head, text[:NAME_LIMIT])
+    if short is not None:
+        for text in (fields.values[:NAME_LIMIT], encodable(about[:NAME_LIMIT])):
+            if not said.issuperset(terms(text)):
+                yield from _headed_chunks(head, f"{short} {text}")
 
 
 def title_of(tool: Tool) -> str:
