@@ -47,8 +47,8 @@ words as well, but counts little where the server has many tools."""
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
 
-NEED_PLACES = 12
-"""Places of a ranking that are shared among needs: as many as a selection may have."""
+NEED_PLACES = 10
+"""Places of a ranking that are shared among needs: as many as are shown at most."""
 
 NEED_CANDIDATES = 30
 """Items that are considered for these places, the best by score."""
@@ -326,12 +326,13 @@ def share_places(
     told = np.concatenate([likely, _likelihoods(scores[None])])[:, candidates]
     others = len(asks) - sum(asks)
     weights = np.array(
-        [*(1.0 if one else OF_NO_ORDER for one in asks), OF_THE_WHOLE + OF_THE_WHOLE_BY_NO_ORDER * others]
+        [*(1.0 if one else OF_NO_ORDER for one in asks), OF_THE_WHOLE + OF_THE_WHOLE_BY_NO_ORDER * others],
+        np.float32,
     )
-    met, order = np.full(len(told), UNMET), [int(scores[candidates].argmax())]
+    met, order = np.full((len(told), 1), UNMET, np.float32), [int(scores[candidates].argmax())]
     for _ in range(1, min(NEED_PLACES, candidates.size)):
-        met += told[:, order[-1]]
-        gains = weights @ np.log1p(told / met[:, None])
+        met += told[:, order[-1:]]
+        gains = weights @ np.log1p(told / met)
         gains[order] = -1.0
         order.append(int(gains.argmax()))
     raised, serving = scores.copy(), dict[int, int]()
