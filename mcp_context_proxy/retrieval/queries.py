@@ -10,10 +10,9 @@ Strangers write queries: every pattern here takes time in the length of the text
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from math import inf
-from typing import TYPE_CHECKING, Final, TypeAlias
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -34,10 +33,17 @@ from mcp_context_proxy.retrieval.forms import (
 from mcp_context_proxy.retrieval.item_metadata import (
     ACTIONS,
     ORDERS,
-    QUESTIONS,
-    VERBS,
     opening_match,
     wanted,
+)
+from mcp_context_proxy.retrieval.needs import (
+    ARTICLES,
+    LEAST_TELLING,
+    Span,
+    asks,
+    needs_of,
+    quotations,
+    within,
 )
 from mcp_context_proxy.retrieval.purposes import (
     Purpose,
@@ -56,7 +62,6 @@ from mcp_context_proxy.retrieval.text import (
     is_foreign,
     is_known,
     is_translated,
-    sentences,
     stem,
     synonyms,
     telling_places,
@@ -97,14 +102,6 @@ MOST_CORRECTED = 4
 MOST_COMPARED = 8
 """Unknown words of a query that are compared with others; each takes about a millisecond."""
 
-LEAST_TELLING = 2
-"""Telling words (no stop words) on each side of a division, and of an order before what it carries. One is
-enough for a verb with its object ("submit it, wait until"), after a word such as "then", and for questions on
-both sides."""
-
-_ASKING: Final = ORDERS | QUESTIONS
-"""Words with which a text opens that asks for something."""
-
 _AS_VERBS: Final[Mapping[str, str]] = {"file": "create", "book": "book", "log": "create", "open": "open"}
 """Verbs that are names of something else as nouns, or have several meanings, with how they are understood
 where they open an order."""
@@ -122,33 +119,6 @@ _AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"}
 
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[A-Za-z]+")
-_QUOTATION_MARKS = ('"', "“", "'")
-_QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
-
-_LATER = r"(?:then|also|afterwards|finally|after\s+that|besides)"
-_DIVIDER = re.compile(
-    rf"(?:,\s*+(?:and\s++)?{_LATER}|(?<=\s)and\s++{_LATER}|(?<=\s){_LATER})(?:\s*+,)?\s++(?=\S)"
-    r"|(?:(?:,\s*+|(?<=\s))(?P<and>and)|,)\s++(?=(?P<next>[A-Za-z]+))",
-    re.IGNORECASE,
-)
-"""Places where an order may begin: after a word such as "then" always, otherwise where a verb follows, and
-after "and" also where a question word does."""
-
-_ARTICLES: Final = frozenset({"a", "an", "another"})
-"""Words with which one of several things begins: "add a heading and a table"."""
-
-_LISTED = re.compile(
-    r"\W*(?:please )?(?:(?P<verb>[a-z]+) )?(?:a|an|another) "
-    r"(?!.*\b(?:with|for|of|from|between|to|that|which|where|who|containing|including|called|named|saying|about)\b)",
-    re.IGNORECASE,
-)
-"""Order to create a thing of which nothing more is said."""
-
-_WITH_OBJECT = re.compile(
-    r"\W*[a-z]+\s++(?:it|them|this|that|these|those|the|my|our|your|all|everything|an?)\b", re.IGNORECASE
-)
-"""Beginnings of orders that have an object: "submit it"."""
-
 _CARRYING_VERBS = """
 file create report log post send write jot scribble tell remind note email message mail dm reply comment
 announce draft inform ask open raise submit
@@ -171,9 +141,6 @@ _ADDRESSED = re.compile(
     r"|(?<=[a-z] )(?P<name>[A-Z]\w*)"
 )
 """Words by which a server may be addressed: "in our Notion", "on GitHub", "a Jira ticket"."""
-
-_Span: TypeAlias = tuple[int, int]
-"""The places in a text where a part of it begins and ends."""
 
 
 class ReadQuery(Struct, frozen=True):
@@ -245,7 +212,7 @@ def read_query(
                 among.setdefault(term, word)
                 weights[term] = max(weight, weights.get(term, 0.0))
 
-    needs, idiom = _needs(written), idiom_of(written)
+    needs, idiom = needs_of(written), idiom_of(written)
     carried, reported = _carried(written, needs, None if idiom is None else idiom.end)
     openings = dict(_openings(written, needs))
     spoken = _without(written, carried) if carried else written
@@ -261,14 +228,14 @@ def read_query(
     values = [
         one
         for one in long_values(written, needs)
-        if not is_arithmetic(one.kind) or not (carried and _within(one.start, carried))
+        if not is_arithmetic(one.kind) or not (carried and within(one.start, carried))
     ]
     for start, token, is_first, known_kind in _tokens(written, values):
         if start < end or (idiom is not None and idiom.start <= start < idiom.end):
             continue
         weight, length = 1.0, len(token)
-        if carried and _within(start, carried):
-            weight = REPORTED_SHARE if _within(start, reported) else CARRIED_SHARE
+        if carried and within(start, carried):
+            weight = REPORTED_SHARE if within(start, reported) else CARRIED_SHARE
         lower, replacement = token.lower(), token
         if (kind := known_kind or value_kind(token)) is not None:
             # The ending of a file says much ("customers.csv"), the rest of a value little.
@@ -326,7 +293,7 @@ def read_query(
     whole = written
     if pieces:
         whole = "".join([*pieces, written[end:]])
-        needs = _needs(whole)
+        needs = needs_of(whole)
         carried, reported = _carried(whole, needs, None if idiom is None else idiom.start + len(idiom.meant))
     added = {term: word for term, word in {**synonyms(asked), **added}.items() if term not in asked}
     for term in added:
@@ -335,7 +302,7 @@ def read_query(
     verb = ""
     for start, end in needs:
         need, order = whole[start:end], _uncarried(whole, start, end, carried)
-        if need.partition(" ")[0].lower() in _ARTICLES:
+        if need.partition(" ")[0].lower() in ARTICLES:
             need, order = f"{verb} {need}", verb
         elif (opened := opening_match(need)) is not None:
             verb = opened.group()
@@ -363,7 +330,7 @@ def read_query(
         weights=weights,
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
-        orders=tuple(_opens_with(need, _ASKING) for need in texts[1:]),
+        orders=tuple(map(asks, texts[1:])),
         actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS) + 1),
         addressed=frozenset(_addressed(whole)),
         is_gibberish=0 < plain == unknown and not kinds,
@@ -372,70 +339,12 @@ def read_query(
     )
 
 
-def divided(query: str) -> list[str]:
-    """Return the needs of a query in its own words: its sentences, divided where a new order begins.
-
-    Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions"
-    stay whole. Nothing is divided within a quotation.
-    """
-    return [query[start:end] for start, end in _needs(query)]
-
-
-def _needs(query: str) -> list[_Span]:
-    """Return where the needs of a query are, in order."""
-    needs, at = list[_Span](), 0
-    for sentence in sentences(query):
-        at = query.index(sentence, at)
-        start, telling, quoted = 0, None, list[_Span]()
-        for match in _DIVIDER.finditer(sentence):
-            following = (match["next"] or "").lower()
-            lists = following in _ARTICLES and _lists(sentence[start : match.start()])
-            asked_for = following in ORDERS or lists or (match["and"] and following in QUESTIONS)
-            if following and not asked_for:
-                continue
-            if telling is None:
-                telling, quoted = telling_places(sentence), _quotations(sentence)
-            before, after = bisect_left(telling, match.start()), bisect_left(telling, match.end())
-            asks = following in QUESTIONS and _opens_with(sentence[start : match.start()], QUESTIONS)
-            enough_before = before - bisect_left(telling, start) >= (
-                1 if asks or lists or _WITH_OBJECT.match(sentence, start) else LEAST_TELLING
-            )
-            enough_after = len(telling) - after >= (
-                1 if asks or lists or _is_short_order(sentence, match) else LEAST_TELLING
-            )
-            if enough_before and enough_after and not _within(match.start(), quoted):
-                needs.append((at + start, at + len(sentence[: match.start()].rstrip())))
-                start = match.end()
-        needs.append((at + start, at + len(sentence)))
-        at += len(sentence)
-    return needs
-
-
-def _lists(text: str) -> bool:
-    """Return whether a text is an order to create something, or one of a list of such things."""
-    match = _LISTED.match(text)
-    return match is not None and (match["verb"] is None or VERBS.get(match["verb"].lower()) == "create")
-
-
-def _opens_with(text: str, words: Set[str]) -> bool:
-    match = opening_match(text)
-    return match is not None and match.group().lower() in words
-
-
-def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
-    """Return whether one verb is an order: with its object, or after a word such as "then"."""
-    if divider["next"]:
-        return _WITH_OBJECT.match(sentence, divider.end()) is not None
-    verb = _WORD.match(sentence, divider.end())
-    return verb is not None and verb.group().lower() in ORDERS
-
-
-def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tuple[list[_Span], list[_Span]]:
+def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tuple[list[Span], list[Span]]:
     """Return where a query has text that its orders only carry, and what they report: disjoint, in order.
 
     All that follows an idiom of memory in its need is carried, and so is what is not to be done.
     """
-    spans, reported = _quotations(query), list[_Span]()
+    spans, reported = quotations(query), list[Span]()
     for start, end in needs:
         if after_idiom is not None and start < after_idiom <= end:
             spans.append((after_idiom, end))
@@ -445,7 +354,7 @@ def _carried(query: str, needs: Sequence[_Span], after_idiom: int | None) -> tup
         telling, first = None, ""
         if unwanted := [*denied(need), *done_to_things(need)]:
             telling, first = telling_places(need), _first_word(need)
-            if not all(_within(place, unwanted) for place in telling):
+            if not all(within(place, unwanted) for place in telling):
                 spans += ((start + a, start + b) for a, b in unwanted)
                 reported += spans[-len(unwanted) :]
         for match in _CARRIED.finditer(need):
@@ -472,15 +381,9 @@ def _first_word(text: str) -> str:
     return next((w for one in _WORD.finditer(text) if (w := one.group().lower()) not in STOP_WORDS), "")
 
 
-def _quotations(text: str) -> list[_Span]:
-    if not any(mark in text for mark in _QUOTATION_MARKS):
-        return []
-    return [match.span() for match in _QUOTED.finditer(text)]
-
-
-def _joined(spans: list[_Span]) -> list[_Span]:
+def _joined(spans: list[Span]) -> list[Span]:
     """Return spans in order, those that overlap as one."""
-    joined = list[_Span]()
+    joined = list[Span]()
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(end, joined[-1][1])
@@ -489,13 +392,7 @@ def _joined(spans: list[_Span]) -> list[_Span]:
     return joined
 
 
-def _within(place: int, spans: Sequence[_Span]) -> bool:
-    """Return whether a place is in one of several disjoint spans that are in order."""
-    before = bisect_right(spans, (place, inf))
-    return before > 0 and place < spans[before - 1][1]
-
-
-def _without(query: str, spans: Sequence[_Span]) -> str:
+def _without(query: str, spans: Sequence[Span]) -> str:
     kept, at = list[str](), 0
     for start, end in spans:
         kept.append(query[at:start])
@@ -503,7 +400,7 @@ def _without(query: str, spans: Sequence[_Span]) -> str:
     return " ".join("".join([*kept, query[at:]]).split())
 
 
-def _uncarried(query: str, start: int, end: int, carried: Sequence[_Span]) -> str:
+def _uncarried(query: str, start: int, end: int, carried: Sequence[Span]) -> str:
     """Return a part of a query without the text that it carries."""
     inside = [(max(a, start) - start, b - start) for a, b in carried if a < end and b > start]
     return _without(query[start:end], inside)
@@ -530,7 +427,7 @@ def _tokens(query: str, values: Sequence[Value]) -> Iterator[tuple[int, str, boo
             is_first, at = False, value.end
 
 
-def _openings(query: str, needs: Sequence[_Span]) -> Iterator[_Span]:
+def _openings(query: str, needs: Sequence[Span]) -> Iterator[Span]:
     """Yield where the words are with which the needs of a query open, and where the needs end."""
     for start, end in needs:
         if (match := opening_match(query[start:end])) is not None:

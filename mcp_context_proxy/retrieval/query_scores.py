@@ -33,7 +33,6 @@ from mcp_context_proxy.retrieval.scoring import (
     add_novelty,
     best_passage,
     count_selected,
-    ensure_each_sentence_covered,
     evidence,
     fill_missing_cosines,
     fuse,
@@ -54,8 +53,7 @@ if TYPE_CHECKING:
     from mcp_context_proxy.retrieval.queries import ReadQuery
 
 SEVERAL_SENTENCES = 2
-"""Texts of a query above which it has more than one sentence: a single sentence gives the query and
-itself."""
+"""Texts of a query above which it has several needs: a single one gives the query and itself."""
 
 PROVEN_BY_USE = 0.5
 """Cosine of a support from which on past use alone shows that something fits: the past query had a cosine of
@@ -172,7 +170,7 @@ class QueryScores:
         """Highest cosine of any text of the query with any chunk of each item."""
         self.counterparts: NDArray[np.float32] | None = None
         """[rivals]: the highest cosine of any item with what is nearest to the query elsewhere."""
-        cosines = near = None
+        cosines = near = of_needs = None
         if index.dense is None or query.vectors is None:
             self.items = np.flatnonzero(allowed)
         else:
@@ -191,6 +189,8 @@ class QueryScores:
                 self.counterparts = by_chunk[texts:].max(axis=1)
             cosines = self.dense.by_item(self.by_chunk)
             self.cosine = near = cosines.max(axis=0)
+            if texts > SEVERAL_SENTENCES:
+                of_needs = self.dense.by_item(in_context(self.by_chunk, query.vectors))
         self.lexical = query.lexical.scores[self.items]
         self.passages = self._passages()
         """Passages of the best documents of several chunks, by place."""
@@ -238,21 +238,16 @@ class QueryScores:
         self.fused = self.plain
         """Scores that order the items."""
         self.boosted_by = dict[int, int]()
-        """For each place that was raised, the sentence that raised it most."""
+        """For each place that was raised, the need that it is likeliest for."""
         self.near_whole = None if cosines is None or not self.items.size else cosines[0]
         """[items]: their cosines with the query as a whole."""
         self.whole = None if self.near_whole is None else float(self.near_whole.max())
         """Highest cosine of the query as a whole with any item."""
-        self.sentences: NDArray[np.float32] | None = None
-        """[sentences, items]: cosines of a query of several sentences; None for others."""
-        if query.method == "hybrid" and not self.exact and cosines is not None and self.items.size:
-            if len(cosines) > SEVERAL_SENTENCES:
-                self.sentences = self.dense.by_item(in_context(self.by_chunk, query.vectors))
-        if self.sentences is not None and self.acting is not None:
+        if of_needs is not None and self.acting is not None and self.items.size and not self.exact:
             words = np.stack([query.lexical.of(need)[self.items] for need in query.needs])
-            needs = self.sentences + LEXICAL_FACTOR * words + self.acting[1:]
+            of_needs += LEXICAL_FACTOR * words + self.acting[1:]
             sources = index.sources[self.items]
-            self.fused, self.boosted_by = share_places(self.plain, needs, query.orders, sources)
+            self.fused, self.boosted_by = share_places(self.plain, of_needs, query.orders, sources)
 
     def _passages(self) -> dict[int, Passage]:
         """Return the passages of the best documents of several chunks.
@@ -304,8 +299,6 @@ class QueryScores:
             if self.cosine is not None and self.cosine[place] >= options.include_score
         ]
         selected = [int(place) for place in (*ordered[:count], *more[: max(0, options.top_k - count)])]
-        if self.sentences is not None:
-            pass
         following: list[int] = []
         if (missing := options.depth - len(selected)) > 0:
             ordered = self._ordered(max(options.top_k, options.depth), options.depth)

@@ -47,8 +47,8 @@ words as well, but counts little where the server has many tools."""
 RRF_K = 60
 """Constant of reciprocal rank fusion, as its authors set it."""
 
-NEED_PLACES = 12
-"""Places of a ranking that are shared among needs: as many as a selection may have."""
+NEED_PLACES = 10
+"""Places of a ranking that are shared among needs: as many as are shown at most."""
 
 NEED_CANDIDATES = 30
 """Items that are considered for these places, the best by score."""
@@ -84,13 +84,6 @@ CONTEXT: Final = 0.5
 
 NEED_STEP: Final = 10**-DECIMALS
 """Distance by which a raised score stays above the one below it."""
-
-MATCH = 0.3
-"""Cosine from which a sentence has a real match: "mail it to Bob" has 0.31 with a tool that sends email."""
-
-SHARE_OF_MATCH = 0.7
-"""Share of the cosine of a sentence's best match with which another item covers the sentence as well. With
-less or more of both, recall and complete@5 on sets of several needs stay within 0.4 points."""
 
 EVIDENCE_OF_COSINE = 0.7
 """Evidence that something is meant, by the cosine of the best item itself: where nothing anywhere is near, a
@@ -296,16 +289,17 @@ def share_places(
     scores: NDArray[np.float32],
     needs: NDArray[np.float32],
     asks: Sequence[bool],
-    sources: NDArray[np.intp],
+    sources: NDArray[np.integer[Any]],
 ) -> tuple[NDArray[np.float32], dict[int, int]]:
     """Raise items so that the first places are shared among the needs of a query.
 
     For each need, every item is as likely to be the right one as ``exp(score / LIKELIHOOD)``, and more likely
     where its server also serves another need: "hand it to Sven" means the tracker in which the issue was
-    made. The query as a whole counts as a need as well. The first place goes to the best score; the others are
-    given out one by one, each to the item that adds most to the likelihood that all needs are met. So a need with one clear winner takes one place,
-    and a vague one several. It is the intent-aware diversification of Santos, Macdonald and Ounis,
-    "Exploiting query reformulations for web search result diversification" (WWW 2010), for all needs at once.
+    made. The query as a whole counts as a need as well. The first place goes to the best score; the others
+    are given out one by one, each to the item that adds most to the likelihood that all needs are met. So a
+    need with one clear winner takes one place, and a vague one several. It is the diversification of Santos,
+    Macdonald and Ounis, "Exploiting query reformulations for web search result diversification" (WWW 2010),
+    but for all needs at once.
 
     The best item of a need that asks for something then counts nearly as much as the best of the query.
 
@@ -332,12 +326,13 @@ def share_places(
     told = np.concatenate([likely, _likelihoods(scores[None])])[:, candidates]
     others = len(asks) - sum(asks)
     weights = np.array(
-        [*(1.0 if one else OF_NO_ORDER for one in asks), OF_THE_WHOLE + OF_THE_WHOLE_BY_NO_ORDER * others]
+        [*(1.0 if one else OF_NO_ORDER for one in asks), OF_THE_WHOLE + OF_THE_WHOLE_BY_NO_ORDER * others],
+        np.float32,
     )
-    met, order = np.full(len(told), UNMET), [int(scores[candidates].argmax())]
+    met, order = np.full((len(told), 1), UNMET, np.float32), [int(scores[candidates].argmax())]
     for _ in range(1, min(NEED_PLACES, candidates.size)):
-        met += told[:, order[-1]]
-        gains = weights @ np.log1p(told / met[:, None])
+        met += told[:, order[-1:]]
+        gains = weights @ np.log1p(told / met)
         gains[order] = -1.0
         order.append(int(gains.argmax()))
     raised, serving = scores.copy(), dict[int, int]()
@@ -355,7 +350,9 @@ def share_places(
 
 def _likelihoods(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return how likely each item is the right one, by row, given its scores."""
-    likely = np.exp((scores - scores.max(axis=1, keepdims=True)) / np.float32(LIKELIHOOD))
+    likely: NDArray[np.float32] = np.exp(
+        (scores - scores.max(axis=1, keepdims=True)) / np.float32(LIKELIHOOD)
+    )
     likely /= likely.sum(axis=1, keepdims=True)
     return likely
 
@@ -374,30 +371,6 @@ def _claims(
         for row, by, asked in zip(likely, far, asks, strict=True)
         if asked
     }
-
-
-def ensure_each_sentence_covered(selected: Sequence[int], sentences: NDArray[np.float32]) -> list[int]:
-    """Change a selection so that each sentence that has a real match has an item that is near to it.
-
-    The best item of an uncovered sentence takes the place of the last item that covers no sentence; where all
-    places are needed, it is appended.
-
-    Args:
-        selected: Items, best first.
-        sentences: [sentences, items]: the cosine of each with each that may be selected.
-    """
-    kept, missing, needed = list(selected), list[int](), set[int]()
-    for cosines in sentences:
-        nearest = int(cosines.argmax())
-        covering = int(cosines[kept].argmax()) if kept else None
-        if covering is not None and cosines[kept[covering]] >= SHARE_OF_MATCH * cosines[nearest]:
-            needed.add(covering)
-        elif cosines[nearest] >= MATCH and nearest not in missing:
-            missing.append(nearest)
-    spare = [place for place in reversed(range(len(kept))) if place not in needed]
-    for place in spare[: len(missing)]:
-        del kept[place]
-    return [*kept, *missing]
 
 
 def count_selected(scores: NDArray[np.float32], options: SearchOptions) -> int:

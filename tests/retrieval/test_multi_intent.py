@@ -1,4 +1,4 @@
-"""Queries of several sentences: each need is met before one is met twice."""
+"""Queries of several needs: the places of an answer are shared among them by how surely each is met."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.retrieval import Engine, SearchOptions
-from mcp_context_proxy.retrieval.scoring import (
-    NEED_COSINE,
-    NEED_COSINE_OF_ORDER,
-    boost_uncovered_sentences,
-)
+from mcp_context_proxy.retrieval.scoring import CONTEXT, in_context, share_places
 
-NO_ORDERS = (False, False)
+ORDERS = (True, True)
+ONE_SERVER = np.zeros(200, np.int32)
 
 
 def floats(*values):
@@ -23,71 +20,80 @@ def order(scores):
     return np.argsort(-scores, kind="stable").tolist()
 
 
-def test_an_item_for_an_uncovered_sentence_ranks_before_a_duplicate_of_the_first():
-    scores = floats(0.9, 0.85, 0.7)
-    sentences = floats([0.9, 0.85, 0.1], [0.1, 0.1, 0.7])
+def shared(scores, needs, asks=ORDERS, sources=None):
+    return share_places(
+        scores, needs, asks, ONE_SERVER[: scores.size] if sources is None else floats(*sources).astype(int)
+    )
 
-    raised, serving = boost_uncovered_sentences(scores, sentences, NO_ORDERS)
+
+def test_an_item_for_an_unmet_need_ranks_before_a_duplicate_of_the_first():
+    scores = floats(0.9, 0.85, 0.5)
+    needs = floats([0.9, 0.7, 0.1], [0.1, 0.1, 0.7])
+
+    raised, serving = shared(scores, needs)
 
     assert order(raised) == [0, 2, 1]
     assert scores[2] < raised[2] < raised[0]
     assert serving[2] == 1
 
 
-def test_another_item_for_a_sentence_gains_a_little_and_one_that_is_far_from_it_nothing():
-    scores = floats(0.9, 0.5, 0.49, 0.48)
-    sentences = floats([0.9, 0.1, 0.1, 0.1], [0.1, 0.6, 0.1, 0.59])
+def test_a_need_with_one_clear_winner_leaves_more_places_to_a_vague_one():
+    scores = floats(0.9, 0.6, 0.59, 0.58, 0.5, 0.49)
+    needs = floats([0.9, 0.1, 0.1, 0.1, 0.5, 0.49], [0.1, 0.6, 0.59, 0.58, 0.1, 0.1])
 
-    raised, serving = boost_uncovered_sentences(scores, sentences, NO_ORDERS)
-
-    assert order(raised) == [0, 1, 3, 2]
-    assert serving == {1: 1, 3: 1}
+    assert order(shared(scores, needs)[0]) == [0, 1, 2, 3, 4, 5]
+    assert order(shared(scores, needs[::-1])[0]) == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_best_result_keeps_its_rank_and_score():
     scores = floats(0.8, 0.79)
 
-    raised, serving = boost_uncovered_sentences(scores, floats([0.8, 0.1], [0.1, 0.79]), NO_ORDERS)
+    raised, serving = shared(scores, floats([0.8, 0.1], [0.1, 0.79]))
 
     assert raised[0] == scores[0]
     assert raised[1] < raised[0]
-    assert serving == {1: 1}
+    assert set(serving) <= {1}
 
 
-def test_a_sentence_without_a_near_item_raises_nothing():
-    scores = floats(0.9, 0.6, 0.5)
+def test_of_tools_that_are_alike_the_one_whose_server_meets_another_need_comes_first():
+    scores = floats(0.9, 0.5, 0.5)
+    needs = floats([0.9, 0.1, 0.1], [0.1, 0.5, 0.5])
 
-    sentences = floats([0.9, 0.6, 0.3], [0.1, 0.2, NEED_COSINE])
-
-    raised, serving = boost_uncovered_sentences(scores, sentences, NO_ORDERS)
-
-    assert raised.tolist() == scores.tolist()
-    assert serving == {}
+    assert order(shared(scores, needs, sources=(0, 1, 0))[0]) == [0, 2, 1]
+    assert order(shared(scores, needs, sources=(0, 0, 1))[0]) == [0, 1, 2]
 
 
-def test_an_order_is_met_by_an_item_that_is_less_near_than_other_sentences_need():
-    scores = floats(0.9, 0.36, 0.35)
-    sentences = floats([0.9, 0.1, 0.1], [0.1, 0.1, 0.35])
-    assert NEED_COSINE_OF_ORDER < 0.35 < NEED_COSINE
+def test_sentences_that_ask_for_nothing_hardly_move_what_the_whole_query_is_near_to():
+    scores = floats(0.9, 0.8, 0.5)
+    needs = floats([0.9, 0.85, 0.1], [0.1, 0.1, 0.7])
 
-    raised, serving = boost_uncovered_sentences(scores, sentences, (True, True))
+    assert order(shared(scores, needs, (False, False))[0]) == [0, 1, 2]
+    assert order(shared(scores, needs, (True, True))[0]) == [0, 2, 1]
 
-    assert order(raised) == [0, 2, 1]
-    assert serving == {2: 1}
-    assert boost_uncovered_sentences(scores, sentences, (True, False))[1] == {}
+
+def test_a_need_is_compared_together_with_the_whole_query():
+    whole, need = floats(1.0, 0.0), floats(0.0, 1.0)
+    item = floats(0.6, 0.8)
+    vectors = np.stack([whole, need])
+
+    (together,) = in_context((vectors @ item)[:, None], vectors)
+
+    blend = need + CONTEXT * whole
+    assert together == pytest.approx(blend @ item / np.linalg.norm(blend))
 
 
 def test_no_score_is_lowered_and_excluded_items_stay_out():
     random = np.random.default_rng(0)
     scores = random.random(200).astype(np.float32).round(6)
     scores[::7] = -np.inf
-    sentences = random.random((5, 200)).astype(np.float32)
+    needs = random.random((5, 200)).astype(np.float32)
+    needs[:, ::7] = -np.inf
 
-    raised, serving = boost_uncovered_sentences(scores, sentences, [False] * len(sentences))
+    raised, serving = shared(scores, needs, [True] * len(needs))
 
     assert (raised >= scores - 1e-6).all()
     assert np.isneginf(raised[::7]).all()
-    assert set(np.flatnonzero(raised > scores + 1e-5)) == set(serving)
+    assert set(np.flatnonzero(raised > scores + 1e-5)) <= set(serving)
 
 
 @pytest.mark.parametrize("method", ["hybrid", "dense"])

@@ -13,6 +13,7 @@ from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.forms import WordList
+from mcp_context_proxy.retrieval.needs import divided
 from mcp_context_proxy.retrieval.purposes import (
     FACTS_OF_A_PERSON,
     HISTORY,
@@ -32,7 +33,6 @@ from mcp_context_proxy.retrieval.queries import (
     VALUE_SHARE,
     WRITTEN_OUT_SHARE,
     ReadQuery,
-    divided,
     read_query,
 )
 from mcp_context_proxy.retrieval.scoring import packaged_background
@@ -249,6 +249,18 @@ def test_what_is_to_be_remembered_counts_little() -> None:
         ("get the page about rates and copy the figures", ["get the page about rates", "copy the figures"]),
         ("create an event and a reminder for Friday", ["create an event", "a reminder for Friday"]),
         ("find the note. Mail the summary after that, close the task", None),
+        ("1. read the page 2. write it down", ["read the page", "write it down"]),
+        ("- read the page - write it down", ["read the page", "write it down"]),
+        ("Step one, read the page. Step two, write it down.", ["read the page.", "write it down."]),
+        ("is the door open? if so close it", ["is the door open?", "close it"]),
+        ("check the door and if yes close it", ["check the door", "close it"]),
+        ("find the page & open an issue", ["find the page", "open an issue"]),
+        ("count the orders so that I can post the number", ["count the orders", "post the number"]),
+        ("what changed today, and is there an issue", ["what changed today", "is there an issue"]),
+        ("close the issue and let the team know", ["close the issue", "let the team know"]),
+        ("list the files, continue with the log", ["list the files", "continue with the log"]),
+        ("sort the rows, paint the header red", ["sort the rows", "paint the header red"]),
+        ("scale web to six after you've checked the log", ["scale web to six", "you've checked the log"]),
     ],
 )  # fmt: skip
 def test_several_orders_are_divided(query: str, needs: list[str] | None) -> None:
@@ -295,6 +307,11 @@ def test_needs_that_open_with_a_verb_or_a_question_ask_for_something() -> None:
         "compare cats and dogs of the neighbours",
         "create a repository with a readme and a license",
         "list a note and a picture",
+        "update the start date and the end date",
+        "read the file as well as the folder",
+        "the first name, and the last",
+        "find hotels in Rome, including the price of a room",
+        "find a flat in Bonn, within a mile of the lake",
     ],
 )
 def test_one_need_stays_whole(query: str) -> None:

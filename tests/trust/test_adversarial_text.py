@@ -39,7 +39,7 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.framing import EventFramer, LineFramer, OversizedEventError
 from mcp_context_proxy.protocol.strangers import LogFormatter, in_words, unmarked, url_refusal
-from mcp_context_proxy.retrieval import forms, links, queries, text
+from mcp_context_proxy.retrieval import forms, links, needs, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.reranker import numbers_in
@@ -182,6 +182,8 @@ QUERY_PARTS = [
     '"', "'", " 'a", "“a", '"a b" ', ",", "and ", ", and ", ", then get the file", ":", " : a", " that ",
     "@", "a@", ".", "a.", "a.b ", "/", "a/", "../", "\\", "1", "1.", "#1 ", "2020-", "a", "A", "aB", "xqzvk ",
     " ", "\n", "file a bug that ", "get the file and read the mail and ", "$1,", "-", "f",
+    "1. ", " - ", "if so, ", "so that I can ", "and let a ", "and for each a ", " & ",
+    "step a, ", "and is it ",
     "2 + ", "(", "1 times ", "* ", "1,111", "SELECT a FROM ", "+1 (23) ",
 ]  # fmt: skip
 """Parts of hostile queries."""
@@ -191,7 +193,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "sentences": text.sentences,
     "places of telling words": text.telling_places,
     "known words": text.is_known,
-    "needs of a query": queries.divided,
+    "needs of a query": needs.divided,
     "order and what it carries": lambda written: understood(f"file a bug {written} that: {written}"),
     "value": forms.value_kind,
     "values of several words": lambda written: forms.long_values(written, [(0, len(written))]),
@@ -338,8 +340,8 @@ def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str)
 
 
 def test_a_query_of_spaces_is_divided_at_once() -> None:
-    assert queries.divided("find the note,  and  then  close the note") == ["find the note", "close the note"]
-    assert seconds(queries.divided, "a" + " " * 8_000 + "b") < QUICK_SECONDS
+    assert needs.divided("find the note,  and  then  close the note") == ["find the note", "close the note"]
+    assert seconds(needs.divided, "a" + " " * 8_000 + "b") < QUICK_SECONDS
 
 
 @pytest.mark.parametrize("part", QUERY_PARTS)

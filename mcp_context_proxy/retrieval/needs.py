@@ -1,0 +1,222 @@
+"""Divides a query into its needs: "find the page and mail it to Tom" has two.
+
+A need begins with a sentence, or within one where a new order or question begins. Strangers write queries:
+every pattern here takes time in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence, Set
+from math import inf
+from typing import Final, TypeAlias
+
+from mcp_context_proxy.retrieval.item_metadata import ORDERS, QUESTIONS, VERBS, opening_match
+from mcp_context_proxy.retrieval.text import STOP_WORDS, sentences, telling_places
+
+LEAST_TELLING = 2
+"""Telling words (no stop words) on each side of a division, and of an order before what it carries. One is
+enough for a verb with its object ("submit it, wait until"), after a word such as "then", and for questions on
+both sides."""
+
+_FURTHER_ORDERS = """
+announce authorize backup ban bundle categorize centre center clarify classify combine compile compose
+compress condense configure deactivate debug decrypt deduplicate delegate detach discard dispatch distribute
+dm drain embed encrypt enroll estimate examine exclude expand extend finalize flag flatten fork format freeze
+gather geocode greet guess ignore inform initialize integrate interpret introduce investigate lint list mail
+mention minimize mirror monitor mount organize overwrite ping pm populate preview prioritize proofread protect
+rank rebase rebuild recap recommend reconnect recreate redact redeploy redirect reduce refactor reformat
+regenerate reindex relabel reload render renew repair repeat reschedule research revise screenshot shade shift
+shorten shrink simulate sketch skip snooze solve squash strip suggest suspend tally terminate thank tidy
+transcribe transition trim troubleshoot truncate tweak unarchive unassign unblock underline unfreeze unmute
+unpublish upvote validate verify visualize vote wake widen zoom
+"""
+_ORDERS: Final = ORDERS | frozenset(_FURTHER_ORDERS.split())
+"""Verbs with which a need begins. Those that only this module knows may be the names of servers."""
+
+_ASKING: Final = _ORDERS | QUESTIONS
+"""Words with which a text opens that asks for something."""
+
+_WORD = re.compile(r"[A-Za-z]+")
+_QUOTATION_MARKS = ('"', "“", "'")
+_QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
+
+_LATER = r"(?:then|also|afterwards|finally|after\s+that|besides)"
+_DIVIDER = re.compile(
+    rf"(?:,\s*+(?:and\s++)?{_LATER}|(?<=\s)and\s++{_LATER}|(?<=\s){_LATER})(?:\s*+,)?\s++(?=\S)"
+    r"|(?<=\s)(?:after|once|before)\s++(?=you(?:'ve|\s+have)\b|[a-z]+ing\s)"
+    r"|(?:(?:,\s*+|(?<=\s))(?P<and>and(?:\s++if\s++(?:so|yes|not|no),?)?|&|plus|as\s++well\s++as"
+    r"|(?:so(?:\s++that)?|because)\s++(?:I|we|you)(?:\s++(?:can|could|may|have\s++to|need\s++to|want\s++to)))"
+    r"|,|\s[-–•]|\s\d{1,2}[.)])\s++(?=(?P<next>[A-Za-z]+))",
+    re.IGNORECASE,
+)
+"""Places where a need may begin: after a word such as "then" always, otherwise where a verb follows, and
+after "and" also where a question does."""
+
+_ORDERS_TOO = re.compile(
+    r"let (?:[\w'#-]+ ){1,4}?know\b|(?:continue|go on|end|finish|conclude|proceed) (?:with|by)\b"
+    r"|for each (?:[\w-]+ ){1,4}?(?:open|make|create|add|send|post|write|file)\b",
+    re.IGNORECASE,
+)
+"""Beginnings of orders whose first word is none by itself."""
+
+_YES_OR_NO = re.compile(
+    r"(?:is|are|was|were|do|does|did|has|have|can|will) (?:there|its?|they|he|she|the|my|our|any\w*|some\w*"
+    r"|we|i)\b",
+    re.IGNORECASE,
+)
+"""Beginnings of questions for a yes or no."""
+
+_CONDITION = re.compile(r"\W*(?:if|once|after|before|when|as soon as|should)\s", re.IGNORECASE)
+"""Beginnings of needs that come before another: "after you have read it, ..."."""
+
+_LEAD = re.compile(
+    r"(?:(?:\d{1,2}[.)]|[-*•]|(?:and )?if (?:so|yes|not|no)\b,?|oh and,?|(?:first(?: of all|ly)?"
+    r"|second(?:ly)?|third(?:ly)?|last(?:ly)?|next|step \w+|to (?:begin|start) with)(?:[,:]|$))(?:\s++|$))*+",
+    re.IGNORECASE,
+)
+"""What stands before a need and says nothing of it."""
+
+_NUMBERED = re.compile(r"\s+\d{1,2}[.)]$")
+"""The number of the next line of a list."""
+
+ARTICLES: Final = frozenset({"a", "an", "another"})
+"""Words with which one of several things begins: "add a heading and a table"."""
+
+_LISTED = re.compile(
+    r"\W*(?:please )?(?:(?P<verb>[a-z]+) )?(?:a|an|another) "
+    r"(?!.*\b(?:with|for|of|from|between|to|that|which|where|who|containing|including|called|named|saying|about)\b)",
+    re.IGNORECASE,
+)
+"""Order to create a thing of which nothing more is said."""
+
+_WITH_OBJECT = re.compile(
+    r"\W*[a-z]+\s++(?:it|them|this|that|these|those|the|my|our|your|all|everything|an?)\b", re.IGNORECASE
+)
+"""Beginnings of orders that have an object: "submit it"."""
+
+_NO_ORDERS: Final = ("ing", "ed", "ly")
+"""Endings of words that are no orders: "including the price"."""
+
+_NO_VERBS: Final = STOP_WORDS | {
+    "within",
+    "across",
+    "per",
+    "like",
+    "unlike",
+    "despite",
+    "minus",
+    "maybe",
+    "even",
+}
+"""Words before an object that are no verbs."""
+
+Span: TypeAlias = tuple[int, int]
+"""The places in a text where a part of it begins and ends."""
+
+
+def divided(query: str) -> list[str]:
+    """Return the needs of a query in its own words: its sentences, divided where a new order begins.
+
+    Both sides of a division say enough to be looked for: "read and write files" and "terms and conditions"
+    stay whole. Nothing is divided within a quotation.
+    """
+    return [query[start:end] for start, end in needs_of(query)]
+
+
+def needs_of(query: str) -> list[Span]:
+    """Return where the needs of a query are, in order."""
+    needs, at = list[Span](), 0
+    for sentence in sentences(query):
+        at = query.index(sentence, at)
+        start, telling, quoted = 0, None, list[Span]()
+        opened = opening_match(sentence)
+        for match in _DIVIDER.finditer(sentence):
+            following, place = (match["next"] or "").lower(), match.end()
+            first = ""
+            if opened is not None and start + opened.end() <= match.start():
+                first = opened.group().lower()
+            lists = following in ARTICLES and _lists(sentence[start : match.start()])
+            questions = match["and"] and (following in QUESTIONS or _YES_OR_NO.match(sentence, place))
+            orders = following in _ORDERS or lists or _ORDERS_TOO.match(sentence, place)
+            unknown = first in _ORDERS and _is_order(sentence, place)
+            if following and not (orders or questions or unknown):
+                continue
+            if telling is None:
+                telling, quoted = telling_places(sentence), quotations(sentence)
+            before, after = bisect_left(telling, match.start()), bisect_left(telling, place)
+            both_ask = questions and (first in _ASKING or _YES_OR_NO.match(sentence, start))
+            enough_before = before - bisect_left(telling, start) >= (
+                1 if both_ask or lists or _WITH_OBJECT.match(sentence, start) else LEAST_TELLING
+            )
+            enough_after = len(telling) - after >= (
+                1 if both_ask or lists or _is_short_order(sentence, match) else LEAST_TELLING
+            )
+            if enough_before and enough_after and not within(match.start(), quoted):
+                needs.append((at + start, at + len(sentence[: match.start()].rstrip())))
+                start, opened = place, opening_match(sentence[place:])
+        needs.append((at + start, at + len(sentence)))
+        at += len(sentence)
+    return [*_without_leads(query, needs)] if needs[1:] else needs
+
+
+def _without_leads(query: str, needs: Sequence[Span]) -> Iterator[Span]:
+    """Yield where needs are without what stands before them: "1.", "if so"."""
+    numbered = query.lstrip()[:1].isdigit()
+    for start, end in needs:
+        number = _NUMBERED.search(query, max(start, end - 6), end) if numbered else None
+        lead = _LEAD.match(query, start, end)
+        span = start if lead is None else lead.end(), end if number is None else number.start()
+        if span[0] < span[1]:
+            yield span
+
+
+def asks(need: str) -> bool:
+    """Return whether a need opens with an order or a question, or is a condition of another."""
+    return _opens_with(need, _ASKING) or any(
+        beginning.match(need) for beginning in (_ORDERS_TOO, _YES_OR_NO, _CONDITION)
+    )
+
+
+def _is_order(sentence: str, place: int) -> bool:
+    """Return whether an order with a verb that is not known begins at a place: "paint the header red"."""
+    verb = _WORD.match(sentence, place)
+    return (
+        verb is not None
+        and (word := verb.group()).islower()
+        and word not in _NO_VERBS
+        and not word.endswith(_NO_ORDERS)
+        and _WITH_OBJECT.match(sentence, place) is not None
+    )
+
+
+def _lists(text: str) -> bool:
+    """Return whether a text is an order to create something, or one of a list of such things."""
+    match = _LISTED.match(text)
+    return match is not None and (match["verb"] is None or VERBS.get(match["verb"].lower()) == "create")
+
+
+def _opens_with(text: str, words: Set[str]) -> bool:
+    match = opening_match(text)
+    return match is not None and match.group().lower() in words
+
+
+def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
+    """Return whether one verb is an order: with its object, or after a word such as "then"."""
+    if divider["next"]:
+        return _WITH_OBJECT.match(sentence, divider.end()) is not None
+    verb = _WORD.match(sentence, divider.end())
+    return verb is not None and verb.group().lower() in _ORDERS
+
+
+def quotations(text: str) -> list[Span]:
+    if not any(mark in text for mark in _QUOTATION_MARKS):
+        return []
+    return [match.span() for match in _QUOTED.finditer(text)]
+
+
+def within(place: int, spans: Sequence[Span]) -> bool:
+    """Return whether a place is in one of several disjoint spans that are in order."""
+    before = bisect_right(spans, (place, inf))
+    return before > 0 and place < spans[before - 1][1]
