@@ -371,7 +371,10 @@ def join_counts(parts: Sequence[TermCounts]) -> TermCounts:
     return TermCounts(
         np.concatenate([np.zeros(1, np.int64), *offsets]),
         vocabulary,
-        np.concatenate([own[part.terms] for part, own in zip(parts, numbered, strict=True)]),
+        _small(
+            np.concatenate([own[part.terms] for part, own in zip(parts, numbered, strict=True)]),
+            vocabulary.size,
+        ),
         np.concatenate([part.fields for part in parts]),
         np.concatenate([part.counts for part in parts]),
         np.concatenate([part.lengths for part in parts]),
