@@ -395,8 +395,7 @@ class QueryScores:
         are wanted, and all items with an exact name, a boost or a support.
         """
         chosen = np.zeros(self.items.size, bool)
-        # Most items have no word of the query, and so many ties take as long as all else here.
-        worded = np.flatnonzero(self.lexical > 0)
+        worded = np.flatnonzero(self.lexical > 0)  # without the ties of all others
         chosen[worded[best(self.lexical[worded], top_k)]] = True
         chosen[list(self.exact)] = True
         if self.dense is not None and self.by_chunk is not None:
@@ -407,7 +406,6 @@ class QueryScores:
         chosen |= self.fused > self.plain
         chosen[list(self.supports)] = True
         candidates = np.flatnonzero(chosen)
-        # A stable sort, of places that are in catalog order.
         ordered: NDArray[np.intp] = candidates[np.argsort(-self.fused[candidates], kind="stable")]
         if self.exact:
             is_exact = np.isin(ordered, list(self.exact))
