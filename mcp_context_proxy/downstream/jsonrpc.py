@@ -513,27 +513,15 @@ class _PendingRequests:
 class _Pending(Reply[bytes]):
     """One pending request: the reply that its caller awaits, its timeout, and what goes with it."""
 
-    __slots__ = (
-        "deadline",
-        "give_up_at",
-        "held_since",
-        "holds",
-        "id",
-        "method",
-        "outgoing",
-        "sending",
-        "timeout",
-    )
+    deadline = give_up_at = math.inf
+    holds = 0
+    """Open requests of the server to the client; the timeout is paused while there are any."""
+    held_since = 0.0
+    sending: anyio.CancelScope | None = None
+    """Set while the request waits for the channel to take it."""
 
     def __init__(self, request_id: int, method: str, outgoing: Outgoing, timeout: float) -> None:
-        super().__init__()
         self.id, self.method, self.outgoing, self.timeout = request_id, method, outgoing, timeout
-        self.deadline = self.give_up_at = math.inf
-        self.holds = 0
-        """Open requests of the server to the client; the timeout is paused while there are any."""
-        self.held_since = 0.0
-        self.sending: anyio.CancelScope | None = None
-        """Set while the request waits for the channel to take it."""
 
     @property
     def subject(self) -> str:

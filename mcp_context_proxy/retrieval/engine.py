@@ -148,9 +148,7 @@ class Engine:
         understood, words = self._read_query(query, index, snapshot)
         vectors, note = None, None
         if options.method != "lexical":
-            if index.dense is not None:
-                words.begin()
-            vectors, note = self._query_vectors(understood, index, history)
+            vectors, note = self._query_vectors(understood, index, history, words.begin)
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
         if self._learned is not None and vectors is not None and with_learned:
@@ -266,7 +264,7 @@ class Engine:
         if self._learned is None:
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ())
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index)
         try:
             return None if vectors is None else self._learned.confidence(vectors[0])
         except ModelError:
@@ -281,7 +279,7 @@ class Engine:
         if not isinstance(self._calibration, Background):
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ())
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index)
         return None if vectors is None else float(rivals_of(vectors[0], self._calibration).cosines[0])
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
@@ -333,13 +331,18 @@ class Engine:
         return understood, words
 
     def _query_vectors(
-        self, query: ReadQuery, index: Index, history: Sequence[str]
+        self,
+        query: ReadQuery,
+        index: Index,
+        history: Sequence[str] = (),
+        while_embedded: Callable[[], None] = lambda: None,
     ) -> tuple[NDArray[np.float32] | None, str | None]:
-        """Return the vectors of a query, or None with the reason."""
+        """Return the vectors of a query, or None with the reason; the callback comes before a model runs."""
         if index.dense is None or self._query_embedder is None:
             return None, index.note
         try:
-            return query_vectors(query, self._query_embedder.embed, history), None
+            embed = partial(self._query_embedder.embed, on_progress=lambda _done, _total: while_embedded())
+            return query_vectors(query, embed, history), None
         except ModelError as error:
             lexical = lexical_only(index, error)
             if not error.passing:  # the model is not asked again until the catalog changes

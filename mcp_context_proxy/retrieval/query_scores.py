@@ -388,8 +388,8 @@ class QueryScores:
         are wanted, and all items with an exact name, a boost or a support.
         """
         chosen = np.zeros(self.items.size, bool)
-        chosen[best(self.lexical, top_k)] = True
-        chosen &= self.lexical > 0
+        worded = np.flatnonzero(self.lexical > 0)  # without the ties of all others
+        chosen[worded[best(self.lexical[worded], top_k)]] = True
         chosen[list(self.exact)] = True
         if self.dense is not None and self.by_chunk is not None:
             chunks = best(self.by_chunk.max(axis=0), top_k)
@@ -399,8 +399,10 @@ class QueryScores:
         chosen |= self.fused > self.plain
         chosen[list(self.supports)] = True
         candidates = np.flatnonzero(chosen)
-        is_exact = np.isin(candidates, list(self.exact))
-        ordered: NDArray[np.intp] = candidates[np.lexsort((candidates, -self.fused[candidates], ~is_exact))]
+        ordered: NDArray[np.intp] = candidates[np.argsort(-self.fused[candidates], kind="stable")]
+        if self.exact:
+            is_exact = np.isin(ordered, list(self.exact))
+            ordered = np.concatenate([ordered[is_exact], ordered[~is_exact]])
         return self._older_first(ordered)
 
     def _older_first(self, ordered: NDArray[np.intp]) -> NDArray[np.intp]:

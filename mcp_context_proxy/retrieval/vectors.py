@@ -75,8 +75,14 @@ WORDS_A_SUM = 3
 ESTIMATED_TOGETHER = 16_384
 """Vectors whose estimates stay in the processor's cache while they are computed."""
 
-BLOCK = 64
-"""Scores of a block whose highest `best` looks at first where a few of very many are wanted."""
+MANY_SCORES = 4_096
+"""Scores from which on `best` looks at blocks of them first."""
+
+BLOCK, LEAST_BLOCK = 64, 8
+"""Scores of a block whose highest `best` looks at: the more are wanted, the fewer."""
+
+BLOCKS_A_SCORE = 2
+"""Least number of blocks for each score that is wanted; with fewer, most blocks have one of them."""
 
 
 class DenseIndex(Struct, frozen=True, eq=False, dict=True):
@@ -114,7 +120,7 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
 
     def by_item(self, cosines: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the highest cosine of each item's chunks, of [queries, chunks] or [chunks]."""
-        if not self.sizes.size:
+        if self.rows.size == self.sizes.size:  # each has one
             return cosines
         found: NDArray[np.float32] = np.maximum.reduceat(cosines, self.starts, axis=-1)
         return found
@@ -175,7 +181,7 @@ def _spans(
 def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     """Return the places of the ``count`` highest scores, ascending, and of ties with the last of them.
 
-    Very many scores are divided into n blocks of 64 (the scores i, i + n, i + 2n and so on). The highest
+    Very many scores are divided into n blocks (the scores i, i + n, i + 2n and so on). The highest
     scores of the ``count`` best blocks are ``count`` scores, so the lowest of them is a lower bound of the
     result, and only the few scores that reach it need be sorted.
     """
@@ -183,13 +189,17 @@ def best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
         return np.zeros(0, np.intp)
     if scores.size <= count:
         return np.arange(scores.size)
-    # Scores left over at the end are in no block, which only lowers the bound.
-    highest = scores[: scores.size - scores.size % BLOCK].reshape(BLOCK, -1).max(axis=0)
-    if highest.size > count:
-        bound = np.partition(highest, highest.size - count)[highest.size - count]
-        (places,) = (scores >= bound).nonzero()
-        if places.size < scores.size // 2:
-            return np.take(places, best(scores[places], count))
+    if scores.size >= MANY_SCORES:
+        block = BLOCK
+        while block > LEAST_BLOCK and scores.size < BLOCKS_A_SCORE * count * block:
+            block //= 2
+        # Scores left over at the end are in no block, which only lowers the bound.
+        highest = scores[: scores.size - scores.size % block].reshape(block, -1).max(axis=0)
+        if highest.size > count:
+            bound = np.partition(highest, highest.size - count)[highest.size - count]
+            (places,) = (scores >= bound).nonzero()
+            if places.size < scores.size // 2:
+                return np.take(places, best(scores[places], count))
     threshold = np.partition(scores, scores.size - count)[scores.size - count]
     return np.flatnonzero(scores >= threshold)
 
@@ -384,13 +394,14 @@ class BinaryQuantization:
     def _weighted(self, bits: NDArray[np.uint64], block: slice) -> NDArray[np.float32]:
         """Return for each vector the sum of the query's numbers over its positive components."""
         size = block.stop - block.start
-        total, both = np.zeros(size, np.uint32), np.empty(size, np.uint64)
+        total, both = np.zeros(size, np.uint16), np.empty(size, np.uint64)
         counts, sums = np.empty(size, np.uint8), np.empty(size, np.uint8)
         for of_query in bits:
             total <<= 1
             for first in range(0, len(self.words), WORDS_A_SUM):
-                sums.fill(0)
-                for word in range(first, min(first + WORDS_A_SUM, len(self.words))):
+                np.bitwise_and(self.words[first, block], of_query[first], out=both)
+                np.bitwise_count(both, out=sums)
+                for word in range(first + 1, min(first + WORDS_A_SUM, len(self.words))):
                     np.bitwise_and(self.words[word, block], of_query[word], out=both)
                     np.bitwise_count(both, out=counts)
                     sums += counts

@@ -320,15 +320,16 @@ class ProgressRelay:
     that stands still is relayed, as a sign of life by which a client may extend its timeout.
     """
 
+    # Of the class, because one is made for every call.
+    _rate: Bucket | None = None
+    _waiting: Members | None = None
+    _reached = -math.inf
+    _timer: asyncio.TimerHandle | None = None
+    _over = False
+
     def __init__(self, caller: Caller, meta: Members) -> None:
         """Relay for a request, by its ``_meta`` as the client sent it."""
-        self._caller = caller
-        self._token, self._level = meta.get("progressToken"), envelope.text(meta.get(eras.LOG_LEVEL_KEY))
-        self._rate: Bucket | None = None
-        self._waiting: Members | None = None
-        self._reached = -math.inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._over = False
+        self._caller, self._meta, self._token = caller, meta, meta.get("progressToken")
 
     def __call__(self, method: str, params: Members) -> None:
         """Take a notification of the server."""
@@ -344,7 +345,8 @@ class ProgressRelay:
                 self._send_waiting()
         elif method == "notifications/message":
             level, session = envelope.text(params.get("level")), self._caller.session
-            if session.wants_level(level) if session is not None else reaches(level, self._level):
+            least = envelope.text(self._meta.get(eras.LOG_LEVEL_KEY))
+            if session.wants_level(level) if session is not None else reaches(level, least):
                 self._caller.notify(method, params)
 
     def _send_waiting(self, *, last: bool = False) -> None:

@@ -384,10 +384,7 @@ class _Busy:
 class _Request(Cancellable):
     """Answers a request while it is entered; see `Drain.request`."""
 
-    __slots__ = ("_drain",)
-
     def __init__(self, drain: Drain) -> None:
-        super().__init__()
         self._drain = drain
 
     def __enter__(self) -> Self:

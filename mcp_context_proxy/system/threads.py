@@ -332,16 +332,14 @@ class Flight:
 class Cancellable:
     """Scope whose content can be cancelled, in a task and in a flight."""
 
-    __slots__ = ("_flight", "_scope", "cancelled", "caught")
-
-    def __init__(self) -> None:
-        self._flight: Flight | None = None
-        self._scope: anyio.CancelScope | None = None
-        """In a task. A flight without one is cancelled itself."""
-        self.cancelled = False
-        """True once it is cancelled."""
-        self.caught = False
-        """True if its content was ended by that."""
+    # Of the class, because one is made for every call.
+    _flight: Flight | None = None
+    _scope: anyio.CancelScope | None = None
+    """In a task. A flight without one is cancelled itself."""
+    cancelled = False
+    """True once it is cancelled."""
+    caught = False
+    """True if its content was ended by that."""
 
     def __enter__(self) -> Self:
         self._flight = _running
@@ -412,15 +410,13 @@ def in_task() -> Generator[None, None, None]:
 class Reply(Generic[T]):
     """A result that one request waits for, in a flight or in a task."""
 
-    __slots__ = ("_error", "_flight", "_future", "_value", "done")
-
-    def __init__(self) -> None:
-        self.done = False
-        """True once there is a value or an error."""
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._flight: Flight | None = None
-        self._future: asyncio.Future[None] | None = None
+    # Of the class, because one is made for every call.
+    done = False
+    """True once there is a value or an error."""
+    _value: T | None = None
+    _error: BaseException | None = None
+    _flight: Flight | None = None
+    _future: asyncio.Future[None] | None = None
 
     def answer(self, value: T) -> None:
         """Hand the value to the request that waits."""
