@@ -229,7 +229,7 @@ def raise_if_withheld(
     server: str | None = None,
     served: Iterable[Tool | Prompt] = (),
 ) -> None:
-    """Raise `WithheldError` for a name of what waits for approval, also where another server has it too.
+    """Raise `WithheldError` for a name that waits for approval, also where another server has it too.
 
     Otherwise an own name would lead to another server as soon as a definition is withheld.
     """
@@ -455,7 +455,7 @@ def parse_tools(
 def _parse_tool(
     config: ServerConfig, definition: bytes, name_lengths: Sequence[int], limits: Limits
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
-    """Return a tool with a remark on a cut, and what is approved of it.
+    """Return a tool with a remark on a cut, and the candidate for its approval.
 
     Of one that is turned off only name and hints are read.
 

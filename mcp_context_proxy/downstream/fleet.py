@@ -217,7 +217,7 @@ class Fleet:
     def awaited(self, name: str | None = None) -> tuple[DownstreamClient, ...]:
         """Return the clients that start, and of whose servers nothing is known.
 
-        With a name, only that server, known or not: it may have more than what is remembered.
+        With a name, only that server, known or not: it may have more than is remembered.
         """
         starting = (client for client in self.clients.values() if client.name in self.starting)
         if name is not None:
