@@ -298,7 +298,7 @@ class Fault(StrEnum):
 
 
 class StartError(ContextProxyError, ConnectionError):
-    """The program of a server cannot be started; the message says why and what to do."""
+    """The program of a server cannot be started; the message says why, and names a remedy."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         self.fault = fault

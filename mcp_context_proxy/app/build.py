@@ -86,6 +86,7 @@ def build(config: Config, store: Store) -> Proxy:
         catalog, fleet, library, stale, first_list_seconds=config.limits.first_list_seconds
     )
     fleet.catch_up = refresh.catch_up
+    fleet.read_ahead = catalog.read_ahead
 
     # Search and contexts.
     search = SearchParts(config, store, refresh.wait_for_starting_servers, figures)

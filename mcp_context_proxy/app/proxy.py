@@ -508,7 +508,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         return introduced
 
     def introduction(self) -> SessionIntroduction:
-        """Return that text with the rules in it that are in force and fit into what hosts keep.
+        """Return that text with the rules in it that are in force and fit into the length that hosts keep.
 
         The user's rules come before the servers' own instructions, which get the room that is left.
         """

@@ -210,7 +210,7 @@ async def _first_lists_are_out(proxy: Proxy) -> None:
 
 
 async def _follow_file(proxy: Proxy, reloader: Reloader) -> None:
-    """Follow the configuration file; what has changed in it since it was loaded is found as well."""
+    """Follow the configuration file; changes since it was loaded are found as well."""
     await _first_lists_are_out(proxy)
     await reloader.watch()
 

@@ -7,7 +7,7 @@ A proxy is shared only by sessions that would give its servers the same: the sam
 version, and the same value of each environment variable that a server can get. All of that is in the name of
 the socket, so sessions that differ never meet. The proxy gets these variables and no others, so that nothing
 of the session that started it reaches the servers of another, whatever the configuration names later.
-The first part of the name stands for the configuration alone: by it, commands find what runs.
+The first part of the name stands for the configuration alone: by it, commands find running proxies.
 
 Where there are no such sockets, as on Windows, a private file has a port of this machine and a key. Both
 sides prove that they know the key before anything else is said, and it is never sent: whoever gets the port

@@ -14,13 +14,14 @@ from functools import partial
 from math import inf
 from typing import TypeVar
 
+from anyio.from_thread import check_cancelled
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.documents import DocumentLibrary
-from mcp_context_proxy.catalog.names import ParsedTools, entry_withheld, parse_tools
+from mcp_context_proxy.catalog.names import ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
     OWN_SKILLS,
@@ -129,7 +130,7 @@ class Catalog:
         self._bare = False
         """True while names need no prefix: it is not wanted, and every server is known."""
         self._clients: tuple[DownstreamClient, ...] = ()
-        self._parsed: dict[str, ParsedTools] = {}
+        self._lists = ToolLists(expose, limits)
         self._fitted: dict[tuple[str, str], _FittedEntries] = {}
         """Entries of the other lists as they may be shown, by server and name of the list."""
         self._parsed_skills: dict[str, _ParsedSkills] = {}
@@ -151,7 +152,7 @@ class Catalog:
         """Change names and bounds, from the next `refresh` on."""
         with self._refreshing:
             self._expose, self._limits = expose, limits
-            self._parsed, self._fitted = {}, {}
+            self._lists, self._fitted = ToolLists(expose, limits), {}
 
     @property
     def snapshot(self) -> Snapshot:
@@ -189,7 +190,7 @@ class Catalog:
                 awaited = ", ".join(unlisted)
                 findings.append(f"names keep their prefix until these servers were connected: {awaited}")
             serving = {client.name for client in self._clients}
-            self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in serving}
+            self._lists.keep(serving)
             self._last_entries = {key: last for key, last in self._last_entries.items() if key[0] in serving}
             self._fitted = {key: fitted for key, fitted in self._fitted.items() if key[0] in serving}
             tools = definitions.keep_unchanged(before.tools, self._tools(findings))
@@ -237,10 +238,18 @@ class Catalog:
                 self.whole.snapshot, self._owner_of, self._indexed = made, owner_of, owned
             return self.whole.snapshot
 
+    def read_ahead(
+        self, config: ServerConfig, listed: tuple[bytes, ...], check: Callable[[], object] = check_cancelled
+    ) -> None:
+        """Take a list of tools apart before its server publishes it, in a thread of anyio.
+
+        A list of the largest size takes seconds, in which no refresh could publish the lists of others.
+        ``check`` is called as by `refresh`.
+        """
+        self._lists.read_ahead(config, listed, partial(checked, check))
+
     def _checked(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        for entry in entries:
-            self._check()
-            yield entry
+        return checked(self._check, entries)
 
     def _tool_sources(self, tools: Iterable[Tool], findings: list[str]) -> Iterator[Source]:
         by_server: dict[str, list[Tool]] = {client.name: [] for client in self._clients}
@@ -263,7 +272,7 @@ class Catalog:
 
     def _turned_off(self) -> dict[str, TurnedOffTool]:
         """Return the tools that are turned off, by the name that they would have."""
-        parsed = (self._parsed[client.name] for client in self._clients)
+        parsed = (self._lists.last[client.name] for client in self._clients)
         return {tool.exposed_name: tool for one in parsed for tool in one.turned_off}
 
     def _skills(self, findings: list[str]) -> dict[str, Skill]:
@@ -388,11 +397,7 @@ class Catalog:
     def _tools_of(self, client: DownstreamClient, findings: list[str]) -> ParsedTools:
         """Return the tools of one client; parsed again only when its listing or its settings have changed."""
         config, listing = client.config, client.listing
-        known = self._parsed.get(client.name)
-        if known is None or known.definitions is not listing.tools or known.config is not config:
-            known = self._parsed[client.name] = parse_tools(
-                config, listing.tools, self._checked, self._expose.name_lengths, self._limits
-            )
+        known = self._lists.parsed(config, listing.tools, self._checked)
         findings += known.findings
         findings += (f"{client.name}: {finding}" for finding in listing.remarks)
         return known

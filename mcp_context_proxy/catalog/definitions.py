@@ -104,7 +104,7 @@ class UnfitError(ValueError):
 def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> tuple[bytes, str]:
     """Return a definition as it may be shown, with a remark for a person where something was cut.
 
-    `is_plain` is what `fingerprints.fingerprint_if_plain` says of it, where that is known. Of a member that
+    `is_plain` is the answer of `fingerprints.fingerprint_if_plain`, where that is known. Of a member that
     is named twice the last stays: some readers take the first, some the last, and some refuse the whole list.
 
     Raises:

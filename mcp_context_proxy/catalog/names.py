@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,7 +38,7 @@ from mcp_context_proxy.catalog.definitions import (
     is_altered_name,
     seems_full,
 )
-from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.config.source import KeyPath, dotted
 from mcp_context_proxy.config.tables import (
     CONFIRM,
@@ -75,6 +75,7 @@ EXPOSED: Final[Callable[[Any], str]] = attrgetter("exposed_name")
 
 _HAS_DIGEST: Final = pattern(rf"_[0-9a-f]{{{HASH_LENGTH}}}(?:_|$)")
 
+Entry = TypeVar("Entry")
 Named = TypeVar("Named", Tool, Prompt, TurnedOffTool, Withheld)
 
 
@@ -228,7 +229,7 @@ def raise_if_withheld(
     server: str | None = None,
     served: Iterable[Tool | Prompt] = (),
 ) -> None:
-    """Raise `WithheldError` for a name of what waits for approval, also where another server has it too.
+    """Raise `WithheldError` for a name that waits for approval, also where another server has it too.
 
     Otherwise an own name would lead to another server as soon as a definition is withheld.
     """
@@ -354,6 +355,17 @@ def _place(config: ServerConfig, key: KeyPath) -> str:
     return next(filter(None, written), f"servers.{config.name}.{dotted(key)}")
 
 
+Checked: TypeAlias = Callable[[Iterable[bytes]], Iterator[bytes]]
+"""Passes definitions on one by one; it may end the work by an exception."""
+
+
+def checked(check: Callable[[], object], entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Pass entries on one by one, and call ``check`` before each."""
+    for entry in entries:
+        check()
+        yield entry
+
+
 class ParsedTools(Struct, frozen=True):
     """The tools of a listing under one configuration of its server."""
 
@@ -366,10 +378,42 @@ class ParsedTools(Struct, frozen=True):
     """Definitions of the tools that are on, by own name."""
 
 
+class ToolLists:
+    """Lists of tools, each parsed once: before its server publishes it if it is long, else by a refresh."""
+
+    def __init__(self, expose: ExposeConfig, limits: Limits) -> None:
+        self._lengths, self._limits = expose.name_lengths, limits
+        self.last: dict[str, ParsedTools] = {}
+        """Lists as parsed last, by server."""
+        self._ahead: dict[str, ParsedTools] = {}
+        """Lists that are not published yet, by server."""
+
+    def read_ahead(self, config: ServerConfig, listed: Sequence[bytes], checked: Checked) -> None:
+        """Parse a list that `parsed` will be asked for. Thread-safe."""
+        self._ahead[config.name] = parse_tools(config, listed, checked, self._lengths, self._limits)
+
+    def parsed(self, config: ServerConfig, listed: Sequence[bytes], checked: Checked) -> ParsedTools:
+        """Return the tools of a list; parsed again only when the list or the settings have changed."""
+        for lists in (self.last, self._ahead):
+            known = lists.get(config.name)
+            if known is not None and known.definitions is listed and known.config is config:
+                break
+        else:
+            known = parse_tools(config, listed, checked, self._lengths, self._limits)
+        if known is self._ahead.get(config.name):
+            del self._ahead[config.name]
+        self.last[config.name] = known
+        return known
+
+    def keep(self, servers: Container[str]) -> None:
+        """Forget the lists of all other servers."""
+        self.last = {name: parsed for name, parsed in self.last.items() if name in servers}
+
+
 def parse_tools(
     config: ServerConfig,
     listed: Sequence[bytes],
-    checked: Callable[[Iterable[bytes]], Iterator[bytes]],
+    checked: Checked,
     name_lengths: Sequence[int],
     limits: Limits,
 ) -> ParsedTools:
@@ -411,7 +455,7 @@ def parse_tools(
 def _parse_tool(
     config: ServerConfig, definition: bytes, name_lengths: Sequence[int], limits: Limits
 ) -> tuple[Tool | TurnedOffTool, str, Candidate | None]:
-    """Return a tool with a remark on a cut, and what is approved of it.
+    """Return a tool with a remark on a cut, and the candidate for its approval.
 
     Of one that is turned off only name and hints are read.
 

@@ -118,7 +118,7 @@ def is_call(params: Members) -> bool:
 
 
 class SharedContexts:
-    """The contexts that this replica has in memory, each with what its row holds. See `ContextSharing`."""
+    """The contexts in the memory of this replica, each with the content of its row. See `ContextSharing`."""
 
     def __init__(self, table: ContextTable, handles: Handles, replica: str, counts: ClusterCounts) -> None:
         self.table, self._handles, self._replica, self._counts = table, handles, replica, counts
@@ -134,7 +134,7 @@ class SharedContexts:
         """Called with a session that has another home by now."""
 
     async def run(self) -> None:
-        """Write what nobody waits for, until cancelled."""
+        """Write the changes that nobody waits for, until cancelled."""
         while True:
             await self._changed.wait()
             with anyio.move_on_after(FLUSH_SECONDS):

@@ -151,7 +151,7 @@ class Signer:
     """Signs relays of this replica, and checks those of others."""
 
     def __init__(self, keys: Sequence[bytes], name: str, clock: Callable[[], float] = time.time) -> None:
-        """Sign with the first of the keys, and accept what was signed with any of them."""
+        """Sign with the first of the keys, and accept messages signed with any of them."""
         self._keys, self._name, self._clock = keys, name, clock
         self._seen: OrderedDict[str, float] = OrderedDict()
 

@@ -1,7 +1,7 @@
 """Programs of local servers: their environment, the runners that download them, the packages that they are.
 
-A server inherits what programs need to work on this machine and in its network, and nothing that is likely to
-be a secret: anything else is named in ``inherit``, or given in ``env``.
+A server inherits the variables that programs need to work on this machine and in its network, and nothing
+that is likely to be a secret: anything else is named in ``inherit``, or given in ``env``.
 
 Package runners such as ``npx`` download a server, at its first start at least, which takes as long as the
 download. One that is interrupted can leave the cache of npm so that every later start fails: npm takes the
@@ -411,7 +411,7 @@ def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
     """Start the program of a server in a process group of its own. Blocking.
 
     Raises:
-        StartError: it cannot be started; the message says why and what to do.
+        StartError: it cannot be started; the message says why, and names a remedy.
     """
     environment = environment_of(config, os.environ)
     command, folder = config.command or "", _folder(config)

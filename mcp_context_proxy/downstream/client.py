@@ -265,10 +265,10 @@ class DownstreamClient(ServerLifecycle):
                 self._none_pending.set()
 
     async def refuse_secrets(self, params: Members, subject: str) -> None:
-        """Refuse what has a secret that this server was not given.
+        """Refuse a message with a secret that this server was not given.
 
         Raises:
-            SecretRefusedError: it has one; `subject` says what it is.
+            SecretRefusedError: it has one; `subject` names the message.
         """
         if sum(map(len, params.values())) > REDACTED_IN_LOOP_BYTES:
             secret = await in_thread(self._known.in_params, self.name, params)

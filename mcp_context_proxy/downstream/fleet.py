@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
@@ -83,6 +84,8 @@ class Fleet:
         """Takes each line of a server's stderr; set before any server starts."""
         self.catch_up: Callable[[], Awaitable[None]] | None = None
         """Waits until the catalog has all lists so far; set before any server starts."""
+        self.read_ahead: Callable[[ServerConfig, tuple[bytes, ...]], None] | None = None
+        """Takes a long list of tools apart, in a thread; set before any server starts."""
         self._log_level: str | None = None
         self.clients: Mapping[str, DownstreamClient] = Clients(
             {config.name: self._client(config) for config in configs if config.enabled}
@@ -116,7 +119,12 @@ class Fleet:
         )
         client.subscriptions.set_log_level(self._log_level)
         client.judged = self._wait_judged
+        client.read_lists_ahead(partial(self._read_ahead, client))
         return client
+
+    def _read_ahead(self, client: DownstreamClient, tools: tuple[bytes, ...]) -> None:
+        if self.read_ahead is not None:
+            self.read_ahead(client.config, tools)
 
     async def _wait_judged(self) -> None:
         if self.catch_up is not None:
@@ -209,7 +217,7 @@ class Fleet:
     def awaited(self, name: str | None = None) -> tuple[DownstreamClient, ...]:
         """Return the clients that start, and of whose servers nothing is known.
 
-        With a name, only that server, known or not: it may have more than what is remembered.
+        With a name, only that server, known or not: it may have more than is remembered.
         """
         starting = (client for client in self.clients.values() if client.name in self.starting)
         if name is not None:

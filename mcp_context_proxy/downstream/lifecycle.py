@@ -129,6 +129,10 @@ class ServerLifecycle:
         """Set at the end of the attempt that callers may wait for; None while there is none."""
         self._loaded, self._login_wanted = False, False
 
+    def read_lists_ahead(self, read: Callable[[tuple[bytes, ...]], None]) -> None:
+        """Have each long list of tools taken apart by `read`, in a thread, before it counts."""
+        self._lists.read_ahead = read
+
     @property
     def in_use(self) -> bool:
         """True while the server must not be put to sleep."""

@@ -83,7 +83,7 @@ async def open_stdio(
     """Start the server as a child process; end it on the way out.
 
     Raises:
-        StartError: it cannot be started; the message says why and what to do.
+        StartError: it cannot be started; the message says why, and names a remedy.
     """
     process = take_started(config)
     if process is None:

@@ -251,7 +251,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server without its signal handling, which closes what is still open when it stops.
+    """Uvicorn's server without its signal handling, which closes open connections when it stops.
 
     Uvicorn itself would cancel the responses, and log a traceback for each.
     """

@@ -389,7 +389,7 @@ class Exchange:
         headers: list[Header],
         patience: float,
     ) -> None:
-        """Answer by `send`, with more headers; after `patience` seconds, what has no result yet is a stream.
+        """Answer by `send`, with more headers; after `patience` seconds without a result, by a stream.
 
         Tasks that accompany the request are started in `group`.
         """

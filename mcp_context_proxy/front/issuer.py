@@ -5,8 +5,8 @@ come from is in the configuration, and no header of a token leads anywhere. Fetc
 and rate, so that tokens with invented key ids cost one fetch in half a minute.
 
 A person is ``sha256(issuer, subject)``: the same with each new token, and another one with another issuer.
-What a token says is believed only once its signature, issuer, audience and times are right; the role and the
-reach of a person are the ones that the configuration gives to the values of their claims.
+The claims of a token are believed only once its signature, issuer, audience and times are right; the role and
+the reach of a person are the ones that the configuration gives to the values of their claims.
 
 A client without a token is told where to read who issues tokens for this proxy (`ResourceMetadata`, RFC
 9728). The place and the content are those of the configuration; nothing of a request is repeated.

@@ -142,7 +142,7 @@ class Hosts:
         """Serve hosts by a negotiation; without one, only those who ask the REST API.
 
         With a `key`, whoever connects has to prove first that it knows it: anybody can connect to a port.
-        `problems` returns what a person should know; each host gets it for its log.
+        `problems` returns messages for a person; each host gets it for its log.
         """
         self._negotiation, self._limits = negotiation, limits
         self._make_api, self._key, self._problems = make_api, key, problems

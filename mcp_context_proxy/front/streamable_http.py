@@ -2,7 +2,7 @@
 
 The version in the header tells the era. A request of the modern era stands alone. One of the handshake era
 belongs to the session that its header names, and ``initialize`` opens one; GET gives a session a stream of
-its own, for what belongs to no request, and DELETE ends it.
+its own, for messages that belong to no request, and DELETE ends it.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _give(path: Path, like: Path) -> None:
-    """Give what root has made, as with ``sudo``, to the owner of the file or folder that it belongs to."""
+    """Give a file that root has made, as with ``sudo``, to the owner of `like`."""
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         with suppress(OSError):  # a file system without owners
             status = like.stat()
@@ -494,7 +494,7 @@ def switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched
 
 
 def _still_off(file: Path, server: str, tool: str | None, enabled: bool) -> str | None:
-    """Return a sentence about what turns off a tool that was just turned on."""
+    """Return a sentence about the setting that turns off a tool that was just turned on."""
     if not enabled or tool is None:
         return None
     try:

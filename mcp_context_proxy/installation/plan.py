@@ -96,7 +96,7 @@ def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping
     """Sort the servers of a host's file.
 
     Raises:
-        EditError: the file cannot be read as what it should be.
+        EditError: the file cannot be read in its form.
     """
     found = Servers()
     written = entries(form, text, place)

@@ -134,7 +134,7 @@ class Login(Protocol):
 
 
 class Logins:
-    """The logins of this proxy: its own files, or what it shares with other replicas."""
+    """The logins of this proxy: its own files, or those that replicas share."""
 
     def __init__(self, shared: SharedCredentials | None = None) -> None:
         self.shared = shared

@@ -170,7 +170,7 @@ class _Lines:
         """Start and end of the line looked at last: the ends of a long one are searched for once."""
 
     def matches(self, parts: list[str]) -> Iterator[tuple[int, int]]:
-        """Yield start and end of what matches: in a long line each place once, else each line once."""
+        """Yield start and end of each match: in a long line each place once, else each line once."""
         at, is_in = 0, _in_one_line(parts)
         while parts and (begin := self._lowered.find(parts[0], at)) >= 0:
             start, stop = self.bounds(begin)

@@ -294,7 +294,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return _text(await in_thread(written), context_id)
 
     async def _overview(self, scope: Scope, caller: Caller, on_wait: OnWait) -> bytes:
-        """Return what there is to search. Nothing is chosen, so nothing is recorded or learned from."""
+        """Return an overview of the catalog. Nothing is chosen, so nothing is recorded or learned from."""
         try:
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
         except UnknownFilterError as error:
@@ -307,7 +307,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return _text(await in_thread(written))
 
     def _figures(self, caller: Caller) -> Figures:
-        """Return the figures of all calls; none for those who may not know what others call."""
+        """Return the figures of all calls; none for principals who may not see the calls of others."""
         return self.figures() if caller.rights.may(Role.VIEW) else NO_FIGURES
 
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:

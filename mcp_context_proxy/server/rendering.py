@@ -303,7 +303,7 @@ def overview_text(
     count: Callable[[str], int],
     name_of: NameOf = EXPOSED,
 ) -> str:
-    """Return what there is within the scope of a search, server by server, within the budget of an answer.
+    """Return an overview of the items in the scope of a search, by server, within the budget of an answer.
 
     Args:
         snapshot: Everything that the caller may reach.

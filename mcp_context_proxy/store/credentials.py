@@ -88,7 +88,7 @@ def mark_of(key: bytes) -> str:
 
 
 class Seal:
-    """Seals with the first of some keys, and opens what was sealed with any of them."""
+    """Seals with the first of some keys, and opens entries sealed with any of them."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = {
@@ -172,7 +172,7 @@ class SharedCredentials:
         """Take over the changes of others, if it is time.
 
         Raises:
-            StoreError: the store cannot be read, and `now` was asked for; what was known stays known.
+            StoreError: the store cannot be read, and `now` was asked for; known credentials stay known.
         """
         with self._looking:
             if not now and self._clock() - self._looked < LOOK_SECONDS:
@@ -209,7 +209,7 @@ class SharedCredentials:
         return Credential(content, row.revision, readable=content is not None)
 
     def _seal_anew(self) -> None:
-        """Seal with the first key what was sealed with another one of ours: at the start, and then never.
+        """Seal with the first key the entries sealed with another one of ours: at the start, and then never.
 
         While the key is being changed, replicas with either as the first one run side by side.
         """
@@ -285,7 +285,7 @@ class SharedCredentials:
                     logger.warning("what waited to be stored is lost: %s", error)
 
     def end(self) -> None:
-        """Try once more to write what is not written yet."""
+        """Try once more to write the entries that are not written yet."""
         try:
             self._write_unwritten()
         except StoreError:

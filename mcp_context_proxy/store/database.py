@@ -286,7 +286,7 @@ class FailureLog:
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """Log the failure of what is done inside."""
+        """Log the failure of the work inside."""
         try:
             yield
         except StoreError as error:

@@ -129,7 +129,7 @@ class LearnedStore(Tables):
     def teach(self, use: UseRow, after: int, decide: Decide) -> PairChanges:
         """Learn from a use; return its changes.
 
-        ``decide`` gets what others have changed after a revision. A use that is known already changes
+        ``decide`` gets the changes of others after a revision. A use that is known already changes
         nothing; then those changes are returned.
         """
         with self._database.transaction(PAIRS) as transaction:

@@ -435,7 +435,7 @@ def copy(source: Store, target: Store, on_copied: OnCopied = lambda _table, _row
     """Copy everything, and compare. Blocks; may be called again after a break.
 
     Raises:
-        StoreError: one of the stores cannot be used; what was copied stays.
+        StoreError: one of the stores cannot be used; rows copied so far stay.
     """
     rows, different = dict[str, int](), []
     for table in tables():

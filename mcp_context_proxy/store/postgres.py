@@ -232,7 +232,7 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def _watched(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-        """Give what is done with a connection some seconds, and translate its errors."""
+        """Give the work on a connection some seconds, and translate its errors."""
         with self._watchdog.watching(connection, seconds) as watched:
             try:
                 with self._translating_errors():
@@ -409,7 +409,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[_Watched]:
-        """Give what is done with a connection some seconds."""
+        """Give the work on a connection some seconds."""
         watched = _Watched(connection.fileno(), self._clock() + seconds)
         with self._changed:
             self._watched.add(watched)

@@ -308,7 +308,7 @@ class StatisticsStore(Tables):
         )
 
     def next_batch(self) -> int:
-        """Return the number of a new batch: what is added twice under one number counts once."""
+        """Return the number of a new batch: figures added twice under one number count once."""
         return next(self._batches)
 
     def add(

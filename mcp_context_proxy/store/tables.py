@@ -373,7 +373,7 @@ class ApprovalStore(Tables):
         return dict(self._database.rows_of_keys(query, list(keys)))
 
     def decide(self, server: str, decide: Decide) -> ApprovalRecord:
-        """Write what ``decide`` adds to the present record of a server; return the new record."""
+        """Write the additions of ``decide`` to the present record of a server; return the new record."""
         with self._database.transaction(APPROVALS) as transaction:
             before = _read(transaction, server)
             additions = decide(before)

@@ -1,1 +1,1 @@
-"""Trust: what was approved, what is dangerous, who may do what, and the record of what was done."""
+"""Trust: approvals, danger classes, rights, and the record of everything that was done."""

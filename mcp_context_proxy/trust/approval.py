@@ -161,7 +161,7 @@ class Record:
 
 
 class _Judgement(Struct):
-    """Rulings about the definitions of one kind in one listing, and what they add to the record."""
+    """Rulings about the definitions of one kind in one listing, and their additions to the record."""
 
     rulings: dict[str, Ruling] = field(default_factory=dict)
     rows: list[ApprovalRow] = field(default_factory=list)
@@ -246,7 +246,7 @@ class Approvals:
             return rulings
 
     def refresh(self) -> bool:
-        """Read what another process has decided, and write what the store has refused.
+        """Read the decisions of other processes, and write those that the store has refused.
 
         Returns:
             True if a list may be judged otherwise now.
@@ -338,7 +338,7 @@ class Approvals:
         return bool(known) and known == list_digest(origin.key, candidates)
 
     def _look(self) -> None:
-        """Read at the first use what does not belong to one server."""
+        """Read the records that belong to no single server, at the first use."""
         if self._revision is None:
             self._revision, self.first_seen = self._store.revision(), self._store.first_seen()
 
@@ -370,7 +370,7 @@ class Approvals:
         candidates: Mapping[str, Candidate],
         signs: Mapping[str, str],
     ) -> _Judgement:
-        """Return the decisions about a list, and what they add to a record."""
+        """Return the decisions about a list, and their additions to a record."""
         judgement, now = _Judgement(), self._clock()
         first = not record.has(kind)
         seen = (kind, origin.connection, origin.version) in record.versions
@@ -498,7 +498,7 @@ def _row(one: Candidate, origin: Origin, state: State, event: Event, reason: str
 
 
 def _replaying(waiting: Additions) -> Callable[[ApprovalRecord], Additions]:
-    """Return a decision that writes what was decided in memory while the store failed.
+    """Return a decision that writes decisions made in memory while the store failed.
 
     What contradicts a record that the store had all the time is held.
     """

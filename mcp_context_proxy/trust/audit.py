@@ -1,10 +1,10 @@
-"""The audit, which records what was called, refused, asked and changed; and the kept logs, in files alike.
+"""The audit, which records calls, refusals, questions and changes; and the kept logs, in files alike.
 
 A call only appends to a queue. Everything else happens in a thread, some moments later: of the arguments it
 takes the shape (names that the tool declares, and types) and a hash under a key that never leaves the state
 folder, so that two calls can be compared, and the arguments cannot be read or guessed. Queries are not here.
-What does not fit into the queue is counted. A disk that is full delays the lines, then costs them, and never
-costs a call.
+Entries that do not fit into the queue are counted. A disk that is full delays the lines, then costs them, and
+never costs a call.
 
 Each server has files of its own, and so has the proxy. They are written like the audit, in batches, by any
 number of proxies, and rotated. A disk that is full costs lines, and never a call.
@@ -116,7 +116,7 @@ _Note: TypeAlias = tuple[float, str, Facts]
 
 
 def state_folder(config: Config) -> Path | None:
-    """Return the folder of what is kept between two starts; None if nothing is kept."""
+    """Return the folder for state that outlasts the process; None if nothing is kept."""
     path = config.store.path
     if path == IN_MEMORY:
         return None
@@ -180,7 +180,7 @@ class AuditLog:
             arguments: Arguments as they came; None if there are none.
             outcome: How it ended, such as ``succeeded``.
             decision: ``allowed`` or ``refused``.
-            rule: What decided that, if it was not the default.
+            rule: The rule that decided that, if it was not the default.
             principal: Who called; None for the host over standard streams.
             client_info: Introduction of the client.
             session: Public id of the session; it is not the one that a client sends.
@@ -246,7 +246,7 @@ class AuditLog:
             self._noted.set()
 
     async def run(self) -> None:
-        """Write until cancelled, and then what is left."""
+        """Write until cancelled, and then the rest."""
         try:
             while True:
                 await self._noted.wait()
@@ -511,7 +511,7 @@ class KeptLogs(logging.Handler):
         self.note(PROXY, self.format(record), level)
 
     async def run(self) -> None:
-        """Write until cancelled, and then what is left."""
+        """Write until cancelled, and then the rest."""
         try:
             while self._folder is not None:
                 await anyio.sleep(KEPT_LOG_SECONDS)

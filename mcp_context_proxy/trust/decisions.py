@@ -198,7 +198,7 @@ time between looking and approving."""
 
 
 class ApprovalError(ContextProxyError):
-    """A person's decision cannot be made; the text says why and what to do."""
+    """A person's decision cannot be made; the text says why, and names a remedy."""
 
 
 def latest(rows: Iterable[ApprovalRow]) -> list[ApprovalRow]:

@@ -98,7 +98,7 @@ def is_plain(definition: bytes) -> bool:
 
 
 def _parts(definition: bytes, seen: frozenset[str] | None) -> tuple[bytes, bytes]:
-    """Return both parts in canonical form; without a split, and for what is no object, all is seen."""
+    """Return both parts in canonical form; all is seen without a split, and of a value that is no object."""
     try:
         value = _decode(definition)
         if seen is None or not isinstance(value, dict) or seen.issuperset(value):

@@ -109,7 +109,7 @@ class KnownSecrets:
             self.configure(config)
 
     def configure(self, config: Config) -> None:
-        """Follow a changed configuration; what was learned since the start stays known."""
+        """Follow a changed configuration; secrets learned since the start stay known."""
         self._guards = config.guards
         self._configured = [
             (name, secret) for name, server in config.servers.items() for secret in secrets_of(server)
@@ -232,7 +232,7 @@ def _has_run(text: str) -> bool:
 
 
 def unescaped(text: str) -> str:
-    """Return encoded JSON with the escapes in its strings replaced by what they stand for."""
+    """Return encoded JSON with the escapes in its strings replaced by their characters."""
     if "\\/" in text:
         text = _SLASH.sub(lambda found: found[1] or "/", text)
     # The codec reads ASCII only, and takes each half of a surrogate pair for a character of its own.

@@ -130,7 +130,7 @@ NOTHING: Final = (Reach(frozenset()),)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who makes requests, and what they may reach."""
+    """Somebody who makes requests, with their rights."""
 
     name: str | None
     """Name of the token, or hash of a person's issuer and subject; None for the host over standard streams,

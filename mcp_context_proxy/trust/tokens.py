@@ -114,7 +114,7 @@ class NamedTokens(ABC):
 
     @abstractmethod
     def _changing(self) -> AbstractContextManager[list[NamedToken]]:
-        """Give the tokens to be changed inside, and keep what is left of them.
+        """Give the tokens to be changed inside, and keep the rest.
 
         Raises:
             TokenError: they cannot be read or written, or somebody else changes them.
@@ -220,7 +220,7 @@ class TokenFile(NamedTokens):
 
     @contextmanager
     def _changing(self) -> Iterator[list[NamedToken]]:
-        """Give the tokens to be changed inside, and replace the file by what is left of them."""
+        """Give the tokens to be changed inside, and replace the file by the rest."""
         try:
             process.make_private_folder(self.path.parent)
             descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)

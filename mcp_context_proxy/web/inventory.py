@@ -1,4 +1,4 @@
-"""REST operations on what is behind the proxy: servers and tools, and switching them on and off.
+"""REST operations on the servers and tools behind the proxy, and switching them on and off.
 
 An operation that changes something needs a proven administrator (`Operation.decides`), and is in the audit.
 """

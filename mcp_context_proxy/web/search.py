@@ -329,7 +329,7 @@ def terms_data(terms: Iterable[tuple[str, str, float]]) -> list[dict[str, Any]]:
 
 
 def _figures(usage: UsageRecorder | None, asked_by: Principal) -> Figures:
-    """Return the figures of all calls; none for those who may not know what others call."""
+    """Return the figures of all calls; none for principals who may not see the calls of others."""
     return usage.figures if usage is not None and asked_by.may(Role.VIEW) else rendering.NO_FIGURES
 
 

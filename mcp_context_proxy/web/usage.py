@@ -1,4 +1,4 @@
-"""REST operations on what is counted and remembered: usage statistics, and interactions."""
+"""REST operations on usage statistics and on remembered interactions."""
 
 from __future__ import annotations
 

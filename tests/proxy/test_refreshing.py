@@ -1,4 +1,4 @@
-"""The catalog is taken apart in a thread, and a stop does not wait for its end."""
+"""The catalog is taken apart in threads: no stop and no other server waits for the end of a long list."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from support.ledger import until
+from support.proxies import Host, inside
+from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import CatalogRefresh
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
-from mcp_context_proxy.downstream.listing import LISTS, ServerListing
+from mcp_context_proxy.downstream.listing import LISTS, LONG_LIST, ServerListing
 from mcp_context_proxy.system.threads import in_thread
 
 pytestmark = pytest.mark.anyio
@@ -86,3 +89,64 @@ async def test_a_stop_does_not_wait_for_a_large_list(name: str) -> None:
     slow.asked.set()
     catalog.refresh()
     assert catalog.snapshot is not before
+
+
+async def test_a_snapshot_is_published_while_the_long_list_of_another_server_is_read_ahead() -> None:
+    tools = Slow(ENTRIES["tools"], 3)
+    large, honest = (
+        SimpleNamespace(
+            name=name,
+            config=ServerConfig(name=name, command="x"),
+            introduction=SimpleNamespace(instructions=""),
+            listing=listing,
+            tool_embeddings={},
+            skill_embeddings={},
+        )
+        for name, listing in (
+            ("large", ServerListing()),
+            ("honest", ServerListing(tools=(ENTRIES["tools"],))),
+        )
+    )
+    catalog = Catalog(
+        ExposeConfig(),
+        Limits(),
+        lambda: cast(Any, [large, honest]),
+        DocumentLibrary((), Limits()),
+        configured=lambda: frozenset({"large", "honest"}),
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(in_thread, catalog.read_ahead, large.config, tools)
+        assert await in_thread(tools.reached.wait, PATIENCE)
+        meanwhile = await in_thread(catalog.refresh)
+        tools.asked.set()
+    large.listing = ServerListing(tools=tools)
+    after = await in_thread(catalog.refresh)
+
+    assert list(meanwhile.tools) == ["honest__x"]
+    assert sorted(after.tools) == ["honest__x", "large__x"]
+    assert tools.taken == len(tools)  # once
+
+
+async def test_a_server_is_called_while_the_long_list_of_another_one_is_read(workshop: Workshop) -> None:
+    go = workshop.flag("go")
+    tools = [tool(f"t{number}") for number in range(LONG_LIST)]
+    workshop.server("large", tools=tools, on={"tools/list": [{"wait": str(go)}]})
+    workshop.server("honest", tools=[tool("hello")])
+    begun, finish = threading.Event(), threading.Event()
+    async with inside(workshop.config(), settled=False) as proxy:
+
+        def read(config: ServerConfig, listed: tuple[bytes, ...]) -> None:
+            begun.set()
+            assert finish.wait(PATIENCE)
+            proxy.catalog.read_ahead(config, listed)
+
+        proxy.fleet.read_ahead = read
+        go.touch()
+        assert await in_thread(begun.wait, PATIENCE)
+        called = await Host(proxy, "handshake").call("honest__hello")
+        meanwhile = {one.server for one in proxy.catalog.snapshot.tools.values()}
+        finish.set()
+        await until(lambda: len(proxy.catalog.snapshot.tools) == LONG_LIST + 1)
+
+    assert "isError" not in called
+    assert meanwhile == {"honest"}

@@ -14,7 +14,7 @@ from support.listings import INTRODUCED
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentLibrary
-from mcp_context_proxy.config import ExposeConfig, Limits
+from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions
 from mcp_context_proxy.downstream.listing import ServerListing
@@ -56,8 +56,10 @@ class Server:
     listing: ServerListing = field(default_factory=ServerListing)
     introduction: object = None
     subscriptions: ClientSubscriptions = field(default_factory=ClientSubscriptions)
-    config: Any = None
     tool_embeddings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config = ServerConfig(name=self.name, command="x")
 
     def can_watch(self, uri: str) -> bool:
         """See `DownstreamClient`; no URI has a secret in it."""
