@@ -158,9 +158,9 @@ def _show_searches(console: Terminal, report: Figures, period: str) -> None:
 
 
 MEASURES: Final = {
-    "precision": "Shown tools that were called",
+    "precision": "Shown and called",
     "acceptance": "First tool called",
-    "rank": "Place of the called tool",
+    "rank": "Rank of the called",
 }
 """Figures of a comparison."""
 

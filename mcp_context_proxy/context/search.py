@@ -113,7 +113,7 @@ class Found(Struct, frozen=True):
     def nearest(self) -> tuple[Result, ...]:
         """Closest items, if nothing fits among the few that the filters leave; otherwise empty.
 
-        Who asks for the tools of one small server wants to see the nearest of them.
+        Who asks for the tools of one server wants to see the nearest of them.
         """
         few = 0 < self._considered <= FEW and self.wanted.applied()
         return self.near_misses if few and not self.results else ()
@@ -221,8 +221,9 @@ SEARCHES_AT_ONCE = 4
 DOCUMENT_SHARE = 0.65
 """Share of the best score that a document needs to be shown."""
 
-FEW: Final = 10
-"""Items that filters may leave so that the nearest of them are shown, where none fits: a screen."""
+FEW: Final = 50
+"""Items that filters may leave so that the nearest of them are shown, where none fits: all of a usual server."""
+
 BEHIND_TOOL = 0.18
 """Distance in score behind the best tool up to which a document is meant: a request for a tool is nearer to
 it than to any document, a question about a rule is not. benchmarks/contexts.md has both for other numbers."""

@@ -164,12 +164,13 @@ def test_use_of_documents_is_shown_with_those_that_could_go(run: Run, compared: 
 def test_requests_with_and_without_learned_pairs_are_compared_over_time_with_intervals(
     run: Run, compared: Path
 ) -> None:
-    shown = run("stats", "--period", "7d", "--config", compared, COLUMNS="100").stdout
+    shown = run("stats", "--period", "7d", "--config", compared).stdout
     data = json.loads(run("stats", "--json", "--config", compared).stdout)["learning"]
 
     (accepted,) = [line for line in shown.splitlines() if line.startswith("First tool called")]
     assert "100 %" in accepted
     assert "+100 % (" in accepted
+    assert max(map(len, shown.splitlines())) <= 80
     days = [line for line in shown.splitlines() if line.startswith("20") and " %" in line]
     assert len(days) == 3
     assert (data["learned"]["requests"], data["plain"]["requests"]) == (60, 20)

@@ -101,6 +101,24 @@ async def test_the_nearest_of_the_few_that_filters_leave_are_shown_where_none_fi
     assert "- small__" in text
 
 
+async def test_the_nearest_of_a_server_of_usual_size_are_shown_to_who_names_it(
+    workshop: Workshop, era: str
+) -> None:
+    plants = ("oak", "fern", "moss", "rose", "ivy", "lily", "palm", "pine", "reed", "sage", "yew", "elm")
+    garden = [
+        tool(f"{verb}_{plant}", f"{verb} the {plant}") for verb in ("water", "prune") for plant in plants
+    ]
+    workshop.server("s", tools=TOOLS)
+    workshop.server("garden", tools=garden)
+    async with inside(workshop.config(expose={"mode": "search"})) as proxy:
+        host = Host(proxy, era)
+        wanted = {"query": "send a message to a channel", "filters": {"server": "garden"}}
+        text = (await host.call(SEARCH, wanted))["content"][0]["text"]
+
+    assert "Nothing fits among the 24 items that the filters leave (server garden). Nearest:" in text
+    assert "- garden__" in text
+
+
 @pytest.fixture
 def service() -> Iterator[ChatService]:
     with chat_service() as running:

@@ -24,9 +24,9 @@ const FAILED = [CALLS, FAILURES, LAST];
 const ALL = [CALLS, FAILURES, MEDIAN, SLOWEST, RESULT, TOKENS, LAST];
 
 const MEASURES = [
-  ["Shown tools that were called", "precision"],
+  ["Shown and called", "precision"],
   ["First tool called", "acceptance"],
-  ["Place of the called tool", "rank"],
+  ["Rank of the called", "rank"],
 ];
 
 /** Everything the page shows, top down. */
