@@ -285,8 +285,14 @@ def main() -> None:
     try:
         status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
     except click.UsageError as error:
-        path = "mcp-context-proxy" if error.ctx is None else error.ctx.command_path
-        click.echo(f"mcp-context-proxy: {shown(error.format_message())}\nHelp: {path} --help", err=True)
+        path, told = (
+            "mcp-context-proxy" if error.ctx is None else error.ctx.command_path,
+            error.format_message(),
+        )
+        if told.startswith("Usage: "):  # the help of a group that was given no command
+            click.echo(told, err=True)
+        else:
+            click.echo(f"mcp-context-proxy: {shown(told)}\nHelp: {path} --help", err=True)
         status = error.exit_code
     except click.Abort:
         status = EXIT_INTERRUPTED
