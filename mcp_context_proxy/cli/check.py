@@ -524,6 +524,8 @@ def _remedy_for_status(config: ServerConfig, status: int) -> str:
     if status in {404, 405, 406}:
         other = "http" if config.transport == "sse" else "sse"
         return f'check the path of the URL, often /mcp or /sse; or set transport = "{other}"'
+    if status == 429:
+        return "it was asked too often: try again in a while"
     return "the server, or something in front of it, has a fault: ask its operator"
 
 
