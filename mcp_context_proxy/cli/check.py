@@ -124,13 +124,18 @@ def check_command(
     """
     console, profile = results(), _profile(host, server_name)
     try:
-        config = load_config(ctx, config_path, complain=False)
+        skipped: list[str] = []
+        config = load_config(ctx, config_path, complain=False, skipped=skipped)
     except ConfigError as error:
         show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
         console.say()
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
     verdicts = [*_configuration(config), _model(config), _store(config), _audit(config)]
+    verdicts += (
+        Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
+        for note in skipped
+    )
     verdicts += _folders(config)
     show(console, verdicts)
     versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}

@@ -138,15 +138,21 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     *,
     complain: bool = True,
+    skipped: list[str] | None = None,
 ) -> Config:
     """Load the configuration named on the command line, or the user's own; raises `ConfigError`.
 
-    With `complain`, mistakes that cost only a part of it are printed on stderr.
+    With `complain`, mistakes that cost only a part of it are printed on stderr. `skipped` gets the notes on
+    entries of a host's file that are left out, which are logged otherwise.
     """
     from mcp_context_proxy.config import load
     from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
-    config = load(named_path(ctx, config_path), overrides=overrides or {})
+    path = named_path(ctx, config_path)
+    if skipped is None:
+        config = load(path, overrides=overrides or {})
+    else:
+        config = load(path, overrides=overrides or {}, warn=skipped.append)
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
     for complaint in config.complaints() if complain else ():
         click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
