@@ -124,13 +124,18 @@ def check_command(
     """
     console, profile = results(), _profile(host, server_name)
     try:
-        config = load_config(ctx, config_path, complain=False)
+        skipped: list[str] = []
+        config = load_config(ctx, config_path, complain=False, skipped=skipped)
     except ConfigError as error:
         show(console, [Verdict(Level.PROBLEM, "config", str(problem)) for problem in error.problems])
         console.say()
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
     verdicts = [*_configuration(config), _model(config), _store(config), _audit(config)]
+    verdicts += (
+        Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
+        for note in skipped
+    )
     verdicts += _folders(config)
     show(console, verdicts)
     versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
@@ -524,6 +529,8 @@ def _remedy_for_status(config: ServerConfig, status: int) -> str:
     if status in {404, 405, 406}:
         other = "http" if config.transport == "sse" else "sse"
         return f'check the path of the URL, often /mcp or /sse; or set transport = "{other}"'
+    if status == 429:
+        return "it was asked too often: try again in a while"
     return "the server, or something in front of it, has a fault: ask its operator"
 
 

@@ -138,15 +138,21 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     *,
     complain: bool = True,
+    skipped: list[str] | None = None,
 ) -> Config:
     """Load the configuration named on the command line, or the user's own; raises `ConfigError`.
 
-    With `complain`, mistakes that cost only a part of it are printed on stderr.
+    With `complain`, mistakes that cost only a part of it are printed on stderr. `skipped` gets the notes on
+    entries of a host's file that are left out, which are logged otherwise.
     """
     from mcp_context_proxy.config import load
     from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
 
-    config = load(named_path(ctx, config_path), overrides=overrides or {})
+    path = named_path(ctx, config_path)
+    if skipped is None:
+        config = load(path, overrides=overrides or {})
+    else:
+        config = load(path, overrides=overrides or {}, warn=skipped.append)
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
     for complaint in config.complaints() if complain else ():
         click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
@@ -285,8 +291,14 @@ def main() -> None:
     try:
         status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
     except click.UsageError as error:
-        path = "mcp-context-proxy" if error.ctx is None else error.ctx.command_path
-        click.echo(f"mcp-context-proxy: {shown(error.format_message())}\nHelp: {path} --help", err=True)
+        path, told = (
+            "mcp-context-proxy" if error.ctx is None else error.ctx.command_path,
+            error.format_message(),
+        )
+        if told.startswith("Usage: "):  # the help of a group that was given no command
+            click.echo(told, err=True)
+        else:
+            click.echo(f"mcp-context-proxy: {shown(told)}\nHelp: {path} --help", err=True)
         status = error.exit_code
     except click.Abort:
         status = EXIT_INTERRUPTED

@@ -526,7 +526,11 @@ def expand(
         if match["escape"]:
             return "${"
         if match["open"]:
-            problems.append(Unexpanded("'${' has no matching '}'; write '$${' for a literal '${'"))
+            if text.startswith("${{", match.start()):
+                whole = text[match.start() :].partition("}}")[0] + "}}"
+                problems.append(Unexpanded(f"only its host knows {whole}; write the value, or ${{VARIABLE}}"))
+            else:
+                problems.append(Unexpanded("'${' has no matching '}'; write '$${' for a literal '${'"))
             return ""
         prefix, colon, rest = match["body"].partition(":")
         if colon and prefix in sources:

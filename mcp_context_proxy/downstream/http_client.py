@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from http.cookiejar import Cookie, CookieJar
+from typing import Final
 
 import anyio
 import httpx2
@@ -38,6 +39,7 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
 from mcp_context_proxy.system import threads
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ PASSING = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses of a condition that passes sooner or later."""
 
 _ADVICE: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "it refuses the credentials that it was given, which may have expired",
     HTTPStatus.FORBIDDEN: "it does not allow this with the credentials it was given",
     HTTPStatus.NOT_FOUND: "nothing is there; check the path of its URL in the configuration",
     HTTPStatus.METHOD_NOT_ALLOWED: "nothing takes calls there; check its URL in the configuration",
@@ -122,8 +125,18 @@ def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailable
     if isinstance(error, httpx2.PoolTimeout):
         return ServerUnavailableError(server, "busy", "all connections to it are in use; try again")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return ServerUnavailableError(server, "unreachable", f"{url}: {str(error) or 'no answer'}")
+        return ServerUnavailableError(server, "unreachable", f"{url}: {_in_words(str(error)) or 'no answer'}")
     return None
+
+
+def _in_words(reason: str) -> str:
+    """Return the reason why there is no connection without the numbers and places of the system's code."""
+    if "WRONG_VERSION_NUMBER" in reason:
+        return "what answers there speaks no TLS; the URL may have to begin with http://"
+    return _NUMBERS.sub("", reason).strip()
+
+
+_NUMBERS: Final = pattern(r"^\[Errno -?\d+\] |\(_ssl\.c:\d+\)$|^\[SSL: [A-Z_]+\] ")
 
 
 def fail_request(peer: Peer, request_id: RequestId, error: Exception, url: str) -> None:

@@ -65,6 +65,22 @@ def test_the_folders_in_which_servers_start_are_shown(run: Run, workshop: Worksh
     assert f"folder:threestartsin{Path.cwd()}(wherethehoststartstheproxy)" in told
 
 
+def test_it_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    ours = {"command": "mcp-context-proxy", "args": ["serve"]}
+    off = {"command": "x", "envFile": ".env", "disabled": True}
+    secret = {"command": "x", "env": {"KEY": "${{ secrets.KEY }}"}}
+    config.write_text(
+        json.dumps({"mcpServers": {"us": ours, "off": off, "secret": secret}}), encoding="utf-8"
+    )
+    told = flat(run("check", "--config", config).stdout)
+
+    assert "ok config: " in told
+    assert "server 'us' is this proxy itself and is skipped" in told
+    assert "server 'off': envFile is not read; name its variables in env" in told
+    assert "only its host knows ${{ secrets.KEY }}; write the value, or ${VARIABLE}" in told
+
+
 def test_without_servers_it_says_that_there_is_nothing_to_serve(run: Run, workshop: Workshop) -> None:
     done = run("check", "--config", workshop.config())
 

@@ -54,6 +54,15 @@ def test_a_closed_pipe_ends_a_command_quietly(environment: dict[str, str], works
         assert command.wait(PATIENCE) == 141
 
 
+def test_a_group_without_a_command_shows_its_commands(run: Run) -> None:
+    done = run("hook")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: mcp-context-proxy hook ")
+    assert "uninstall" in done.stderr
+    assert not done.stderr.rstrip().endswith("--help")
+
+
 @pytest.mark.parametrize(("given", "told"), [("serch", " Did you mean 'search'?"), ("xyz", "")])
 def test_an_unknown_command_gets_a_suggestion(run: Run, given: str, told: str) -> None:
     done = run(given)

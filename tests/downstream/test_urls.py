@@ -166,6 +166,18 @@ async def test_an_unreachable_server_is_reported_with_its_address(workshop: Work
         assert "good__fine" in await Host(proxy, "modern").names()
 
 
+async def test_the_reason_why_there_is_no_connection_has_no_code_of_the_system(workshop: Workshop) -> None:
+    served = workshop.http_server("plain", tools=[tool("fine")])
+    workshop.server("tls").settings = {"url": served.settings["url"].replace("http:", "https:")}
+    workshop.server("nowhere").settings = {"url": "http://no-such-host.invalid/mcp"}
+    async with inside(workshop.config()) as proxy:
+        causes = {name: proxy.fleet.clients[name].cause for name in ("tls", "nowhere")}
+
+    assert "speaks no TLS; the URL may have to begin with http://" in causes["tls"]
+    assert causes["nowhere"].startswith("http://no-such-host.invalid/mcp: ")
+    assert not any("Errno" in cause or "_ssl" in cause for cause in causes.values())
+
+
 @pytest.fixture(scope="module")
 def inner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProxy]:
     """A proxy that is a server of another."""
@@ -240,6 +252,7 @@ async def test_a_redirect_to_another_origin_is_not_followed(
         (429, "try again"),
         (500, "has a fault"),
         (403, "credentials"),
+        (401, "which may have expired"),
         (418, "418"),
     ],
 )
