@@ -222,7 +222,7 @@ DOCUMENT_SHARE = 0.65
 """Share of the best score that a document needs to be shown."""
 
 FEW: Final = 50
-"""Items that filters may leave so that the nearest of them are shown, where none fits: all of a usual server."""
+"""Items that filters may leave so that the nearest of them are shown, where none fits: all of one server."""
 
 BEHIND_TOOL = 0.18
 """Distance in score behind the best tool up to which a document is meant: a request for a tool is nearer to
