@@ -99,18 +99,12 @@ _WITH_OBJECT = re.compile(
 _NO_ORDERS: Final = ("ing", "ed", "ly")
 """Endings of words that are no orders: "including the price"."""
 
-_NO_VERBS: Final = STOP_WORDS | {
-    "within",
-    "across",
-    "per",
-    "like",
-    "unlike",
-    "despite",
-    "minus",
-    "maybe",
-    "even",
-}
-"""Words before an object that are no verbs."""
+_NO_VERBS_EITHER = """
+within across per like unlike despite minus even
+achieve determine enhance ensure identify improve increase provide
+"""
+_NO_VERBS: Final = STOP_WORDS | frozenset(_NO_VERBS_EITHER.split())
+"""Words before an object that are no verbs, or ask for nothing that a tool does: "ensure the quality"."""
 
 Span: TypeAlias = tuple[int, int]
 """The places in a text where a part of it begins and ends."""
