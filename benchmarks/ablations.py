@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 from leaderboard import own_sets
+from people import undivided
 from retrieval import PublicSet, Remembering, Rows, WithoutTellingWords, folders, read_set, table
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
@@ -43,12 +44,12 @@ PARTS: Mapping[str, Callable[[], Replaced]] = {
     "purposes": lambda: (patch.object(queries, "purpose_of", lambda _request: None),),
     "phrases and verbs by object": lambda: (patch.object(queries, "reworded", lambda _order: None),),
     "synonyms": lambda: (patch.object(queries, "SYNONYM_SHARE", 0.0),),
-    "needs": lambda: (patch.object(scoring, "NEED_COSINE", np.float32(9)),),
+    "needs": lambda: (patch.object(queries, "needs_of", undivided),),
     "actions": lambda: (patch.object(queries, "wanted", lambda _order: NO_ACTIONS),),
     "typing errors": lambda: (patch.object(queries, "correction", lambda _word, _catalog: None),),
     "short forms and commands": lambda: (
-        patch.object(queries, "_written_out", lambda _token: None),
-        patch.object(queries, "_command", lambda _word, _query: None),
+        patch.object(queries, "written_out", lambda _token: None),
+        patch.object(queries, "shell_meaning", lambda _word, _query: None),
     ),
     "kinds of values": lambda: (
         patch.object(queries, "value_kind", lambda _token: None),

@@ -2,7 +2,7 @@
 
     python benchmarks/people.py [--half "looked at"] [--tools N ...] [--failures] [--output FILE]
 
-``several_needs.jsonl`` has 336 requests that need two to four tools, each put to the servers that it names.
+``several_needs.jsonl`` has 496 requests that need two to four tools, each put to the servers that it names.
 
 ``people.jsonl`` has 386 requests in the words of eleven kinds of callers, written before any answer to one of
 them was seen, each with the tools of the 33 recorded lists that can serve it. Two parts were looked at while
@@ -17,11 +17,12 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from catalogs import LISTS, lists_in, published
@@ -31,12 +32,19 @@ from nothing_fits import catalog_of, pairs
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
 from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Item, Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval import FITTING, Engine, queries
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
 REQUESTS = Path(__file__).with_name("people.jsonl")
-HALVES = ("looked at", "held out", "second looked at", "second held out")
+HALVES = (
+    "looked at",
+    "held out",
+    "second looked at",
+    "second held out",
+    "third looked at",
+    "third held out",
+)
 
 SIZES = (6, 20, 60, 300, 1_035)
 """Tools of the catalogs; the largest is all lists together, or all but those that are left out."""
@@ -117,10 +125,11 @@ def main() -> None:
         embedder = CachedEmbedder(LazyModel(), store.vectors)
         answered = [answer(one, embedder) for one in chosen]
         several = [one for one in several_needs(embedder) if one.half in halves]
-        undivided = [one for one in several_needs(AsOneText(embedder)) if one.half in halves]
+        with patch.object(queries, "needs_of", undivided):
+            whole = [one for one in several_needs(embedder) if one.half in halves]
     if arguments.failures:
         sys.stdout.write("".join(f"{line}\n" for line in failures(answered, several)))
-    text = "\n".join([*page(answered), *page_of_several(several, undivided)]) + "\n"
+    text = "\n".join([*page(answered), *page_of_several(several, whole)]) + "\n"
     if arguments.output is None:
         sys.stdout.write(text)
     else:
@@ -190,17 +199,9 @@ def answer(request: Request, embedder: Embedder) -> Answered:
     return Answered(request, ranking.fits, place, shown, ranking.evidence or 0.0)
 
 
-class AsOneText:
-    """A query embedder that knows no needs: each text of a query becomes the whole."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-
-    def embed(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
-    ) -> np.ndarray:
-        """One row per text."""
-        return self._embedder.embed([texts[0]] * len(texts), on_progress)
+def undivided(query: str) -> list[tuple[int, int]]:
+    """Return a query as one need."""
+    return [(0, len(query))]
 
 
 def several_needs(embedder: Embedder) -> Iterator[SeveralNeeds]:
@@ -265,7 +266,7 @@ def page(answered: Sequence[Answered]) -> list[str]:
     ]
 
 
-def page_of_several(several: Sequence[SeveralNeeds], undivided: Sequence[SeveralNeeds]) -> list[str]:
+def page_of_several(several: Sequence[SeveralNeeds], whole: Sequence[SeveralNeeds]) -> list[str]:
     """Return the section on requests with several needs."""
     head = ("requests", "number", f"all needs among {MANY}", "among 5", "among those shown", "needs", "shown")
     rows = [
@@ -278,21 +279,26 @@ def page_of_several(several: Sequence[SeveralNeeds], undivided: Sequence[Several
             f"{np.mean([one.shown for one in here]):.2f}",
         ]
         for half in HALVES
-        for named, every in (("", several), (", as one text", undivided))
+        for named, every in (("", several), (", as one need", whole))
         if (here := [one for one in every if one.half == half])
     ]
     return [
         "",
         "## Several needs",
         "",
-        f"336 requests (`{SEVERAL_NEEDS.name}`, the last 36 written later) that need two to four tools",
-        "of the servers that each names: recorded lists and servers that the model was not trained on, 40 to",
-        "320 tools. They were written",
-        "before any answer was seen. Their writer then read the right tools of all of them again, beside an",
-        "unordered list of what search finds, and looked at the order of the first half alone. The figures",
-        "of both were in view while a number was chosen. All needs: the share of requests of which each need",
-        "has a tool. Needs: the share of needs that a tool shown meets. As one text: without the vectors of",
-        "the needs.",
+        f"496 requests (`{SEVERAL_NEEDS.name}`) that need two to four tools of the servers that each names:",
+        "recorded lists and servers that the model was not trained on, 40 to 320 tools, ten times all",
+        "1,035. They were written before any answer was seen. The writer of the first 336 then read the",
+        "right tools of all of them again, beside an unordered list of what search finds, and looked at the",
+        "order of the first half alone. The other 160 (third) were written in many styles by one who had",
+        "read how queries are divided: plans, numbered lists, a need in a subordinate clause, questions",
+        "joined. A hash of each decides to which part it belongs. The answers of the parts looked at were",
+        "read while the places were shared anew and more was divided; those held out were measured when",
+        "that was done. All needs: the share of requests of which each need has a tool. Needs: the share of",
+        "needs that a tool shown meets. As one need: the query is not divided at all. Until this page had",
+        "the third part, the line to compare with was worse than that, because its tools were embedded",
+        "wrongly: of the gain that the page then gave (11.9 points looked at, 5.4 held out), 7.3 and 2.7",
+        "were real.",
         "",
         *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
     ]

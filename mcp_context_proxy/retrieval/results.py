@@ -66,11 +66,11 @@ class SearchOptions(Struct, frozen=True):
 
 
 FITTING = SearchOptions(
-    share_of_best=0.57, share_step=0.05, best=3, at_least=1, at_most=10, include_score=inf
+    share_of_best=0.54, share_step=0.05, best=2, at_least=1, at_most=10, include_score=inf
 )
 """Selects what fits: one tool where one stands out, more for a vague query or one of several needs.
 
-A second tool needs 0.62 of the mean of the best three scores, a fifth 0.77, and a tenth is never near enough.
+A second tool needs 0.59 of the mean of the best two scores, a fifth 0.74, and a tenth 0.99.
 Of 4.2 tools that it shows on average, as many are needed as of the best five. benchmarks/retrieval.md has the
 number, recall and precision of each public set, also with the share that is chosen without that set."""
 

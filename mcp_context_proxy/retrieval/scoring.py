@@ -76,9 +76,6 @@ and of several stay within half a point."""
 UNMET: Final = 0.02
 """Likelihood with which a need counts as met before any item is placed."""
 
-LESS_BY_DISTANCE: Final = 0.3
-"""Amount by which the best item of a need counts less than the best of the query, were it near to nothing."""
-
 CONTEXT: Final = 0.5
 """Part of the vector of the whole query in that of each of several needs: "hand it to Sven" says little."""
 
@@ -301,8 +298,6 @@ def share_places(
     Macdonald and Ounis, "Exploiting query reformulations for web search result diversification" (WWW 2010),
     but for all needs at once.
 
-    The best item of a need that asks for something then counts nearly as much as the best of the query.
-
     Args:
         scores: Scores of all items that may be found.
         needs: [needs, items]: the score of each item for each need.
@@ -363,11 +358,14 @@ def _claims(
     asks: Sequence[bool],
     likely: NDArray[np.float32],
 ) -> dict[int, np.float32]:
-    """Return what the likeliest item of each need that asks for something counts at least."""
+    """Return what the likeliest item of each need that asks for something counts at least.
+
+    It counts like the best of the query, less the share by which the need is farther from anything.
+    """
     nearest = needs.max(axis=1)
     far = 1 - nearest / max(nearest.max(), np.float32(NEED_STEP))
     return {
-        int(row.argmax()): scores.max() - np.float32(LESS_BY_DISTANCE) * by
+        int(row.argmax()): scores.max() - by
         for row, by, asked in zip(likely, far, asks, strict=True)
         if asked
     }
