@@ -21,7 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -64,6 +64,8 @@ UNIT_OUTPUT = "embedding"
 """The output of graphs made by scripts/build_model.py: it has norm 1 already."""
 WHOLE_OUTPUTS = (UNIT_OUTPUT, "sentence_embedding")
 """Outputs that are a text's vector; any other first output has a vector per token."""
+FEW = 8
+"""Texts after which the runtime keeps the memory that they took: no more than a request has."""
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 """The inputs of a graph that are supported."""
 REFUSED = "use a sentence-transformers model of the encoder kind, exported as ONNX"
@@ -132,11 +134,16 @@ class OnnxModel:
         self._passages = ThreadPoolExecutor(BULK_THREADS, "embedding")
         self._queries = ThreadPoolExecutor(BULK_THREADS, "embedding-queries")
         self.model_id = folder.model_id
+        self._shortest = feed(self._inputs, ids := tokenizer.encode("").ids, [0] * len(ids))
+        """The inputs of an empty text."""
         self.dimensions = folder.dimensions or self._embed_one("").shape[1]
 
     def embed(self, texts: Sequence[str]) -> Matrix:
         """Return one unit vector per text. Only the first word pieces count, as many as the model reads."""
-        return self._embed_all(texts, self._folder.passage_prefix, self._passages)
+        vectors = self._embed_all(texts, self._folder.passage_prefix, self._passages)
+        if len(texts) > FEW:
+            self._session.run([self._output], self._shortest, _giving_back())
+        return vectors
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix:
         """Return one unit vector per query."""
@@ -188,9 +195,6 @@ def open_session(path: Path, optimised: bool = False) -> Any:
     options.log_severity_level = ERRORS_ONLY
     # Concurrency comes from the caller's threads; a pool per session would spin between runs.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    # An arena keeps what the longest texts have needed, 10 MB once a catalog was embedded. Without it a query
-    # is embedded 5 % faster, and a text of the catalog 6 % slower.
-    options.enable_cpu_mem_arena = False
     try:
         processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -202,6 +206,20 @@ def open_session(path: Path, optimised: bool = False) -> Any:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # From the path: bytes would stay in memory a second time.
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@cache
+def _giving_back() -> Any:
+    """Return options of a run that ends with the return of free memory to the system.
+
+    By itself the runtime keeps what its longest texts have needed: 10 MB more after a catalog was embedded.
+    Without that memory each run of a long text takes half as much time again.
+    """
+    import onnxruntime  # noqa: PLC0415 - see the module docstring
+
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def inputs_of(session: Any) -> dict[str, Any]:
