@@ -115,7 +115,8 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [queries, chunks]: the cosine of each query ([queries, dimensions]) with each chunk."""
         if 2 * self.rows.size > self.vectors.size:
-            return self.vectors.cosines(queries)[:, self.rows]
+            # Several times as fast as an index of columns.
+            return self.vectors.cosines(queries).take(self.rows, axis=1)
         return self.vectors.cosines_of(self.rows, queries)
 
     def by_item(self, cosines: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from mcp_context_proxy.retrieval.vectors import (
     DenseIndex,
     Pool,
     Vectors,
+    best,
 )
 
 DIMENSIONS = 384
@@ -226,3 +227,21 @@ def test_the_memory_layout_of_vectors_changes_no_result(large: Large) -> None:
         computed(other, large.queries[:2], large.words[0]),
         computed(large.indexed(), large.queries[:2], large.words[0]),
     )
+
+
+@pytest.mark.parametrize("size", [1, 60, 4_095, 4_097, 20_011])
+@pytest.mark.parametrize("count", [0, 1, 50, 250, 2_000])
+@pytest.mark.parametrize("kind", ["different", "mostly equal", "mostly excluded"])
+def test_the_best_scores_are_those_of_a_sort_and_all_that_equal_the_last(
+    size: int, count: int, kind: str
+) -> None:
+    scores = np.random.default_rng(size + count).standard_normal(size).astype(np.float32)
+    if kind == "mostly equal":
+        scores = np.round(np.maximum(scores - 1.5, 0), 1)
+    elif kind == "mostly excluded":
+        scores[np.arange(size) % 7 > 0] = -np.inf
+    least = np.sort(scores)[::-1][min(count, size) - 1]
+
+    found = best(scores, count)
+
+    assert found.tolist() == (np.flatnonzero(scores >= least).tolist() if count else [])
