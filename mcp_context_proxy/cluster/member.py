@@ -64,7 +64,7 @@ from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, s
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.headers import VERSION_HEADER
-from mcp_context_proxy.results.kept import KeptResults, KeptText
+from mcp_context_proxy.results.result_store import KeptResults, KeptText
 from mcp_context_proxy.results.shortening import READ_RESULT
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.gateway import Drain, Gateway

@@ -31,7 +31,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import json_values
 from mcp_context_proxy.results.json_values import NoSmallerCopyError
-from mcp_context_proxy.results.kept import PAGE_BYTES, KeptResults, KeptText, new_id
+from mcp_context_proxy.results.result_store import PAGE_BYTES, KeptResults, KeptText, new_id
 from mcp_context_proxy.results.texts import excerpt, line_count
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread

@@ -63,7 +63,7 @@ def test_a_database_that_is_away_is_named_without_its_password(run: Run, worksho
 LAPTOP = """
 import sys
 from pathlib import Path
-import mcp_context_proxy.app.build, mcp_context_proxy.front.http, mcp_context_proxy.cli.kept
+import mcp_context_proxy.app.build, mcp_context_proxy.front.http, mcp_context_proxy.cli.store
 from mcp_context_proxy.store import open_store
 with open_store(Path(sys.argv[1])) as store:
     store.learned.all()

@@ -23,7 +23,7 @@ MODULES = [
         "downstream.listing",
         "downstream.stdio",
         "downstream.http_session",
-        "results.kept",
+        "results.result_store",
         "results.texts",
         "results.json_values",
         "server.forwarding",

@@ -16,7 +16,7 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.results import KeptResults
-from mcp_context_proxy.results.kept import RESULTS_KEPT_PER_SESSION, KeptText
+from mcp_context_proxy.results.result_store import RESULTS_KEPT_PER_SESSION, KeptText
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""Commands on kept data: ``learning``, ``store``, and ``cluster`` on the replicas that share a store.
+"""Commands on the data in the store: ``learning``, ``store``, and ``cluster`` on the replicas that share it.
 
 ``learning`` shows, exports, imports and forgets pairs of queries and tools. ``store`` checks the store,
 copies it into another one, prunes it, and brings the schema of a database up to date. ``cluster`` shows the
