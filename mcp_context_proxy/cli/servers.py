@@ -456,6 +456,8 @@ def _show(console: Terminal, facts: Mapping[str, Any]) -> None:
     told += [one_line(facts["folder"])] if facts["folder"] else []
     told += [f"begun with {', '.join(map(one_line, facts['presets']))}"] if facts["presets"] else []
     console.say(Text(facts["id"], style="bold cyan"), Text(f"  {', '.join(told)}"))
+    if facts["query"]:
+        console.short(Text(f"asked last: {one_line(facts['query'])}", style="dim"), indent=2)
     decided = {(one["type"], one["name"]) for one in facts["by_person"]}
     rows: list[tuple[Text | str, ...]] = [
         (

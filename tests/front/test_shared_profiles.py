@@ -188,6 +188,7 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     removed = desk.run("session", "remove", "notes__jot", "--session", session)
     later = desk.host("later", "--profile", "chat", "--preset", "burning")
     later.call("manage_context", {"action": "add", "type": "tool", "name": "notes__jot"})
+    later.call("search_available_tools", {"query": "put the old\nnotes away"})
     shown = desk.run("session", "list")
     again = desk.run("session", "save", "kept", "--session", desk.session_of("later"))
 
@@ -201,6 +202,7 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     assert "burning" in listed
     assert "removed, by you" in removed
     assert "begun with burning" in shown
+    assert "asked last: put the old notes away" in shown
     assert "Options of presets: max_tokens 3000, tools preset aggressive" in shown
     assert "by hand, by the model" in shown
     assert "Saved as preset kept: 1 item added, 0 removed, 3 options." in again

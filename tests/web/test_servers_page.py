@@ -277,6 +277,8 @@ def test_a_person_chooses_for_a_session_and_saves_it_as_a_preset(page: Page, pro
         )
         client.headers["mcp-session-id"] = opened.headers["mcp-session-id"]
         client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        search = {"name": "search_available_tools", "arguments": {"query": "clear away the <b>mess</b>"}}
+        client.post("/mcp", json={"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": search})
         visit(page, proxy, "ui/tools")
         page.until("document.querySelector('[data-name=\"desk__tidy\"]')")
         visit(page, proxy, "ui/sessions")
@@ -290,6 +292,8 @@ def test_a_person_chooses_for_a_session_and_saves_it_as_a_preset(page: Page, pro
             page.value(f"{field}.value = '{text}'")
             page.value(f"{field}.form.requestSubmit()")
             page.until(f"document.querySelector('{there}')?.textContent.includes('{text}')")
+        card = texts(page, "#sessions .card")[0]
+        session = page.value("document.querySelector('#sessions .card').dataset.name")
         chosen = texts(page, ".items li")[0]
         press(page, "Remove: desk__tidy")
         page.until("document.querySelector('.items').textContent.includes('removed, by you')")
@@ -298,6 +302,8 @@ def test_a_person_chooses_for_a_session_and_saves_it_as_a_preset(page: Page, pro
         wide = page.value("document.documentElement.scrollWidth")
 
     assert "added to this session by hand, by you" in chosen
+    assert f"session {session}" in card
+    assert "Asked last: clear away the <b>mess</b>" in card
     assert wide <= 390
 
 

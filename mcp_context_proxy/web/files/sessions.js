@@ -38,6 +38,7 @@ function card(one) {
     one.host?.folder,
     one.presets.length ? `begun with ${one.presets.join(", ")}` : null,
     `since ${new Date(one.created * 1000).toLocaleTimeString()}`,
+    one.host?.name || one.client ? `session ${one.id}` : null,
   ];
   const items = [
     ...one.items.map((item) => itemView(one, item, item.why, "remove", decided)),
@@ -48,6 +49,7 @@ function card(one) {
     { class: "card", "data-name": one.id },
     element("div", { class: "head" }, element("h2", {}, one.host?.name || one.client || `Session ${one.id}`)),
     element("p", { class: "facts" }, facts.filter((fact) => fact).join(" \u00b7 ")),
+    one.query ? element("p", { class: "facts" }, `Asked last: ${one.query}`) : null,
     items.length ? element("ul", { class: "items" }, ...items) : element("p", { class: "facts" }, "Nothing but what each query selects."),
     addForm(one),
     decided.size ? saveForm(one) : null,
@@ -69,13 +71,13 @@ function itemView(one, item, why, verb, decided) {
 }
 
 function addForm(one) {
-  const name = element("input", { type: "text", autocomplete: "off", spellcheck: "false", maxlength: "300", required: "", "aria-label": "Name of the item" });
+  const name = element("input", { type: "text", autocomplete: "off", spellcheck: "false", maxlength: "300", required: "", placeholder: "name", "aria-label": "Name of the item" });
   const kind = element("select", { "aria-label": "Type of the item" }, ...KINDS.map((word) => element("option", { value: word }, word)));
   return form(one, "add", "Add", [kind, name], () => change(one, { add: [{ type: kind.value, name: name.value.trim() }] }, `Added: ${name.value.trim()}`));
 }
 
 function saveForm(one) {
-  const name = element("input", { type: "text", autocomplete: "off", spellcheck: "false", maxlength: "32", required: "", "aria-label": "Name of the preset" });
+  const name = element("input", { type: "text", autocomplete: "off", spellcheck: "false", maxlength: "32", required: "", placeholder: "name of the preset", "aria-label": "Name of the preset" });
   return form(one, "save", "Save as preset", [name], () => save(one, name.value.trim()));
 }
 
