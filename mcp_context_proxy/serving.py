@@ -7,6 +7,7 @@ so the rest is imported when it is needed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -139,7 +140,10 @@ def serve(
         error = innermost(group)
         if isinstance(error, OSError):
             address = f"{config.http.host}:{config.http.port}"
-            raise ServeError(f"cannot listen on {address}: {error.strerror or error}") from None
+            why = f"{error.strerror or error}"
+            if error.errno == errno.EADDRINUSE:
+                why += "; end what listens there, or take another port with --port or http.port"
+            raise ServeError(f"cannot listen on {address}: {why}") from None
         raise error from None
 
 

@@ -269,11 +269,12 @@ def suggested(
     """Return names of items that are similar to an unknown one; for a full name those of its server alone."""
     server = owner(name, servers)
     among = (item for item in items.values() if server in (None, item.server))
-    exposed: dict[str, str] = {}
+    exposed: dict[str, list[str]] = {}
     for item in itertools.islice(among, most * LOOKED_AT):
-        exposed[item.name] = exposed[item.exposed_name] = name_of(item)
+        for each in {item.name, item.exposed_name}:
+            exposed.setdefault(each, []).append(name_of(item))
     near = nearest(name, exposed, 2 * most)
-    return list(dict.fromkeys(exposed[each] for each in near))
+    return list(dict.fromkeys(one for each in near for one in exposed[each]))[:NEAREST]
 
 
 def nearest(name: str, names: Collection[str], most: int = COMPARED_ON_LOOP) -> list[str]:

@@ -482,7 +482,7 @@ def add_command(
             f"there is a server {name} already in {file}; '{PROGRAM} remove {name}' removes it"
         )
     table: dict[str, Any] = {}
-    if len(command) == 1 and re.match(r"https?://", command[0]):
+    if len(command) == 1 and _is_url(name, command[0]):
         table["url"] = command[0]
     else:
         table["command"] = command[0]
@@ -502,6 +502,24 @@ def add_command(
     console.say(Text(f"Added to {file}: {name}", style="green"))
     if not no_check:
         _try_and_pin(console, file, name)
+
+
+def _is_url(name: str, word: str) -> bool:
+    """Return whether a single word is the URL of a server, and no program.
+
+    Raises:
+        InstallError: it is neither, but nearly one of them.
+    """
+    if re.match(r"https?://", word, re.IGNORECASE):
+        return True
+    if re.match(r"[A-Za-z][\w+.-]*://", word) or re.fullmatch(r"[\w.-]+:\d+(/.*)?", word):
+        raise InstallError(f"{word} is no URL of a server: one begins with http:// or https://")
+    if len(words := word.split()) > 1 and not Path(word).exists():
+        raise InstallError(
+            f"there is no program {word!r}; without the quotes it is {words[0]} with arguments: "
+            f"{PROGRAM} add {name} -- {word}"
+        )
+    return False
 
 
 def _try_and_pin(console: Terminal, file: Path, name: str) -> None:

@@ -293,7 +293,7 @@ class Guard:
             return None
         self._guesses.wrong(client)
         self._policy.refused(address_of(client))
-        return _too_many() if delayed else self._unknown()
+        return _too_many() if delayed else self._unknown() if token else self._unauthorized()
 
     async def _issued_refusal(self, tokens: IssuedTokens, token: str, scope: Scope) -> Response | None:
         """Return the refusal of a request with a token of an issuer; note whose request it is otherwise."""

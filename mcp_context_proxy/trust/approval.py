@@ -436,7 +436,7 @@ class Approvals:
                 )
         if told[Event.FIRST]:
             logger.info(
-                "server %s: seen for the first time; its %d definitions are approved as they are",
+                "server %s: seen for the first time; its definitions (%d) are approved as they are",
                 origin.server,
                 told[Event.FIRST],
             )

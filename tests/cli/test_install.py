@@ -234,6 +234,22 @@ def test_url_is_added_with_its_headers(run: Run, home: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("htp://example.com/mcp", "htp://example.com/mcp is no URL of a server: one begins with http:// or"),
+        ("localhost:3000/mcp", "localhost:3000/mcp is no URL of a server: one begins with http:// or"),
+        ("npx -y @a/b", "mcp-context-proxy add desk -- npx -y @a/b"),
+    ],
+)
+def test_what_is_neither_a_url_nor_a_program_is_not_added(run: Run, home: Path, word: str, told: str) -> None:
+    done = run("add", "desk", "--", word)
+
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert not (home / "mcp-context-proxy" / "config.toml").exists()
+
+
 def test_init_writes_a_configuration_once(run: Run, home: Path) -> None:
     assert run("init").returncode == 0
     assert configured(home) == {}

@@ -28,6 +28,7 @@ async def test_a_port_in_use_is_reported_without_a_traceback(workshop: Workshop)
 
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}".encode() in ended.stderr
+    assert b"take another port with --port" in ended.stderr
     assert b"Traceback" not in ended.stderr
 
 
@@ -47,10 +48,14 @@ async def test_a_token_is_required_and_only_its_owner_can_read_it(
         token = file.read_text(encoding="utf-8").strip()
         async with httpx2.AsyncClient(timeout=20) as client:
             for path in ("/mcp", "/sse", "/messages/", "/", "/healthz", "/ui", "/ui/none", "/api/v1/none"):
-                for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {token}"}):
+                for given, challenge in (
+                    ({}, "Bearer"),
+                    ({"authorization": "Bearer wrong"}, 'Bearer error="invalid_token"'),
+                    ({"authorization": f"Basic {token}"}, "Bearer"),
+                ):
                     response = await client.post(base + path, headers=given)
                     assert response.status_code == 401
-                    assert response.headers["www-authenticate"] == "Bearer"
+                    assert response.headers["www-authenticate"] == challenge
             for path in ("/ui/none", "/ui/../mcp", "/UI", "/ui//usage", "/metrics"):
                 assert (await client.get(base + path)).status_code == 401
             for path in ("/healthz", "/ui", "/ui/usage", "/ui/page.js"):

@@ -225,6 +225,15 @@ async def test_an_error_about_a_full_name_suggests_tools_of_its_server_only(
     assert "helper__github__create_issue" in text(foreign)
 
 
+async def test_an_error_about_an_own_name_suggests_the_items_of_all_servers_that_have_it(
+    workshop: Workshop, helper: Server
+) -> None:
+    workshop.server("github", **HONEST)
+    async with inside(workshop.config()) as proxy:
+        with pytest.raises(RpcError, match="did you mean github__review or helper__review"):
+            await Host(proxy, "handshake").request("prompts/get", {"name": "review"})
+
+
 LONG = "update_merge_request_discussion_note_of_a_project"
 
 
