@@ -257,7 +257,7 @@ def read_items(items: Sequence[Item], several_servers: bool, about: str) -> tupl
         names=np.array(names, np.int64).reshape(-1, 2),
         labels=np.fromiter(chain.from_iterable(labels), np.int64),
         label_counts=np.array([len(own) for own in labels], np.int64),
-        evidence=Evidence.of(items),
+        evidence=Evidence.of(items, [fields.title for fields, _ in texts]),
         actions=np.array([effect_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
         words=" ".join(dict.fromkeys(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH))),
     )

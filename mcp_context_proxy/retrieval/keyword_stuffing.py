@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from msgspec import Struct
 
 from mcp_context_proxy.items import Item, Tool
-from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT
+from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT, NAME_LIMIT, title_of
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, stem
 from mcp_context_proxy.system.later import np, pattern
 
@@ -94,15 +94,16 @@ class Evidence(Struct, frozen=True, eq=False):
     """True for each of ``names`` that the description has, too."""
 
     @classmethod
-    def of(cls, items: Sequence[Item]) -> Evidence:
-        """Read tools; other items have no evidence."""
+    def of(cls, items: Sequence[Item], titles: Sequence[str]) -> Evidence:
+        """Read tools with their titles; other items have no evidence."""
         sentences, letters = list[tuple[int, int]](), list[tuple[int, int]]()
         names, counts, found = list[int](), list[int](), list[bool]()
         is_described = list[bool]()
-        for item in items:
+        for item, title in zip(items, titles, strict=True):
             text = item.description[:DESCRIPTION_LIMIT] if isinstance(item, Tool) else ""
-            parts = _sentences(text)
-            sentences.append((len(parts), sum(map(_requests, parts)) if _asks(text) else 0))
+            parts, of_title = _sentences(text), _sentences(title)
+            asking = (_requests(one) for one in (*parts, *of_title))
+            sentences.append((len(parts) + len(of_title), sum(asking) if _asks(f"{text} {title}") else 0))
             is_described.append(bool(parts))
             lower, own = text.lower(), _beginnings(item.name) if parts else set()
             own_found = [_has_word(lower, word) for word in own]
@@ -174,7 +175,9 @@ class Evidence(Struct, frozen=True, eq=False):
 
 def suspicion(items: Sequence[Item]) -> Suspicion | None:
     """Return why the descriptions of the tools of a server are suspected; None where they are not."""
-    return None if is_trusted(items) else Evidence.of(items).suspicion()
+    if is_trusted(items):
+        return None
+    return Evidence.of(items, [title_of(one) if isinstance(one, Tool) else "" for one in items]).suspicion()
 
 
 def is_trusted(items: Sequence[Item]) -> bool:

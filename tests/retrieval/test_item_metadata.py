@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.catalog.definitions import markers_of
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.item_metadata import (
     MAX_VALUES,
     NAME_LIMIT,
@@ -15,8 +17,12 @@ from mcp_context_proxy.retrieval.item_metadata import (
     item_text,
     metadata_of,
 )
+from mcp_context_proxy.retrieval.scoring import packaged_background
+from mcp_context_proxy.store import open_store
 from mcp_context_proxy.trust.guard import danger_of
 from mcp_context_proxy.web.search import described
+
+from .conftest import build_snapshot, build_tool
 
 
 def tool(name: str, server: str = "srv", annotations: Any = None, **given: Any) -> Tool:
@@ -171,3 +177,66 @@ def test_each_use_case_is_a_chunk_of_its_own() -> None:
         "fetch it: save an article",
     )
     assert fields_of(True, use_cases=("save an article",))[1][1] == "srv fetch it: save an article"
+
+
+def test_a_title_and_labels_that_say_something_else_are_chunks_of_their_own() -> None:
+    _, chunks = fields_of(title="Web reader", tags=("holidays",), category="office")
+
+    assert chunks == ("fetch it: Fetch a page.", "fetch it: Web reader", "fetch it: holidays office")
+    assert fields_of(title="Fetch pages")[1] == ("fetch it: Fetch a page.",)
+
+
+def test_values_and_what_the_server_says_of_itself_are_embedded_with_a_short_description() -> None:
+    schema = {"type": "object", "properties": {"kind": {"enum": ["payroll", "overtime"]}}}
+    definition = json.dumps({"name": "op19", "inputSchema": schema}).encode()
+    short = Tool("srv", "op19", "srv__op19", "Produces a document.", definition, "f")
+    long = Tool(
+        "srv", "op19", "srv__op19", "Produces a document, with all that it takes. " * 3, definition, "f"
+    )
+
+    assert item_text(short, False, "Controls coffee machines.")[1][1:] == (
+        "op 19: Produces a document. payroll overtime",
+        "op 19: Produces a document. Controls coffee machines.",
+    )
+    assert len(item_text(long, False, "Controls coffee machines.")[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("put this customer into the archive", "op17"),
+        ("payroll for march", "op19"),
+        ("what is on the loading dock", "op20"),
+        ("which people have birthdays", "op21"),
+        ("who of my colleagues is away next week", "op22"),
+        ("make it grayscale", "op25"),
+    ],
+)
+def test_badly_described_tools_are_found_by_their_other_fields(query: str, expected: str) -> None:
+    def operation(name: str, description: str, members: dict[str, Any], **configured: Any) -> Tool:
+        definition = json.dumps({"name": name, "inputSchema": {}, **members}).encode()
+        return Tool("odd", name, f"odd__{name}", description, definition, name, **configured)
+
+    def schema(**values: Any) -> dict[str, Any]:
+        return {"inputSchema": {"type": "object", "properties": {"it": {"type": "string", **values}}}}
+
+    tools = (
+        operation("op17", "Runs operation 17.", {"title": "Archive a customer record"}),
+        operation("op19", "Produces a document.", schema(enum=["attendance", "payroll"])),
+        operation("op20", "Looks at the stock.", schema(examples=["loading dock"])),
+        operation("op21", "Runs operation 21.", {}, tags=("birthdays",)),
+        operation("op22", "Runs operation 22.", {}, use_cases=("find out who is on holiday next week",)),
+        operation("op25", "Runs operation 25.", schema(enum=["grayscale", "sepia"])),
+    )
+    others = [
+        build_tool("add_picture", "Add an image to a document.", server="word"),
+        build_tool("list_users", "List the users of the workspace.", server="chat"),
+        build_tool("copy_document", "Create a copy of a document.", server="word"),
+    ]
+    with open_store("memory") as store:
+        embedder = CachedEmbedder(LazyModel(), store.vectors)
+        engine = Engine(embedder, embedder, calibration=packaged_background())
+        ranking = engine.search(query, build_snapshot(*tools, *others))
+
+    assert ranking.fits
+    assert ranking.results[0].item.name == expected

@@ -1,5 +1,6 @@
 """Detection of servers whose descriptions are written to be found."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -39,6 +40,16 @@ def named(tool: Build, described: dict[str, str]) -> list[Tool]:
 )
 def test_descriptions_made_of_user_requests_are_recognised(tool: Build, description: str) -> None:
     assert suspicion(poison(tool, [description] * 10)) == "requests"
+
+
+def test_titles_made_of_user_requests_are_recognised(tool: Build) -> None:
+    tools = [
+        replace(one, definition=json.dumps({"name": one.name, "title": REQUESTS[at % 4]}).encode())
+        for at, one in enumerate(poison(tool, ["Helps with a thing."] * 20))
+    ]
+
+    assert suspicion(tools) == "requests"
+    assert suspicion(poison(tool, ["Helps with a thing."] * 20)) != "requests"
 
 
 def test_requests_spread_over_several_tools_are_recognised(tool: Build) -> None:
