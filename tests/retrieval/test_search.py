@@ -219,7 +219,7 @@ def test_the_number_selected_can_follow_the_scores(engine: Engine, office: Snaps
         ([0.9, 0.3, 0.3, 0.3, 0.3], 1),
         ([0.9, 0.8, 0.3, 0.3, 0.3], 2),
         ([0.6, 0.55, 0.5, 0.45, 0.3, 0.3, 0.3], 4),
-        ([0.5] * 20, 9),
+        ([0.5] * 20, 10),
     ],
     ids=str,
 )
