@@ -235,12 +235,16 @@ class Gateway:
         finally:
             del self._announcing[key]
 
-    async def _call(self, params: Members, caller: Caller) -> bytes:
+    def _call(self, params: Members, caller: Caller) -> Awaitable[bytes]:
+        # No coroutine of its own: one less for each call to go through, on both ways.
         name = envelope.text(params.get("name"))
         if name is None or name not in meta_definitions.RESERVED:
-            return await self._tool_calls.call(name, params, caller)
+            return self._tool_calls.call(name, params, caller)
         if name in meta_definitions.CALLS:
-            return await self._meta_tools.call_through(name, params, caller)
+            return self._meta_tools.call_through(name, params, caller)
+        return self._own(name, params, caller)
+
+    async def _own(self, name: str, params: Members, caller: Caller) -> bytes:
         await in_task()
         result = await self._meta_tools.call(name, params, caller)
         return eras.fit_result_to_client("tools/call", result, caller.era)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -421,7 +421,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 self._handle(wanted.context_id, sent, caller)
                 meta = {**eras.meta_of(sent), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
                 sent["_meta"] = envelope.raw(meta)
-            tool = await self.calls.resolve(wanted.name, sent, caller)
+            tool = self.calls.known(wanted.name, sent, caller) or await self.calls.resolve(
+                wanted.name, sent, caller
+            )
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
                 return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
             self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
@@ -462,6 +464,11 @@ def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
     return _decoded(raw, kind)
 
 
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
 def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
     """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
     try:
@@ -472,7 +479,8 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
             if "filters" in given:
                 given["filters"] = envelope.raw(_without_nulls(given["filters"]))
             raw = envelope.raw(given)
-        return msgspec.json.decode(raw, type=kind)
+        decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
+        return decoder.decode(raw)
     except msgspec.DecodeError as error:
         said = in_words(error, kind, "the arguments")
         if kind is CallArguments and " is not known; " in said:

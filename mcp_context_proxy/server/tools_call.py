@@ -402,7 +402,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         """
         try:
             name = name or ""
-            tool = await self.resolve(name, params, caller)
+            tool = self.known(name, params, caller) or await self.resolve(name, params, caller)
             # A host decides by what it has listed, and under this name only.
             listed = caller.name_of(tool) if tool.wider_names else tool.exposed_name
             through = None if name == listed else name
@@ -421,27 +421,36 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             UnknownItemError: no tool has that name, it is turned off, or it cannot be told which is meant.
             ServerUnavailableError: the name belongs to a server of which nothing is known yet.
         """
-        catalog = self.catalog
-        snapshot = (catalog if caller.rights.limited else catalog.whole).snapshot
+        if (tool := self.known(name, params, caller)) is not None:
+            return tool
+        await in_task()
+        # A host may remember a tool from last time and call it before its server is up.
+        server = names.owner(name, self.catalog.snapshot.servers)
+        if server is not None or not names.is_full(name):
+            await self.wait_for_server(server, partial(tell_waiting, params, caller.notify))
+        snapshot = self.catalog.snapshot
+        self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
+        compared = names.COMPARED_IN_THREAD
+        find = partial(names.tool_named, snapshot, name, compared=compared, name_of=caller.name_of)
+        try:
+            tool = await in_thread(find)
+        except TurnedOffError as error:
+            self.ended.not_found(error.name, caller, error.reason)
+            raise
+        self._note_meant(name, tool, params, caller)
+        return tool
+
+    def known(self, name: str, params: Members, caller: Caller) -> Tool | None:
+        """Return the tool that a request names just as it is listed; None if it has to be looked for."""
+        snapshot = (self.catalog if caller.rights.limited else self.catalog.whole).snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)
-        if tool is None:
-            await in_task()
-            # A host may remember a tool from last time and call it before its server is up.
-            server = names.owner(name, self.catalog.snapshot.servers)
-            if server is not None or not names.is_full(name):
-                await self.wait_for_server(server, partial(tell_waiting, params, caller.notify))
-            snapshot = self.catalog.snapshot
-            self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
-            compared = names.COMPARED_IN_THREAD
-            find = partial(names.tool_named, snapshot, name, compared=compared, name_of=caller.name_of)
-            try:
-                tool = await in_thread(find)
-            except TurnedOffError as error:
-                self.ended.not_found(error.name, caller, error.reason)
-                raise
+        if tool is not None:
+            self._note_meant(name, tool, params, caller)
+        return tool
+
+    def _note_meant(self, name: str, tool: Tool, params: Members, caller: Caller) -> None:
         if SEPARATOR not in name and (session := self._session_of(params, caller)) is not None:
             session.means(Kind.TOOL, name, tool.server)
-        return tool
 
     async def call_tool(
         self,
