@@ -433,15 +433,6 @@ _SAFE_ICON: Final = pattern(r"https://|data:image/", re.IGNORECASE)
 """Beginning of the address of a picture that a host may load; others run a program or read a file."""
 
 
-def schema_of(tool: Tool) -> Any:
-    """Return the input schema of a tool, decoded; empty if it cannot be."""
-    schema = envelope.members(tool.definition).get("inputSchema")
-    try:
-        return {} if schema is None else msgspec.json.decode(schema)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-
-
 def _with_safe_icons(definition: bytes) -> bytes:
     """Return a definition without the icons that are no pictures at ``https:`` or in the address itself."""
     members = envelope.members(definition)

@@ -473,10 +473,12 @@ class ContextExpander:
                 for brought in _named(target, item, snapshot):
                     why = f"comes with {name}"
                     companions.append(Companion(brought, Mode.EXPANSION, RULE_SCORE, why, item))
-        if expansion.depth:
+        # Without a threshold items come by links, and every link begins or ends at a document.
+        by_links = expansion.threshold is None
+        if expansion.depth and (snapshot.documents or not by_links):
             near = self._expander.expand(sources, selection.query, snapshot, expansion, allowed)
             companions += [_near(one) for one in near]
-        if expansion.depth and expansion.threshold is None:
+        if expansion.depth and by_links and snapshot.documents:
             by_hand = [item for item in standing if isinstance(item, Tool) and key_of(item) in session.added]
             naming = self._expander.documents_naming([*used, *by_hand], snapshot)
             companions += [_near(one) for one in naming[: expansion.top_n]]

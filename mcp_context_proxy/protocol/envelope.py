@@ -288,6 +288,11 @@ def value_or_none(raw: bytes | Raw) -> Any:
         return None
 
 
+def schema_of(definition: bytes) -> Any:
+    """Return the input schema of a tool's definition, decoded; empty if it cannot be."""
+    return value_or_none(members(definition).get("inputSchema", b"{}")) or {}
+
+
 def raw(obj: Any) -> Raw:
     """Encode Python values to `Raw`; `Raw` parts inside are copied byte for byte."""
     return Raw(encode(obj))

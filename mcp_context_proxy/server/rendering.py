@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import definitions
-from mcp_context_proxy.catalog.definitions import schema_of
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
@@ -156,7 +155,8 @@ def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EX
     tools = [snapshot.tools[item.name] for item in context.of(Kind.TOOL) if item.name in snapshot.tools]
     lines = []
     for tool in tools:
-        signature = tool_signature(name_of(tool), schema_of(tool), LISTED) + read_mark(tool)
+        schema = envelope.schema_of(tool.definition)
+        signature = tool_signature(name_of(tool), schema, LISTED) + read_mark(tool)
         description = summary(tool, snapshot, LISTED.characters)
         lines.append(f"- {signature}: {description}" if description else f"- {signature}")
     return "\n".join([f"Tools that fit. {how_to_call(tools)}", *lines]) if lines else ""

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from mcp_context_proxy.catalog.definitions import schema_of
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
@@ -387,7 +386,7 @@ class Fitting:
             excerpt = f"\n  {one_line(result.chunk, 2 * detail.characters)}" if detail.characters else ""
             return f"{item.uri} ({item.kind}){excerpt}"
         if place not in self._schemas:
-            self._schemas[place] = schema_of(item)
+            self._schemas[place] = envelope.schema_of(item.definition)
         told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
         name = shown_name(item, self._name_of)
         signature = tool_signature(name, self._schemas[place], detail) + read_mark(item)
@@ -443,7 +442,7 @@ def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None)
     lines = [_also(result, name_of)] if result.twins else []
     lines += [] if about is None else [about(item)]
     lines += [line.strip() for line in item.description.splitlines()]
-    schema = schema_of(item)
+    schema = envelope.schema_of(item.definition)
     if isinstance(schema, dict):
         schema.pop("$schema", None)  # the dialect, of which a model makes nothing
     schema = envelope.encode(schema).decode()
