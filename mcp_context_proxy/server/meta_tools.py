@@ -45,7 +45,6 @@ from mcp_context_proxy.server.meta_definitions import (
     CALL_READ_ONLY,
     CALLS,
     MANAGE,
-    NO_SERVERS,
     READ_DOCUMENT,
     READ_ONLY,
     RECALL,
@@ -59,6 +58,7 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
+    no_servers,
     server_line,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
@@ -261,7 +261,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
         if not answer.found.snapshot.servers:
-            notes.append(Note(NO_SERVERS, brief=NO_SERVERS))
+            notes.append(Note(no_servers(), brief=no_servers()))
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
@@ -302,7 +302,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         snapshot, count = answer.found.snapshot, self.contexts.count_tokens
         notes = search_notes(answer, self.fleet, name_of=caller.name_of)
         if not snapshot.servers:
-            notes = [Note(NO_SERVERS)]
+            notes = [Note(no_servers())]
         written = partial(overview_text, snapshot, scope, self.figures(), notes, count, caller.name_of)
         return _text(await in_thread(written))
 
