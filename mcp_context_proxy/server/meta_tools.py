@@ -86,7 +86,7 @@ from mcp_context_proxy.server.search_answers import (
 from mcp_context_proxy.server.tools_call import InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.fingerprints import sign_in
-from mcp_context_proxy.trust.principals import Role
+from mcp_context_proxy.trust.principals import Role, reaches
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
@@ -260,7 +260,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
-        if not answer.found.snapshot.servers:
+        if not any(map(reaches, answer.found.snapshot.servers)):
             notes.append(Note(no_servers(), brief=no_servers()))
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
@@ -301,7 +301,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             raise _UnusableArgumentsError(str(error)) from None
         snapshot, count = answer.found.snapshot, self.contexts.count_tokens
         notes = search_notes(answer, self.fleet, name_of=caller.name_of)
-        if not snapshot.servers:
+        if not any(map(reaches, snapshot.servers)):
             notes = [Note(no_servers())]
         written = partial(overview_text, snapshot, scope, self.figures(), notes, count, caller.name_of)
         return _text(await in_thread(written))
