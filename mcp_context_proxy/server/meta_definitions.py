@@ -18,6 +18,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening
 from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.trust.principals import ACTING
 
 if TYPE_CHECKING:
     pass
@@ -277,16 +278,25 @@ def server_line(server: str, words: str) -> str:
     return named(server, line) if line else ""
 
 
-NO_SERVERS: Final = (
+_NO_SERVERS: Final = (
     "No server is configured yet, so there are no tools. Tell the user, who can add some without a restart: "
     "`mcp-context-proxy install` moves the servers of their hosts here, "
     "`mcp-context-proxy add NAME -- COMMAND` adds one."
 )
+_NO_SERVERS_HERE: Final = (
+    "No server is open to this client, so there are no tools: its profile or its token has none. Tell the "
+    "user, who can change that in the configuration."
+)
+
+
+def no_servers() -> str:
+    """Return that there is no server, for who acts now."""
+    return _NO_SERVERS_HERE if ACTING.get().limited else _NO_SERVERS
 
 
 def _without_servers(setup: Setup) -> str:
     if not setup.off:
-        return NO_SERVERS
+        return no_servers()
     names = _listed(setup.off, INSTRUCTIONS_NAMES_BYTES)
     return (
         "There are no tools now, because a mistake in the configuration keeps each server off: "

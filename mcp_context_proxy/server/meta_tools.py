@@ -45,7 +45,6 @@ from mcp_context_proxy.server.meta_definitions import (
     CALL_READ_ONLY,
     CALLS,
     MANAGE,
-    NO_SERVERS,
     READ_DOCUMENT,
     READ_ONLY,
     RECALL,
@@ -59,6 +58,7 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
+    no_servers,
     server_line,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
@@ -86,7 +86,7 @@ from mcp_context_proxy.server.search_answers import (
 from mcp_context_proxy.server.tools_call import InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.fingerprints import sign_in
-from mcp_context_proxy.trust.principals import Role
+from mcp_context_proxy.trust.principals import Role, reaches
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
@@ -260,8 +260,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
-        if not answer.found.snapshot.servers:
-            notes.append(Note(NO_SERVERS, brief=NO_SERVERS))
+        if not any(map(reaches, answer.found.snapshot.servers)):
+            notes.append(Note(no_servers(), brief=no_servers()))
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))
@@ -301,8 +301,8 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             raise _UnusableArgumentsError(str(error)) from None
         snapshot, count = answer.found.snapshot, self.contexts.count_tokens
         notes = search_notes(answer, self.fleet, name_of=caller.name_of)
-        if not snapshot.servers:
-            notes = [Note(NO_SERVERS)]
+        if not any(map(reaches, snapshot.servers)):
+            notes = [Note(no_servers())]
         written = partial(overview_text, snapshot, scope, self.figures(), notes, count, caller.name_of)
         return _text(await in_thread(written))
 

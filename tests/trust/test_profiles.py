@@ -274,6 +274,20 @@ async def test_a_host_that_names_an_unknown_profile_is_told_so(proxy: Proxy, era
         await nobody.names()
 
 
+async def test_a_client_without_a_server_is_not_told_to_configure_one(workshop: Workshop, era: str) -> None:
+    workshop.server("code", **spec("ledgers"))
+    async with inside(workshop.config(clients={"reader": {"servers": []}})) as proxy:
+        reader = host(proxy, era, "x", rights=proxy.gateway.profiles.named(THE_USER, "reader"))
+        with assigned(ACTING, reader.rights):
+            said = proxy.instructions()
+        asked = ({"query": "all tools"}, {"query": "the tone"})
+        answers = [await reader.call("search_available_tools", arguments) for arguments in asked]
+
+    for text in (said, *(answer["content"][0]["text"] for answer in answers)):
+        assert "No server is open to this client" in text
+        assert "No server is configured" not in text
+
+
 def test_a_token_that_is_bound_to_a_profile_has_it_at_every_address(proxy: Proxy) -> None:
     profiles, bound = proxy.gateway.profiles, Principal("bound", False)
 
