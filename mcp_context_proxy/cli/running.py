@@ -32,9 +32,17 @@ from mcp_context_proxy.cli.main import (
     json_option,
     load_config,
     named_path,
+    run,
     shown,
 )
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, moment, results
+from mcp_context_proxy.cli.terminal import (
+    Terminal,
+    counted,
+    messages,
+    moment,
+    open_started_proxy,
+    results,
+)
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
@@ -371,7 +379,7 @@ def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float]
 
 
 @click.command("call")
-@of_running
+@asking
 @click.argument("tool")
 @click.argument("arguments", metavar="[JSON]", default="{}")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
@@ -379,7 +387,7 @@ def _log_reader(source: AnswerSource, name: str | None) -> Callable[[int, float]
 def call_command(source: AnswerSource, tool: str, arguments: str, server: str | None, as_json: bool) -> None:
     """Call TOOL with the arguments in a JSON object, as a host would, and print its result.
 
-    Exits with 1 if the result is an error.
+    Where no proxy runs, it starts the servers for this call. Exits with 1 if the result is an error.
     """
     try:
         given = json.loads(arguments)
@@ -390,7 +398,12 @@ def call_command(source: AnswerSource, tool: str, arguments: str, server: str | 
     if not isinstance(given, dict):
         raise click.BadParameter("it is not a JSON object", param_hint="JSON")
     body = {"tool": tool, "arguments": given} | ({} if server is None else {"server": server})
-    answer = source.expect_running().post("/call", body, CALL_SECONDS)
+    running_proxy = source.running
+    answer = (
+        run(_call, source.config, body)
+        if running_proxy is None
+        else running_proxy.post("/call", body, CALL_SECONDS)
+    )
     if as_json:
         echo_json(answer)
     else:
@@ -399,6 +412,23 @@ def call_command(source: AnswerSource, tool: str, arguments: str, server: str | 
             console.say(text)
     if answer["is_error"]:
         raise click.exceptions.Exit(1)
+
+
+async def _call(config: Config, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a tool in a proxy of this command, and return the answer as the REST API gives it."""
+    import msgspec
+
+    from mcp_context_proxy.web.api import BadRequestError
+    from mcp_context_proxy.web.running import CallWanted, call_tool
+
+    async with open_started_proxy(config, indexed=False) as proxy:
+        try:
+            answer = await call_tool(proxy, msgspec.convert(body, CallWanted))
+        except BadRequestError as error:
+            kind = click.UsageError if error.status == NOT_FOUND else click.ClickException
+            raise kind(error.detail.removesuffix(".")) from None
+        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer))
+        return decoded
 
 
 def _texts(result: Mapping[str, Any]) -> Iterable[str]:

@@ -42,7 +42,7 @@ from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust.audit import PROXY
-from mcp_context_proxy.trust.principals import ACTING, Principal, Role
+from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal, Role
 from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation, Words
 from mcp_context_proxy.web.inventory import Done, Served, audit, expect_server, exposed_name
 
@@ -247,19 +247,7 @@ class RunningApi(Api):
         decides=True,
     )
     async def _call_tool(self, given: Given) -> CallAnswer:
-        wanted: CallWanted = given.body
-        name = exposed_name(self._proxy, wanted.tool, wanted.server)
-        # A replica sees only its share of requests that belong to no session.
-        if not self._proxy.gateway.quota.take(given.principal, spread=True):
-            text = str(self._proxy.gateway.quota)
-            raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{text[0].upper()}{text[1:]}.")
-        params = {"name": envelope.raw(name), "arguments": envelope.raw(wanted.arguments)}
-        try:
-            result = await self._proxy.gateway.handle("tools/call", params, _caller(given))
-        except RequestError as error:
-            raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None
-        failed = bytes(envelope.members(result).get("isError", b"false")) == b"true"
-        return CallAnswer(name, failed, Raw(result))
+        return await call_tool(self._proxy, given.body, given.principal)
 
     @Operation(
         "POST",
@@ -278,6 +266,26 @@ class RunningApi(Api):
         return Done("The proxy stops, after the requests that are under way.")
 
 
+async def call_tool(proxy: Served, wanted: CallWanted, principal: Principal = THE_USER) -> CallAnswer:
+    """Call a tool as a host would, and return its result.
+
+    Raises:
+        BadRequestError: there is no such tool, or it cannot be called.
+    """
+    name = exposed_name(proxy, wanted.tool, wanted.server)
+    # A replica sees only its share of requests that belong to no session.
+    if not proxy.gateway.quota.take(principal, spread=True):
+        text = str(proxy.gateway.quota)
+        raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{text[0].upper()}{text[1:]}.")
+    params = {"name": envelope.raw(name), "arguments": envelope.raw(wanted.arguments)}
+    try:
+        result = await proxy.gateway.handle("tools/call", params, _caller(principal))
+    except RequestError as error:
+        raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None
+    failed = bytes(envelope.members(result).get("isError", b"false")) == b"true"
+    return CallAnswer(name, failed, Raw(result))
+
+
 def _group(client: DownstreamClient) -> int | None:
     return None if client.connected is None else client.connected.process_group
 
@@ -287,7 +295,7 @@ def _place(server: Any) -> str:
     return place
 
 
-def _caller(given: Given) -> Caller:
+def _caller(principal: Principal) -> Caller:
     async def refuse(method: str, params: object) -> bytes:
         del params
         raise RequestError(envelope.METHOD_NOT_FOUND, f"{method}: nobody can be asked here")
@@ -297,8 +305,8 @@ def _caller(given: Given) -> Caller:
         session=None,
         capabilities=Raw(b"{}"),
         client_info=envelope.raw({"name": "mcp-context-proxy call", "version": __version__}),
-        principal=given.principal.name,
-        rights=given.principal,
+        principal=principal.name,
+        rights=principal,
         notify=lambda _method, _params: None,
         ask=refuse,
         release=lambda: None,

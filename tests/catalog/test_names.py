@@ -149,7 +149,9 @@ def check_server(world: World, name: str, found: Tool | Prompt) -> None:
     else:
         assert found.name == name
         assert NEVER not in world.state.values()
-        having = [one for one, state in world.state.items() if state == LISTED and name in world.own[one]]
+        # One whose full name belongs to another server is withheld, and nothing leads to it.
+        served = {(tool.server, tool.name) for tool in world.catalog.snapshot.tools.values()}
+        having = [one for one, state in world.state.items() if state == LISTED and (one, name) in served]
         assert having == [found.server]
 
 

@@ -91,3 +91,18 @@ def test_a_lazy_server_is_asleep_once_it_is_known_and_check_wakes_it(run: Run, w
     assert "lazy" in run("servers", "--config", config).stdout
     assert run("check", "--config", config).returncode == 0
     assert len(server.ledger.entries("start")) == 2
+
+
+def test_a_tool_is_called_also_where_no_proxy_runs(run: Run, workshop: Workshop) -> None:
+    fails = [{"result": {"content": [{"type": "text", "text": "no such file"}], "isError": True}}]
+    server = workshop.server("desk", tools=[tool("echo"), tool("fail")], calls={"fail": fails})
+    config = workshop.config()
+    done = run("call", "echo", '{"text": "said here"}', "--config", config)
+    failed = run("call", "desk__fail", "--config", config)
+    unknown = run("call", "desk__ecko", "--config", config)
+
+    assert done.returncode == 0, done.stderr
+    assert server.ledger.calls("echo")[0]["arguments"] == {"text": "said here"}
+    assert failed.returncode == 1
+    assert unknown.returncode == 2
+    assert "did you mean desk__echo" in unknown.stderr
