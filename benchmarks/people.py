@@ -5,10 +5,10 @@
 ``several_needs.jsonl`` has 496 requests that need two to four tools, each put to the servers that it names.
 
 ``people.jsonl`` has 516 requests in the words of many kinds of callers, written before any answer to one of
-them was seen, each with the tools of the 33 recorded lists that can serve it. Three parts were looked at while
-search was improved, the others were measured afterwards. Each is put to a catalog of each size, drawn from
-the lists, with one tool that can serve it; for a quarter, nothing there can, and servers that could are left
-out.
+them was seen, each with the tools of the 33 recorded lists that can serve it. Three parts were looked at
+while search was improved, the others were measured afterwards. Each is put to a catalog of each size, drawn
+from the lists, with one tool that can serve it; for a quarter, nothing there can, and servers that could are
+left out.
 """
 
 from __future__ import annotations
