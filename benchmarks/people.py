@@ -7,8 +7,8 @@
 ``people.jsonl`` has 516 requests in the words of many kinds of callers, written before any answer to one of
 them was seen, each with the tools of the 33 recorded lists that can serve it. Three parts were looked at
 while search was improved, the others were measured afterwards. Each is put to a catalog of each size, drawn
-from the lists, with one tool that can serve it; for a quarter, nothing there can, and servers that could are
-left out.
+from the lists, with one tool that can serve it; for a quarter of most parts, nothing there can, and servers
+that could are left out.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def _row(name: str, here: Sequence[Answered]) -> list[str]:
 
 
 def _share(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.3f}"
+    return f"{np.mean(values):.3f}" if values else "-"
 
 
 def failures(answered: Sequence[Answered], several: Sequence[SeveralNeeds]) -> Iterator[str]:
