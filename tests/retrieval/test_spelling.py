@@ -227,6 +227,8 @@ def reference(first: str, second: str) -> int:
     )
     if len(first) > 1 and len(second) > 1 and first[:2] == second[1::-1]:
         least = min(least, reference(first[2:], second[2:]) + 1)
+    if len(first) > 2 and len(second) > 2 and first[:3] == second[2::-1]:
+        least = min(least, reference(first[3:], second[3:]) + 1)
     return least
 
 
