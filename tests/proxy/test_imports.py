@@ -1,8 +1,9 @@
-"""What a proxy over stdio has imported after its start, a list and a call: nothing that only a search needs.
+"""Imports of a proxy over stdio until its start, a list and a call: nothing that only a search needs.
 
-Names are looked at, not times. Python itself reports each import on stderr.
+Names are looked at, not times. Python itself reports each import, and each search for garbage, on stderr.
 """
 
+import gc
 import gzip
 import re
 import sys
@@ -11,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.proxies import real_command
-from support.servers import TOOLS, Workshop
+from support.servers import TOOLS, Workshop, tool
 from support.wires import stdio
 
-from mcp_context_proxy.system.later import pattern
+from mcp_context_proxy.system.later import importing, pattern
 
 pytestmark = [
     pytest.mark.anyio,
@@ -99,3 +100,36 @@ async def test_the_first_search_imports_the_rest(used: tuple[set[str], set[str]]
     assert {"onnxruntime", "tokenizers"} <= later
     assert not later & {*FOR_TEAMS, "numpy.ma"}
     assert any(module.startswith("numpy.") for module in later)
+
+
+async def test_imports_leave_searches_for_garbage_as_they_were() -> None:
+    was_searched, seen = gc.isenabled(), list[bool]()
+    try:
+        for before in (gc.enable, gc.disable):
+            before()
+            with importing():
+                seen.append(gc.isenabled())
+            seen.append(gc.isenabled())
+    finally:
+        gc.unfreeze()
+        (gc.enable if was_searched else gc.disable)()
+
+    assert seen == [False, True, False, False]
+
+
+async def test_a_proxy_that_serves_searches_for_garbage(workshop: Workshop, tmp_path: Path) -> None:
+    # Python imports this module in each process with this path, and then reports each search on stderr.
+    (tmp_path / "sitecustomize.py").write_text("import gc\ngc.set_debug(gc.DEBUG_STATS)\n")
+    workshop.server("mail", tools=[tool("send_mail")], ledger=None)
+    log = tmp_path / "stderr"
+    with log.open("wb") as stderr:
+        config = workshop.config(statistics={"enabled": False})
+        async with stdio(real_command(config), env={"PYTHONPATH": str(tmp_path)}, stderr=stderr) as client:
+            await client.until_listed("mail__send_mail")
+            started = log.read_bytes().count(b"gc: collecting")
+            for _ in range(500):
+                assert "isError" not in await client.call("mail__send_mail", {})
+            # Looked at before the end, which has a search of its own.
+            searches = log.read_bytes().count(b"gc: collecting")
+
+    assert searches > started
