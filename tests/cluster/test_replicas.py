@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from support import wires
 from support.balancer import balancing
+from support.ledger import until
 from support.postgres import PostgresServer
 from support.proxies import command, http_proxy
 from support.raw_client import RawClient, RpcError
@@ -600,14 +601,17 @@ async def test_contexts_and_sessions_go_on_while_the_database_is_away(
                 await anyio.sleep(0.05)
 
 
+KEY_DIFFERS = "cluster.key is not that of the other replicas"
+
+
 async def test_a_replica_with_another_key_is_not_ready_and_says_why(
     tmp_path: Path, cluster: Cluster, postgres: PostgresServer
 ) -> None:
     config = configured(tmp_path / "e", postgres, "e", cluster.port, key=KEY[::-1])
     with http_proxy(config) as wrong, httpx2.Client(timeout=30) as http:
-        answer = http.get(f"{wrong.base}/readyz")
-        assert answer.status_code == 503
-        assert "cluster.key is not that of the other replicas" in answer.json()["missing"]
+        # It says so once it has asked the others.
+        await until(lambda: KEY_DIFFERS in http.get(f"{wrong.base}/readyz").json().get("missing", ()))
+        assert http.get(f"{wrong.base}/readyz").status_code == 503
         for base in cluster.bases:
             assert http.get(f"{base}/readyz").status_code == 200
 
