@@ -515,11 +515,7 @@ class Proxy(Struct, kw_only=True, eq=False):
         snapshot = self.catalog.snapshot
         instructions = partial(
             meta_definitions.instructions,
-            replace(
-                self.setup,
-                servers=tuple(filter(reaches, self.setup.servers)),
-                off=tuple(filter(reaches, self.setup.off)),
-            ),
+            self.tool_list.setup_of(snapshot),
             words_only=self.search.model.error is not None,
             whole=self.tool_list.hides_nothing(snapshot, self.tool_list.base_names(snapshot)),
         )

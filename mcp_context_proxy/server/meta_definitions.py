@@ -211,6 +211,8 @@ class Setup(Struct, frozen=True):
     has_documents: bool
     off: Sequence[str] = ()
     """Servers that a mistake in their settings keeps off."""
+    lists_all: bool = False
+    """True where every tool is listed, and the search is for documents."""
     set_context: bool = False
     """True to let models tell the subject of the conversation."""
     manage: bool = False
@@ -254,6 +256,8 @@ def instructions(
         f"it returns the matching tools with their parameters. Call what it finds by name, or through "
         f"{CALL_READ_ONLY} if it is marked {READ_MARK}, else through {CALL}." + (hint if words_only else "")
     )
+    if setup.lists_all:
+        search = f"All tools are listed. {SEARCH} also finds the rules and references for a task."
     names = f"These tools are those of {_names(setup, INSTRUCTIONS_NAMES_BYTES)}."
     if not setup.servers:
         search, names = search if setup.has_documents else "", _without_servers(setup)
@@ -330,6 +334,13 @@ def _listed(names: Sequence[str], most: int) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+UNLISTED: Final = (
+    "Find tools of all servers. Most are not listed: search before you conclude that something cannot be "
+    "done. What fits comes with its parameters, ready to call."
+)
+LISTED: Final = "Find what fits a task. All tools are listed."
+
+
 def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     """Return the definitions of the meta tools in the order of the list.
 
@@ -343,9 +354,7 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     search = {
         "name": SEARCH,
         "description": (
-            "Find tools of all servers. Most are not listed: search before you conclude that "
-            "something cannot be done. What fits comes with its parameters, ready to call."
-            f"{documents} Servers: {_names(setup, NAMES_BYTES)}."
+            f"{LISTED if setup.lists_all else UNLISTED}{documents} Servers: {_names(setup, NAMES_BYTES)}."
         ),
         "inputSchema": input_schema(SearchArguments, frozenset(unsearchable)),
         "annotations": {"readOnlyHint": True, "openWorldHint": False},

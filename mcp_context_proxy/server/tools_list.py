@@ -245,10 +245,9 @@ class ToolList:
                 names = tuple(
                     name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
                 )
-        meta_tools = self._meta_tools
-        if snapshot.part_of is not None:
-            # They name servers.
-            setup = replace(self._setup, servers=tuple(filter(reaches, self._setup.servers)))
+        meta_tools, setup = self._meta_tools, self._told(snapshot, everything and bool(names))
+        if snapshot.part_of is not None or setup.lists_all:
+            # They name servers, and say whether all tools are listed.
             meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         own = {whole: _with_result_size(tools, snapshot) for whole, tools in meta_tools.items()}
         base = _BaseList(everything, names, standing, own)
@@ -256,6 +255,18 @@ class ToolList:
             self._bases.clear()
         self._bases[snapshot.generation] = base
         return base
+
+    def setup_of(self, snapshot: Snapshot) -> meta_definitions.Setup:
+        """Return the facts of the configuration that a client is told with this catalog."""
+        return self._told(snapshot, self._base_of(snapshot).everything and bool(snapshot.tools))
+
+    def _told(self, snapshot: Snapshot, everything: bool) -> meta_definitions.Setup:
+        return replace(
+            self._setup,
+            servers=tuple(filter(reaches, self._setup.servers)),
+            off=tuple(filter(reaches, self._setup.off)),
+            lists_all=everything and not snapshot.unlisted,
+        )
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Return the exposed names that are listed without a query."""

@@ -248,6 +248,21 @@ async def test_instructions_of_servers_come_a_line_each_after_our_own(
     assert lines[1:] == ["[server 'files' says] Give paths from the root."]
 
 
+async def test_where_all_tools_are_listed_beside_documents_no_text_says_that_some_are_not(
+    workshop: Workshop,
+) -> None:
+    workshop.server("files", tools=[tool("one")])
+    (workshop.folder / "rules").mkdir()
+    (workshop.folder / "rules" / "deploy.md").write_text("Deploy on Mondays.", encoding="utf-8")
+    async with inside(workshop.config(documents=[{"kind": "rule", "path": "rules"}])) as proxy:
+        told = instructions_of(proxy)
+        (search, *others) = (await Host(proxy, "handshake").request("tools/list"))["tools"]
+
+    assert "files__one" in [one["name"] for one in others]
+    assert told.startswith("All tools are listed. search_available_tools also finds the rules and references")
+    assert search["description"].startswith("Find what fits a task. All tools are listed. Rules and")
+
+
 async def test_the_instructions_of_servers_are_bounded_and_without_secrets(workshop: Workshop) -> None:
     workshop.server(
         "long",
