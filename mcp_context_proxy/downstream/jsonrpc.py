@@ -57,8 +57,9 @@ together are bounded by the largest message."""
 BAD_LINES = 1000
 """Lines in a row without a message after which the other side is taken for no MCP server."""
 
-SILENCE_SECONDS = 10.0
-"""Time for an answer to the ping after a timeout, until a program may be given up at the next timeout."""
+SILENT_TIMEOUTS = 2
+"""Further timeouts, one after the other, after which a program is given up that has said nothing since the
+first. One that works for minutes without reading is not to be ended in the middle of it."""
 
 Answer: TypeAlias = Callable[["Peer", str, Members], Awaitable[bytes]]
 """Answers a request that the server makes over a peer; raises `RequestError` to refuse."""
@@ -161,7 +162,7 @@ class Peer:
             self._pending.remove(pending)
 
     def _note_timeout(self, seconds: float) -> None:
-        """Ask a program for a sign of life after a timeout; give it up at a later one if there was none.
+        """Ask a program for a sign of life after a timeout; give it up some timeouts later if there was none.
 
         A server at a URL is not ours to start again.
         """
@@ -171,7 +172,7 @@ class Peer:
         if self._silent_since is None:
             self._silent_since = now
             self.send_nowait(envelope.request(self._pending.next_id(), "ping", {}))
-        elif now - self._silent_since >= min(seconds, SILENCE_SECONDS):
+        elif now - self._silent_since >= SILENT_TIMEOUTS * seconds:
             self._channel.give_up("answered neither calls nor a ping")
 
     def _cancel(self, request_id: int, reason: str) -> None:
