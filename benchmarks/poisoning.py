@@ -16,7 +16,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -52,6 +52,8 @@ class Style:
     """Whether these are the very queries that are asked."""
     named: bool = False
     """Whether tools are called by a word of their queries, instead of ``helper``."""
+    place: str = "description"
+    """Where the queries stand: there, in the ``title``, or in the ``instructions`` of the server."""
 
 
 def joined(separator: str, before: str = "") -> Callable[[Sequence[str]], str]:
@@ -79,6 +81,11 @@ STYLES = (
     Style("5 by 5 servers", 5, servers=5),
     Style("5 of 'the user'", 5, of_a_user),
     Style("words of 20", 20, words),
+    Style("1 in the title", 1, place="title"),
+    Style("5 in the title", 5, place="title"),
+    Style("5 in the instructions", 5, place="instructions"),
+    Style("5 in those of 5 servers", 5, place="instructions", servers=5),
+    Style("5 in those of 50 servers", 5, place="instructions", servers=TOOLS),
     Style("5 of 'the user', named", 5, of_a_user, named=True),
 )
 
@@ -110,44 +117,59 @@ def costs(one: PublicSet, catalog: Embedder, queries: Embedder) -> list[str]:
     chance.shuffle(shuffled)
     known, asked = shuffled[: len(shuffled) // 2], shuffled[len(shuffled) // 2 :][:ASKED]
 
-    def found(more: Sequence[Tool]) -> float:
-        snapshot = beside(one.snapshot, more)
+    def found(more: Sequence[Tool], instructions: Mapping[str, str] = {}) -> float:
+        snapshot = beside(one.snapshot, more, instructions)
         engine = Engine(catalog, queries, calibration=packaged_background())
         answers = evaluate(engine, snapshot, asked, FITTING, 5).answers
         rows = measured(asked, answers, tools_of(snapshot), 5)
         return 100 * float(np.mean([row["recall@5"] for row in rows]))
 
     clean = found([poison(0, "Does nothing.")])
-    drops = [found(poisoned(style, asked if style.same else known, chance)) - clean for style in STYLES]
+    drops = [found(*poisoned(style, asked if style.same else known, chance)) - clean for style in STYLES]
     return [f"{clean:.1f}", *(f"{drop:+.1f}" for drop in drops)]
 
 
-def poisoned(style: Style, known: Sequence[EvalQuery], chance: random.Random) -> list[Tool]:
-    """The tools of the poisoner."""
+def poisoned(
+    style: Style, known: Sequence[EvalQuery], chance: random.Random
+) -> tuple[list[Tool], dict[str, str]]:
+    """The tools of the poisoner, and the instructions of its servers."""
     count = min(style.queries, len(known))
     texts = [[query.text for query in chance.sample(known, count)] for _ in range(TOOLS)]
-    return [
-        poison(
-            at, style.write(text), f"poisoner{at % style.servers}", longest(text) if style.named else "helper"
-        )
-        for at, text in enumerate(texts)
-    ]
+    tools, instructions = list[Tool](), dict[str, str]()
+    for at, own in enumerate(texts):
+        text, server = style.write(own), f"poisoner{at % style.servers}"
+        if style.place == "description":
+            tools.append(poison(at, text, server, longest(own) if style.named else "helper"))
+        else:
+            tools.append(poison(at, "Helps.", server, title=text if style.place == "title" else None))
+        if style.place == "instructions":
+            instructions[server] = text
+    return tools, instructions
 
 
 def longest(queries: Sequence[str]) -> str:
     return max(words(queries).split(), key=len, default="helper")
 
 
-def poison(number: int, description: str, server: str = "poisoner0", word: str = "helper") -> Tool:
+def poison(
+    number: int,
+    description: str,
+    server: str = "poisoner0",
+    word: str = "helper",
+    title: str | None = None,
+) -> Tool:
     name = f"{word}_{number}"
-    raw = json.dumps({"name": name, "description": description, "inputSchema": {}}).encode()
+    facts = {"name": name, "description": description, "inputSchema": {}}
+    raw = json.dumps(facts if title is None else {**facts, "title": title}).encode()
     return Tool(server, name, f"{server}__{name}", description, raw, hashlib.sha256(raw).hexdigest())
 
 
-def beside(snapshot: Snapshot, more: Sequence[Tool]) -> Snapshot:
+def beside(snapshot: Snapshot, more: Sequence[Tool], instructions: Mapping[str, str]) -> Snapshot:
     """A snapshot with further tools."""
     by_server = groupby(sorted(more, key=lambda tool: tool.server), key=lambda tool: tool.server)
-    sources = [Source(server, tuple(tools), {}) for server, tools in by_server]
+    sources = [
+        Source(server, tuple(tools), {}, about=instructions.get(server, "")) for server, tools in by_server
+    ]
     tools = {**snapshot.tools, **{tool.exposed_name: tool for tool in more}}
     return Snapshot(snapshot.generation + 1, (*snapshot.sources, *sources), tools)
 

@@ -170,8 +170,7 @@ class _Opened:
 
     def __init__(self, source: Source, several: bool, before: Part | None) -> None:
         self._source, self._several = source, several
-        kept = before if before is not None and before.several_servers == several else None
-        self._before = kept if kept is not None and kept.source.about == source.about else None
+        self._before = before if before is not None and before.several_servers == several else None
         searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
         self._items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
         old = () if self._before is None else self._before.reading.items
@@ -196,7 +195,7 @@ class _Opened:
             batch.append(item)
             size += len(item.definition if isinstance(item, Tool) else item.text)
         if batch:
-            self._batches.append(read_items(batch, self._several, self._source.about))
+            self._batches.append(read_items(batch, self._several))
 
     def part(self, pool: Pool) -> Part:
         """Return what is read by now, with the vectors that the part before or the source has of it."""
@@ -240,9 +239,9 @@ def instruction_terms(about: str) -> frozenset[str]:
     return frozenset(islice(terms(encodable(about[:INSTRUCTION_CHARACTERS])), INSTRUCTION_TERMS))
 
 
-def read_items(items: Sequence[Item], several_servers: bool, about: str) -> tuple[Reading, TermCounts]:
+def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:
     """Read items for a catalog of one or of several servers."""
-    texts = [item_text(item, several_servers, about) for item in items]
+    texts = [item_text(item, several_servers) for item in items]
     chunks = tuple(own for _, own in texts)
     labels = [[hash(label) for label in metadata_of(item).labels()] for item in items]
     exposed = [item.exposed_name if isinstance(item, Tool) else item.name for item in items]

@@ -294,8 +294,7 @@ DESCRIPTION_LIMIT = 8_192
 """Characters of a description that are indexed."""
 
 SHORT_DESCRIPTION = 60
-"""Characters of a description that says little: what the parameters may be, and what the server says of
-itself, are then embedded as well. More would be near to every request for the server."""
+"""Characters of a description that says little: what the parameters may be is then embedded as well."""
 
 MAX_PARAMETERS = 64
 """Names read from one schema; real tools have fewer than 40, and a flood would only drown the description."""
@@ -336,10 +335,8 @@ class Fields(Struct, frozen=True):
     """Configured use cases."""
 
 
-def item_text(item: Item, several_servers: bool, about: str = "") -> tuple[Fields, tuple[str, ...]]:
+def item_text(item: Item, several_servers: bool) -> tuple[Fields, tuple[str, ...]]:
     """Return the indexed text of an item in a catalog of one or of several servers, and its chunks.
-
-    ``about`` is what its server says of itself.
 
     Chunks are the texts that are embedded; there is at least one. Their form was chosen by measurement: with
     several servers their names and the parameter names help, with a single one they only dilute the
@@ -364,28 +361,32 @@ def item_text(item: Item, several_servers: bool, about: str = "") -> tuple[Field
         use_cases=encodable("\n".join(item.use_cases)),
     )
     if not several_servers:
-        return fields, (*_headed_chunks(words, description), *_further_chunks(words, fields, item, about))
+        return fields, (*_headed_chunks(words, description), *_further_chunks(words, fields, item))
     names = encodable(", ".join(identifier_words(parameter) for parameter in parameters.top))
     body = f"{description} Parameters: {names}" if names else description
     head = f"{fields.server} {words}"
-    return fields, (*_headed_chunks(head, body), *_further_chunks(head, fields, item, about))
+    return fields, (*_headed_chunks(head, body), *_further_chunks(head, fields, item))
 
 
-def _further_chunks(head: str, fields: Fields, tool: Tool, about: str) -> Iterator[str]:
-    """Yield chunks for what name and description do not say, which a request is compared with one by one."""
+def _further_chunks(head: str, fields: Fields, tool: Tool) -> Iterator[str]:
+    """Yield chunks for what name and description do not say, which a request is compared with one by one.
+
+    The instructions of the server are none of it: with them, a poisoner's five servers took three points of
+    recall@5 from others, and people's requests gained nothing.
+    """
     for case in tool.use_cases:
         yield from _headed_chunks(head, encodable(case))
-    short = fields.description if len(fields.description) < SHORT_DESCRIPTION else None
-    if not (fields.title or fields.labels.strip() or (short is not None and (fields.values or about))):
+    says_little = len(fields.description) < SHORT_DESCRIPTION
+    further = [fields.title, fields.labels.strip(), fields.values if says_little else ""]
+    if not any(further):
         return
     said = {*terms(f"{fields.name} {fields.description}")}
-    for text in (fields.title, fields.labels):
-        if not said.issuperset(terms(text)):
-            yield from _headed_chunks(head, text[:NAME_LIMIT])
-    if short is not None:
-        for text in (fields.values[:NAME_LIMIT], encodable(about[:NAME_LIMIT])):
-            if not said.issuperset(terms(text)):
-                yield from _headed_chunks(head, f"{short} {text}")
+    title, labels, values = (
+        text[:NAME_LIMIT] if text and not said.issuperset(terms(text)) else "" for text in further
+    )
+    for text in (title, labels, values and f"{fields.description} {values}"):
+        if text:
+            yield from _headed_chunks(head, text)
 
 
 def title_of(tool: Tool) -> str:

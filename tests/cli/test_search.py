@@ -204,8 +204,8 @@ def test_a_failed_server_is_named_on_stderr_and_in_the_data(run: Run, workshop: 
 
 
 def test_explain_shows_which_words_in_which_field_added_how_much(run: Run, config: Path) -> None:
-    done = run("search", "loan", "--explain", "--config", config)
-    data = found(run, "loan", "--explain", "--config", config)
+    done = run("search", "monthly loan", "--explain", "--config", config)
+    data = found(run, "monthly loan", "--explain", "--config", config)
 
     assert "text: loan payment: Compute the monthly payment of a loan" in done.stdout
     terms = data["results"][0]["terms"]

@@ -77,22 +77,6 @@ def test_a_server_is_not_lifted_over_others_by_instructions_of_all_words(search:
         assert search(query, *tools, evil=words).results[0].item.name == first
 
 
-@pytest.mark.parametrize("query", ["start the coffee machine", "refill the beans", "make me a cup of coffee"])
-def test_tools_that_say_little_are_found_by_what_their_server_says(search: Search, query: str) -> None:
-    tools = [
-        build_tool("begin", "Begins with a unit.", server="zeta"),
-        build_tool("level", "Gives the level of a unit.", server="zeta"),
-        build_tool("start_build", "Start a build of a project on a machine.", server="ci"),
-        build_tool("create_note", "Create a note with a title and text", server="notes"),
-    ]
-    said = "Controls the coffee machines of the offices: brewing, refilling beans, descaling."
-
-    ranking = search(query, *tools, zeta=said)
-
-    assert ranking.fits
-    assert ranking.results[0].item.server == "zeta"
-
-
 def test_the_catalog_has_the_instructions_that_a_server_gives_now() -> None:
     with open_store("memory") as store:
         run = Run(store)

@@ -186,7 +186,7 @@ def test_a_title_and_labels_that_say_something_else_are_chunks_of_their_own() ->
     assert fields_of(title="Fetch pages")[1] == ("fetch it: Fetch a page.",)
 
 
-def test_values_and_what_the_server_says_of_itself_are_embedded_with_a_short_description() -> None:
+def test_values_are_embedded_with_a_short_description() -> None:
     schema = {"type": "object", "properties": {"kind": {"enum": ["payroll", "overtime"]}}}
     definition = json.dumps({"name": "op19", "inputSchema": schema}).encode()
     short = Tool("srv", "op19", "srv__op19", "Produces a document.", definition, "f")
@@ -194,11 +194,8 @@ def test_values_and_what_the_server_says_of_itself_are_embedded_with_a_short_des
         "srv", "op19", "srv__op19", "Produces a document, with all that it takes. " * 3, definition, "f"
     )
 
-    assert item_text(short, False, "Controls coffee machines.")[1][1:] == (
-        "op 19: Produces a document. payroll overtime",
-        "op 19: Produces a document. Controls coffee machines.",
-    )
-    assert len(item_text(long, False, "Controls coffee machines.")[1]) == 1
+    assert item_text(short, False)[1][1:] == ("op 19: Produces a document. payroll overtime",)
+    assert len(item_text(long, False)[1]) == 1
 
 
 @pytest.mark.parametrize(
