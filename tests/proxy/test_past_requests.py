@@ -96,11 +96,11 @@ async def test_copies_of_a_rule_are_rendered_as_the_model_read_them(workshop: Wo
 async def test_an_answer_is_rendered_with_what_it_left_out_for_the_budget(
     workshop: Workshop,
 ) -> None:
-    async with inside(settings(workshop, TEXTS, context={"max_tokens": 60})) as proxy:
+    async with inside(settings(workshop, TEXTS, context={"max_tokens": 30})) as proxy:
         told = (await Host(proxy, "handshake").call(SEARCH, {"query": QUERY}))["content"][0]["text"]
         rendered = await proxy.past_requests.rendered(await latest(proxy))
 
-    assert "Left out, because they do not fit into 60 tokens" in told
+    assert "Left out, because they do not fit into 30 tokens" in told
     assert rendered.text == told
 
 
