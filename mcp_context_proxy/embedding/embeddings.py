@@ -494,12 +494,11 @@ class QueryEmbedder:
         self.lookups = Lookups()
 
     def embed(self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None) -> Matrix:
-        """Return one unit vector per text, in order; reports the known ones if the model has to run."""
-        return self.vectors(texts, on_progress)[1]
+        """Return one unit vector per text, in order; reports no progress."""
+        del on_progress
+        return self.vectors(texts)[1]
 
-    def vectors(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
-    ) -> tuple[str, Matrix]:
+    def vectors(self, texts: Sequence[str]) -> tuple[str, Matrix]:
         """Return the model's id, and one unit vector per text, in order."""
         distinct = list(dict.fromkeys(texts))
         with self._lock:
@@ -510,8 +509,6 @@ class QueryEmbedder:
             self.lookups.misses += len(distinct) - len(known)
         missing = [text for text in distinct if text not in known]
         # Without texts the model is asked too: its id and its dimensions are the answer.
-        if missing and on_progress is not None:
-            on_progress(len(known), len(distinct))
         if missing or not texts:
             self._model_id, rows = self._model.run(lambda one: (one.model_id, one.embed_queries(missing)))
             if not texts:

@@ -41,7 +41,6 @@ from mcp_context_proxy.retrieval.scoring import (
 )
 from mcp_context_proxy.retrieval.text import name_key
 from mcp_context_proxy.system.later import np
-from mcp_context_proxy.system.threads import Meanwhile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +86,7 @@ class _Understood(Struct, frozen=True, eq=False):
     question: tuple[str, frozenset[tuple[Kind, str]], Mapping[str, str]]
     """The query, the hidden items and the configured words that it was read with."""
     query: ReadQuery
-    words: Meanwhile[QueryWords]
+    words: QueryWords
 
 
 class Engine:
@@ -148,7 +147,7 @@ class Engine:
         understood, words = self._read_query(query, index, snapshot)
         vectors, note = None, None
         if options.method != "lexical":
-            vectors, note = self._query_vectors(understood, index, history, words.begin)
+            vectors, note = self._query_vectors(understood, index, history)
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
         if self._learned is not None and vectors is not None and with_learned:
@@ -161,7 +160,7 @@ class Engine:
         prepared = PreparedQuery(
             understood,
             index,
-            words=words.result(),
+            words=words,
             vectors=vectors,
             rivals=rivals,
             method=options.method,
@@ -303,9 +302,7 @@ class Engine:
         whole = snapshot.part_of or snapshot
         return next((index for index in self._indexes if index.snapshot is whole), None)
 
-    def _read_query(
-        self, query: str, index: Index, snapshot: Snapshot
-    ) -> tuple[ReadQuery, Meanwhile[QueryWords]]:
+    def _read_query(self, query: str, index: Index, snapshot: Snapshot) -> tuple[ReadQuery, QueryWords]:
         """Return a query as it is understood, and what its words tell."""
         question = query, snapshot.hidden, self.stands_for
         for known in self._latest:
@@ -324,25 +321,19 @@ class Engine:
             has = partial(index.lexical.has_among, items=seen)
             catalog = cache(partial(index.words_of, seen))
             understood = read_query(query, has, catalog, self.stands_for, translates)
-        words = Meanwhile(partial(QueryWords.of, understood, index))
-        read = _Understood(index, question, understood, words)
+        read = _Understood(index, question, understood, QueryWords.of(understood, index))
         # Assigned at once: another thread may read meanwhile, and at worst one of two readings is lost.
         self._latest = (read, *self._latest[: QUERIES_KEPT - 1])
-        return understood, words
+        return read.query, read.words
 
     def _query_vectors(
-        self,
-        query: ReadQuery,
-        index: Index,
-        history: Sequence[str] = (),
-        while_embedded: Callable[[], None] = lambda: None,
+        self, query: ReadQuery, index: Index, history: Sequence[str] = ()
     ) -> tuple[NDArray[np.float32] | None, str | None]:
-        """Return the vectors of a query, or None with the reason; the callback comes before a model runs."""
+        """Return the vectors of a query, or None with the reason."""
         if index.dense is None or self._query_embedder is None:
             return None, index.note
         try:
-            embed = partial(self._query_embedder.embed, on_progress=lambda _done, _total: while_embedded())
-            return query_vectors(query, embed, history), None
+            return query_vectors(query, self._query_embedder.embed, history), None
         except ModelError as error:
             lexical = lexical_only(index, error)
             if not error.passing:  # the model is not asked again until the catalog changes

@@ -349,7 +349,7 @@ class Index(Struct, frozen=True, eq=False):
 
 
 class QueryWords(Struct, frozen=True, eq=False):
-    """Everything that the words of a query tell about an index; its meaning may be computed meanwhile."""
+    """Everything that the words of a query tell about an index."""
 
     lexical: LexicalScores
     instructed: NDArray[np.float32] | None

@@ -510,7 +510,7 @@ _DENIED: Final = pattern(
 )
 """Clauses that say what is not to be done, such as "don't delete anything" and "without changing it"."""
 
-_FUTURE: Final = pattern(
+_PASSIVE: Final = pattern(
     r"\b(?:am|is|are|was|were|be|been|being|get|gets|got)(?: \w+ly| (?:any|some)(?:one|body|thing)"
     r"| going to be| about to be| to be)? (?P<done>\w{2,20}(?:ed|en))\b",
     re.IGNORECASE,
@@ -528,7 +528,7 @@ def denied(request: str) -> Iterator[tuple[int, int]]:
 def done_to_things(question: str) -> Iterator[tuple[int, int]]:
     """Yield where a question for facts says what is done to the things that it is for."""
     if opening(question) in ASKING_FOR_FACTS and not asks_for_history(question):
-        for match in _FUTURE.finditer(question, 0, FIRST_OF_REQUEST):
+        for match in _PASSIVE.finditer(question, 0, FIRST_OF_REQUEST):
             if stem(match["done"].lower()) in _CHANGING:
                 yield match.span()
 
@@ -540,9 +540,8 @@ def reworded(order: str) -> tuple[int, str] | None:
     if (said := item_metadata.reworded(order)) is None and asks_for_history(order):
         verb = order.split(maxsplit=1)[0]
         # What has pages has no log.
-        return len(
-            verb
-        ), f"show history {'of' if _PAGES.search(order[:FIRST_OF_REQUEST]) else 'log of'} {verb}"
+        history = "history of" if _PAGES.search(order[:FIRST_OF_REQUEST]) else "history log of"
+        return len(verb), f"show {history} {verb}"
     return said
 
 

@@ -31,16 +31,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from contextvars import Context, ContextVar, copy_context
 from types import TracebackType, coroutine
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, Generic, Self, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.errors import StoreError
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -138,43 +135,6 @@ async def _wait() -> None:
             "(ulimit -u, or the limit of the container)"
         )
     await anyio.sleep(RETRY_SECONDS)
-
-
-MEANWHILE_THREADS: Final = 2
-"""Threads for results that are computed while something else is waited for."""
-
-
-class Meanwhile(Generic[T]):
-    """A result that a thread computes while whoever needs it waits for something else. Any thread may ask."""
-
-    def __init__(self, compute: Callable[[], T]) -> None:
-        """Compute nothing yet; ``compute`` may be called twice where two threads ask at once."""
-        self._compute = compute
-        self._done: list[T] = []
-        self._future: list[Future[T]] = []
-
-    def begin(self) -> None:
-        """Have a thread compute it, if that has not begun and there is a thread."""
-        if not self._done and not self._future:
-            try:
-                self._future = [_spare_threads().submit(self._compute)]
-            except RuntimeError:  # the system gives no more threads
-                return
-
-    def result(self) -> T:
-        """Return the result; compute it in this thread if no other has begun to."""
-        if not self._done:
-            # A thread that is not free by now may take long.
-            waits = self._future and not self._future[0].cancel()
-            self._done = [self._future[0].result() if waits else self._compute()]
-        return self._done[0]
-
-
-@functools.cache
-def _spare_threads() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not before the first search
-
-    return ThreadPoolExecutor(MEANWHILE_THREADS, "meanwhile")
 
 
 _lock = threading.Lock()
