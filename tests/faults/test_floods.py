@@ -55,8 +55,9 @@ KINDS = (
 NO_MESSAGES = {"large-id", "stray"}
 """Kinds of which a thousand in a row make a server be taken for none: it is started again."""
 
-GROWTH = 48 << 20
-"""Bytes by which the memory of the proxy may grow: three of the largest messages."""
+GROWTH = 64 << 20
+"""Bytes by which the memory of the proxy may grow: four of the largest messages. One that is passed on while
+the next is read takes three (44 to 50 MB)."""
 
 SECONDS = 0.2
 """Length of a flood: a thousand messages, several times what any bound lets pass."""

@@ -348,6 +348,8 @@ async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
         await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 2)
         (guardian,) = guardians(process.pid)
         os.kill(guardian, signal.SIGKILL)
+        # On a busy machine it would otherwise still be alive when the server starts again.
+        await until(lambda: guardians(process.pid) == [])
         await process.stdin.send(a_call("die-mid-call__tool_000"))
         await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 3)
         await until(lambda: guardians(process.pid) not in ([], [guardian]))
