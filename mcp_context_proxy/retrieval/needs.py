@@ -205,6 +205,7 @@ def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
 
 
 def quotations(text: str) -> list[Span]:
+    """Return where a text has something in quotation marks."""
     if not any(mark in text for mark in _QUOTATION_MARKS):
         return []
     return [match.span() for match in _QUOTED.finditer(text)]
