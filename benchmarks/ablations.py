@@ -30,7 +30,7 @@ from mcp_context_proxy.store import open_store
 DEPTH = 10
 WHOLE = "everything"
 MEASURES = ("recall@1", "recall@5", "ndcg@10")
-NO_ACTIONS = np.zeros(len(item_metadata.ACTIONS), np.float32)
+NO_ACTIONS = np.zeros(item_metadata.EFFECTS, np.float32)
 
 Replaced = Sequence[AbstractContextManager[object]]
 PARTS: Mapping[str, Callable[[], Replaced]] = {

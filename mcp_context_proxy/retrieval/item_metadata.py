@@ -61,7 +61,14 @@ ACTIONS: Final = ("", *_VERBS)
 
 DELETE: Final = ACTIONS.index("delete")
 
-CHANGES: Final = [*(ACTIONS.index(action) for action in ("create", "update", "send")), len(ACTIONS)]
+CHANGE: Final = len(ACTIONS)
+"""Position of tools that change something by a verb which is not among these ("assign"). They gain what tools
+without a verb do, and lose what changing ones do."""
+
+EFFECTS: Final = len(ACTIONS) + 1
+"""Number of what a tool may do: one of `ACTIONS`, or `CHANGE`."""
+
+CHANGES: Final = [*(ACTIONS.index(action) for action in ("create", "update", "send")), CHANGE]
 
 MOST_ADDED: Final = 0.04
 """Highest amount that is added to a score for its action, or taken from it but for deleting."""
@@ -77,10 +84,6 @@ TAKEN_FROM_DELETING: Final = 0.1
 
 ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where", "why"})
 """Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
-
-CHANGE: Final = len(ACTIONS)
-"""Position of tools that change something by a verb which is not among these ("assign"). They gain what tools
-without a verb do, and lose what changing ones do."""
 
 _OTHER_CHANGES = """
 apply approve archive assign block cancel checkout cleanup close commit complete convert copy deploy disable
@@ -261,7 +264,7 @@ def reworded(order: str) -> tuple[int, str] | None:
 def wanted(order: str) -> NDArray[np.float32]:
     """Return the amount that is added to the score of a tool for its effect, by position."""
     found = _additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
-    added = np.zeros(len(ACTIONS) + 1, np.float32) if found is None else found
+    added = np.zeros(EFFECTS, np.float32) if found is None else found
     if _ASKS_FOR_FACTS.match(order) is not None:
         added = added.copy()
         added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING

@@ -31,7 +31,7 @@ from mcp_context_proxy.retrieval.forms import (
     written_out,
 )
 from mcp_context_proxy.retrieval.item_metadata import (
-    ACTIONS,
+    EFFECTS,
     ORDERS,
     opening_match,
     wanted,
@@ -331,7 +331,7 @@ def read_query(
         needs=tuple({term: weights[term] for term in terms(need) if term in weights} for need in texts[1:]),
         foreign=frozenset(term for term in foreign if term in asked and not has_term(term)),
         orders=tuple(map(asks, texts[1:])),
-        actions=np.array([*actions.values()], np.float32).reshape(len(texts), len(ACTIONS) + 1),
+        actions=np.array([*actions.values()], np.float32).reshape(len(texts), EFFECTS),
         addressed=frozenset(_addressed(whole)),
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,

@@ -16,6 +16,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
     CHANGE,
     CHANGES,
     DELETE,
+    EFFECTS,
     MOST_ADDED,
     TAKEN_FROM_CHANGING,
     WEIGHTS,
@@ -130,7 +131,7 @@ def test_no_addition_is_above_its_bound() -> None:
     assert len(words) > 300
     assert max(float(wanted(word).max()) for word in words) == pytest.approx(MOST_ADDED)
     assert min(float(wanted(word).min()) for word in words) == pytest.approx(-TAKEN_FROM_CHANGING)
-    assert {wanted(word).size for word in words} == {len(ACTIONS) + 1}
+    assert {wanted(word).size for word in words} == {EFFECTS}
 
 
 def test_each_need_has_its_own_action_and_the_whole_has_the_highest() -> None:
