@@ -184,11 +184,13 @@ LARGE_MESSAGE_BYTES = 1 << 20
 def is_large(frame: object) -> bool:
     """Return whether a message must be decoded by `decode_large`, in a worker thread.
 
-    The first one that numpy looks at is, too: to import it takes longer than others should wait.
+    The first one that numpy counts the entries of is, too: to import it takes longer than others should wait.
     """
     if not isinstance(frame, bytes) or len(frame) <= TAKEN_APART_BYTES:
         return False
-    return len(frame) > LARGE_MESSAGE_BYTES or "numpy" not in sys.modules
+    return len(frame) > LARGE_MESSAGE_BYTES or (
+        "numpy" not in sys.modules and frame.count(b",") >= MOST_ENTRIES
+    )
 
 
 def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> Envelope:
@@ -197,8 +199,8 @@ def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> 
     Raises:
         MalformedError: see `decode`; or it has too many values.
     """
-    import numpy  # noqa: F401, PLC0415 - here, where nobody waits
-
+    if frame.count(b",") >= MOST_ENTRIES:
+        import numpy  # noqa: F401, PLC0415 - here, where nobody waits
     if holds_too_much(frame):
         raise MalformedError(f"it has more than {MESSAGE_VALUES:,} values", INVALID_REQUEST)
     return decode(frame)

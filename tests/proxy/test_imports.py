@@ -46,9 +46,11 @@ async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
     """The modules imported until a call was answered, and those that a search added."""
     folder = tmp_path_factory.mktemp("imports")
     workshop = Workshop(folder)
-    plain = folder / "github.tools.json"
-    plain.write_bytes(gzip.decompress((TOOLS / "github.json.gz").read_bytes()))
-    workshop.server("github", tools_file=str(plain), ledger=None)
+    # The second one is a message of 400 KB.
+    for server in ("github", "linear"):
+        plain = folder / f"{server}.tools.json"
+        plain.write_bytes(gzip.decompress((TOOLS / f"{server}.json.gz").read_bytes()))
+        workshop.server(server, tools_file=str(plain), ledger=None)
     # Statistics count the tokens of all tools once one was called, beside whatever happens then.
     settings = {"expose": {"mode": "all"}, "statistics": {"enabled": False}}
     config = workshop.config(store={"path": "store.db"}, **settings)
@@ -56,6 +58,7 @@ async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
     with log.open("wb") as stderr:
         async with stdio(real_command(config), env=REPORT, stderr=stderr) as client:
             await client.until_listed("github__create_issue")
+            await client.until_listed("linear__linear_getIssues")
             assert "isError" not in await client.call("github__create_issue", {})
             before = imported(log)
             await client.call("search_available_tools", {"query": "open a bug report"})
