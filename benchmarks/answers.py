@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -139,7 +139,8 @@ def _source(server: str, tools: Sequence[Mapping[str, Any]]) -> Source:
         name, *wider = names_within(server, tool["name"], NAME_LENGTHS)
         fingerprint = f"{server} {tool['name']}"
         made.append(Tool(server, tool["name"], name, told, definition, fingerprint, wider_names=tuple(wider)))
-    return Source(server, tuple(sorted(made, key=lambda tool: tool.exposed_name)), {})
+    made.sort(key=lambda tool: tool.exposed_name)
+    return Source(server, tuple(made), {})
 
 
 def _required(answer: SearchAnswer, name_of: NameOf) -> Iterator[tuple[str, str]]:
@@ -162,7 +163,7 @@ Found: TypeAlias = dict[str, list[Measured]]
 """Answers by the kind of catalog, or that nothing fits."""
 
 
-async def measure(folder: Path, store: str) -> dict[int, Found]:
+async def measure(folder: Path, store: Path | Literal["memory"]) -> dict[int, Found]:
     """Return all answers for each length of names."""
     lists, model = lists_in(folder), LazyModel()
     requests = [json.loads(line) for line in REQUESTS.read_text(encoding="utf-8").splitlines()]

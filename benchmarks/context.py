@@ -29,7 +29,7 @@ from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
 from mcp_context_proxy.items import Item
-from mcp_context_proxy.library import Catalog, reference, rule, tool
+from mcp_context_proxy.library import Catalog, Include, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -47,7 +47,7 @@ def items() -> Iterator[Item]:
     """The tools and documents; some of either are in every session."""
     for server, index in itertools.product(range(SERVERS), range(TOOLS_EACH)):
         one = definitions.tool(server, index)
-        mode = "always" if server == 0 and index < 5 else "agent"
+        mode: Include = "always" if server == 0 and index < 5 else "agent"
         yield tool(one["name"], one["description"], one["inputSchema"], server=f"s{server}", include=mode)
     for number in range(DOCUMENTS):
         verb, _, noun = definitions.name_of(number).partition("_")

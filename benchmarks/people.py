@@ -181,12 +181,12 @@ def catalog(request: Request) -> Snapshot:
 
 
 @cache
-def engine(embedder: Embedder, without: tuple[str, ...]) -> Engine:
+def engine(embedder: CachedEmbedder, without: tuple[str, ...]) -> Engine:
     """Return an engine for all lists but some."""
     return Engine(embedder, embedder, calibration=packaged_background())
 
 
-def answer(request: Request, embedder: Embedder) -> Answered:
+def answer(request: Request, embedder: CachedEmbedder) -> Answered:
     """Put a request to its catalog."""
     if request.tools == WHOLE:
         put = engine(embedder, request.without)

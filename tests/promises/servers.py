@@ -90,7 +90,7 @@ SERVERS = (
         "refused with an explanation, or dropped if it is a notification. What was compressed more than "
         "once is refused.",
         (
-            "front/test_shared.py::test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fill_its_bridge",
+            "front/test_shared_strangers.py::test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fill_its_bridge",
             "protocol/test_framing.py::test_an_endless_line_is_not_buffered",
             "downstream/test_answers.py::test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit",
             "downstream/test_calls.py::test_requests_that_a_server_does_not_read_are_bounded_in_bytes",
@@ -246,7 +246,7 @@ SERVERS = (
             FOLDER + "test_a_relative_command_counts_from_the_configuration",
             FOLDER + "test_a_relative_folder_on_the_path_counts_from_the_configuration",
             "proxy/test_lazy.py::test_what_a_server_listed_in_one_repository_is_not_remembered_in_another",
-            "front/test_shared.py::test_program_of_a_repository_that_the_host_has_opened_does_not_run",
+            "front/test_shared_strangers.py::test_program_of_a_repository_that_the_host_has_opened_does_not_run",
         ),
     ),
     Promise(
