@@ -44,6 +44,8 @@ HALVES = (
     "second held out",
     "third looked at",
     "third held out",
+    "fourth looked at",
+    "fourth held out",
 )
 
 SIZES = (6, 20, 60, 300, 1_035)
@@ -325,10 +327,12 @@ def _share(values: Sequence[float]) -> str:
 def failures(answered: Sequence[Answered], several: Sequence[SeveralNeeds]) -> Iterator[str]:
     """Yield a line for each request whose right tool is not among the first, or that is kept or refused."""
     for many in several:
-        if many.half == HALVES[0] and many.met(MANY) < 1:
+        if many.half.endswith("looked at") and many.met(MANY) < 1:
             yield f"{many.query!r} {', '.join(many.order)}"
     for one in answered:
         request = one.request
+        if not request.half.endswith("looked at"):
+            continue
         if bool(request.right) != one.fits or (request.right and (one.place or 99) > FIRST):
             fits = "fits" if one.fits else "nothing fits"
             found = f"{fits} ({one.evidence:.2f}), place {one.place}: {', '.join(one.shown)}"
