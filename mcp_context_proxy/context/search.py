@@ -93,8 +93,11 @@ class Found(Struct, frozen=True):
 
     @property
     def near_misses(self) -> tuple[Result, ...]:
-        """Closest items if no tool fits: tools, then documents if those do not fit either."""
-        if self.tools.results:
+        """Closest items if no tool fits: tools, then documents if those do not fit either.
+
+        None where one fits and only the budget has no room for it.
+        """
+        if self.tools.results or self.tools.fits:
             return ()
         documents = self.documents.near_misses if self.documents else ()
         return self.tools.near_misses + documents

@@ -118,10 +118,9 @@ class Selection(Struct, kw_only=True):
         """
         if self.options.max_tokens is None:
             return
-        left = self.left(self.options.max_tokens)
-        left += sum(item.tokens for item in self.items.values() if item.include_mode not in SESSION_MODES)
         others = [item for item in self.items.values() if item.include_mode not in SESSION_MODES]
-        others.sort(key=lambda item: ((item.type, item.name) in self.brought_by, -(item.score or 0.0)))
+        others.sort(key=lambda item: (self._steps((item.type, item.name)), -(item.score or 0.0)))
+        left = self.left(self.options.max_tokens) + sum(item.tokens for item in others)
         dropped: list[ContextItem] = []
         for item in others:
             key = (item.type, item.name)
@@ -132,6 +131,11 @@ class Selection(Struct, kw_only=True):
                 dropped.append(item)
                 del self.items[key]
         self.dropped = tuple(dropped)
+
+    def _steps(self, key: ItemKey) -> int:
+        """Return how many items lie between one and those that came by themselves."""
+        source = self.brought_by.get(key)
+        return 0 if source is None else 1 + self._steps(source)
 
     def left(self, budget: int) -> int:
         """Return how many tokens of a budget the items leave."""
@@ -476,7 +480,9 @@ class ContextExpander:
         # Without a threshold items come by links, and every link begins or ends at a document.
         by_links = expansion.threshold is None
         if expansion.depth and (snapshot.documents or not by_links):
-            near = self._expander.expand(sources, selection.query, snapshot, expansion, allowed)
+            meant = {*map(key_of, found), *session.added}
+            not_meant = set(map(key_of, standing)) - meant
+            near = self._expander.expand(sources, selection.query, snapshot, expansion, allowed, not_meant)
             companions += [_near(one) for one in near]
         if expansion.depth and by_links and snapshot.documents:
             by_hand = [item for item in standing if isinstance(item, Tool) and key_of(item) in session.added]

@@ -14,7 +14,16 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.context.records import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import Kind, Tool
-from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, reference, rule, tool
+from mcp_context_proxy.library import (
+    Catalog,
+    ContextEngine,
+    DomainOverrides,
+    Overrides,
+    Session,
+    reference,
+    rule,
+    tool,
+)
 from mcp_context_proxy.retrieval.links import mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
 
@@ -92,7 +101,7 @@ async def test_a_rule_that_only_forbids_brings_no_tool_for_what_it_forbids(forbi
     for begins in (forbids, "Always"):
         made = ContextEngine(Catalog([*TOOLS, rule("privacy", text.format(begins), include="always")]))
         with made:
-            found[begins] = brought(await made.build("what time is it in Rome"))
+            found[begins] = brought(await made.build("the privacy of our customers"))
 
     assert set(found["Always"]) == {"files__write_file"}
     assert found[forbids] == {}
@@ -103,6 +112,17 @@ async def test_a_rule_in_the_session_brings_its_tool_for_any_request(engine: Con
     engine.add(session, Kind.RULE, "auth")
 
     assert "web__fetch_website" in brought(await engine.build("the time in Lisbon", session))
+
+
+async def test_a_rule_of_every_session_brings_what_it_describes_only_where_it_applies() -> None:
+    describes = rule("outages", INCIDENT.text, include="always")
+    names = rule("auth", AUTH.text, include="always")
+    with ContextEngine(Catalog([*TOOLS, describes, names])) as engine:
+        elsewhere = brought(await engine.build("the time in Lisbon"))
+        outage = await engine.build("what do we do in an outage of the shop")
+
+    assert elsewhere == {"web__fetch_website": "named in auth"}
+    assert "chat__post_message" in {one.name for one in outage.items}
 
 
 async def test_of_tools_with_the_named_name_only_one_is_brought() -> None:
@@ -218,6 +238,21 @@ async def test_without_room_for_an_item_those_that_it_brings_stay_away() -> None
         context = await engine.build("read the contents of a file from disk")
 
     assert "files__write_file" not in {one.name for one in context.items}
+
+
+async def test_what_comes_in_two_steps_stays_away_without_the_step_between() -> None:
+    planets = "Draw a picture of the planets"
+    far = tool("far", planets, server="files")
+    both = f"Read the contents of a file from disk. {planets}" + ", and of their moons" * 20
+    long = tool("between", both, server="files")
+    config = {"expansion_threshold": 0.1, "expansion_depth": 2, "expansion_top_n": 1, "max_tokens": 130}
+    with ContextEngine(Catalog([READ, long, far]), Config.of({"context": config})) as engine:
+        context = await engine.build("read_file", None, Overrides(tools=DomainOverrides(top_n=1)))
+    names = {one.name for one in context.items}
+
+    assert {one.name for one in context.dropped} >= {"files__between"}
+    assert "files__read_file" in names
+    assert "files__far" not in names
 
 
 async def test_a_budget_is_filled_with_more_that_fits_and_never_exceeded(engine: ContextEngine) -> None:
