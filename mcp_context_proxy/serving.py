@@ -7,7 +7,6 @@ so the rest is imported when it is needed.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
@@ -16,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mcp_context_proxy.errors import ContextProxyError, ServeError, innermost
+from mcp_context_proxy.errors import ContextProxyError, innermost
 from mcp_context_proxy.protocol.strangers import LogFormatter, clean
 
 if TYPE_CHECKING:
@@ -137,14 +136,7 @@ def serve(
     try:
         anyio.run(app.serve, config, front, load_again)
     except BaseExceptionGroup as group:
-        error = innermost(group)
-        if isinstance(error, OSError):
-            address = f"{config.http.host}:{config.http.port}"
-            why = f"{error.strerror or error}"
-            if error.errno == errno.EADDRINUSE:
-                why += "; end what listens there, or take another port with --port or http.port"
-            raise ServeError(f"cannot listen on {address}: {why}") from None
-        raise error from None
+        raise innermost(group) from None
 
 
 def ended_by(error: BaseException, redact: Callable[[str], str] | None) -> int:
