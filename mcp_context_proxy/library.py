@@ -64,6 +64,7 @@ from mcp_context_proxy.store import IN_MEMORY, Interaction, open_store
 
 __all__ = [
     "Catalog",
+    "Config",
     "ContextEngine",
     "ContextItem",
     "DomainOverrides",

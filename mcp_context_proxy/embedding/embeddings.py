@@ -545,8 +545,17 @@ class Embeddings:
         return vector
 
     def embed_many(self, texts: Sequence[str]) -> Matrix:
-        """Return the vectors of texts, one a row, of shape ``(len(texts), dimension)``."""
-        return self._model.run(lambda model: model.embed(list(texts)))
+        """Return the vectors of texts, one a row, of shape ``(len(texts), dimension)``.
+
+        Raises:
+            TypeError: ``texts`` is one text, or one of them is none.
+        """
+        if isinstance(texts, str):
+            raise TypeError("texts is one text; embed_many takes a list of them, and embed takes one")
+        given = list(texts)
+        if (other := next((one for one in given if not isinstance(one, str)), None)) is not None:
+            raise TypeError(f"a text is {type(other).__name__}; only strings can be embedded")
+        return self._model.run(lambda model: model.embed(given))
 
     def embed_query(self, query: str) -> Vector:
         """Return the vector of a query; some models read queries otherwise than texts."""
