@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +29,11 @@ each processor, and interrupts a process that it can give none; searches take as
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 SERVING_LEVEL: Final = "warning"
+
+UNAVAILABLE: Final = -32_000
+"""Code of the error that a host gets from a proxy that does not start."""
+FIRST_REQUEST_SECONDS: Final = 3.0
+"""Time for a host to send its first request. Hosts send it at once."""
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -50,10 +57,11 @@ def main(file: str | None, log_level: str, listen_on: str | None) -> int:
 
     redact: Callable[[str], str] | None = None
     try:
-        message = begin_if_new(path)
-        if message is not None:
-            print(message, file=sys.stderr)  # noqa: T201 - stderr is for people
-        config = load(path)
+        with telling_the_host(over_stdio=listen_on is None):
+            message = begin_if_new(path)
+            if message is not None:
+                print(message, file=sys.stderr)  # noqa: T201 - stderr is for people
+            config = load(path)
         redact = Redactor(all_secrets_of(config))
         serve(config, listen_on=listen_on)
     except ENDINGS as error:
@@ -81,6 +89,37 @@ def prepare(log_level: str, *, serving: bool) -> None:
         # The libraries' own messages explain nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
             logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def telling_the_host(*, over_stdio: bool) -> Iterator[None]:
+    """Answer the first request of a host with the fault that keeps a proxy from serving it.
+
+    Most hosts show nothing but "disconnected" where a program ends without an answer.
+    """
+    try:
+        yield
+    except Exception as error:
+        # A person at a terminal reads stderr.
+        if over_stdio and sys.stdin is not None and not sys.stdin.isatty():
+            asking = threading.Thread(target=_answer_first_request, args=(clean(str(error)),), daemon=True)
+            asking.start()
+            asking.join(FIRST_REQUEST_SECONDS)
+        raise
+
+
+def _answer_first_request(fault: str) -> None:
+    from mcp_context_proxy.protocol import envelope
+
+    # A descriptor, and no buffer: at its end the interpreter would wait for the lock of a reader.
+    data = b""
+    while b"\n" not in data and (more := os.read(0, envelope.TAKEN_APART_BYTES)):
+        data += more
+    with suppress(ValueError, OSError):
+        request = envelope.decode_from_client(data.partition(b"\n")[0])
+        if isinstance(request.method, str) and isinstance(request.id, int | str):
+            text = " ".join(f"the proxy does not start: {fault}".split())
+            os.write(1, envelope.error_reply(request.id, UNAVAILABLE, text) + b"\n")
 
 
 def begin_if_new(path: Path | None) -> str | None:

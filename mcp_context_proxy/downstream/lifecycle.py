@@ -422,6 +422,9 @@ class ServerLifecycle:
                 f"{state} {self._backoff.failures} times in a row, tried again every "
                 f"{self._limits.breaker_seconds:g} s"
             )
+        elif self.state is ServerState.STARTING and self.cause:
+            # The cause is that of the attempt before.
+            state = f"{'starting' if self.downloading is None else state} again; before"
         last_output = self.stderr[-QUOTED_LINES:] or self.output.strays
         return ServerUnavailableError(self.name, state, self.cause, last_output)
 

@@ -101,6 +101,30 @@ class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
     context_id: str | None = None
 
 
+OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "name": ("tool", "tool_name", "toolName"),
+    "arguments": ("args", "params", "parameters", "input", "tool_args", "tool_arguments", "tool_input"),
+}
+"""Words that models use for the arguments of a call tool, which are those of other proxies and of APIs."""
+
+
+def in_our_words(raw: Raw) -> Raw | None:
+    """Return the arguments of a call tool under the names that they have here; None if none of them changes.
+
+    A word stays as it is beside the name that it stands for, and so do two for the same.
+    """
+    try:
+        given = dict(envelope.members(raw))
+    except msgspec.DecodeError:
+        return None
+    renamed = dict(given)
+    for name, others in OTHER_WORDS.items():
+        there = [other for other in others if other in given]
+        if name not in given and len(there) == 1:
+            renamed[name] = renamed.pop(there[0])
+    return None if renamed == given else envelope.raw(renamed)
+
+
 class ContextArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `set_context`."""
 

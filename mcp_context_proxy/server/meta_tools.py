@@ -58,6 +58,7 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
+    in_our_words,
     no_servers,
     server_line,
 )
@@ -482,6 +483,8 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
         decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
         return decoder.decode(raw)
     except msgspec.DecodeError as error:
+        if kind is CallArguments and (ours := in_our_words(raw)) is not None:
+            return _decoded(ours, kind)
         said = in_words(error, kind, "the arguments")
         if kind is CallArguments and " is not known; " in said:
             said += f"{'' if said.endswith('?') else '.'} What the tool itself is given goes into arguments"

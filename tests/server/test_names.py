@@ -399,6 +399,38 @@ async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Wor
     assert "server 'a_' is not available" in text(answer)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tool": "github__create_issue", "args": {"title": "x"}},
+        {"tool_name": "github__create_issue", "parameters": {"title": "x"}},
+        {"name": "github__create_issue", "input": {"title": "x"}, "goal": "a note"},
+        {"toolName": "github__create_issue", "arguments": '{"title": "x"}'},
+    ],
+)
+async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
+    workshop: Workshop, said: dict[str, Any]
+) -> None:
+    server = workshop.server("github", **HONEST)
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", said)
+
+    assert not answer.get("isError")
+    (sent,) = server.ledger.messages("tools/call")
+    assert sent["params"]["arguments"] == {"title": "x"}
+
+
+async def test_two_words_for_the_same_argument_of_a_call_tool_are_refused(workshop: Workshop) -> None:
+    server = workshop.server("github", **HONEST)
+    said = {"name": "github__create_issue", "args": {"title": "x"}, "params": {"title": "y"}}
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", said)
+
+    assert answer["isError"]
+    assert "is not known" in text(answer)
+    assert calls(server) == []
+
+
 @pytest.mark.parametrize("through", ["call_tool", "call_read_only_tool"])
 async def test_arguments_beside_those_of_a_call_tool_are_answered_with_their_place(
     workshop: Workshop, through: str
