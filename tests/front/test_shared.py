@@ -25,7 +25,7 @@ from support.ledger import until
 from support.nobody import NOBODY, as_nobody, needs_another_user
 from support.raw_client import PATIENCE, RawClient, RpcError
 from support.servers import Server, Workshop, tool
-from support.wires import StdioWire, stdio
+from support.wires import StdioWire, full_pipe, stdio
 
 import mcp_context_proxy
 from mcp_context_proxy.bridge.asking import ask, running
@@ -384,6 +384,27 @@ def test_log_of_each_host_has_the_mistakes_in_the_configuration(machine: Machine
         assert json.loads(done.stdout)["id"] == 1
         assert b"WARNING: server work: off: comand: unknown key; did you mean command?" in done.stderr
         assert b"servers.work.env.A: must be text in quotes, not a whole number" in done.stderr
+
+
+@pytest.mark.parametrize("stderr", ["closed", "without a reader", "full"])
+def test_session_whose_host_takes_no_messages_for_people_is_served(machine: Machine, stderr: str) -> None:
+    machine.config.write_text("[servers.work]\ncomand = 'x'\n", encoding="utf-8")
+    with full_pipe() as (_, full):
+        reading, unread = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            real_command("--config", machine.config, "serve", shared=True),
+            input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
+            stdout=subprocess.PIPE,
+            stderr=full if stderr == "full" else unread,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+            preexec_fn=partial(os.close, 2) if stderr == "closed" else None,
+            timeout=PATIENCE,
+            check=False,
+        )
+        os.close(unread)
+
+    assert json.loads(done.stdout)["id"] == 1
 
 
 def planted(folder: Path, how: str) -> None:
