@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from mcp_context_proxy.bridge.session import unread
 from mcp_context_proxy.errors import ContextProxyError, innermost
 from mcp_context_proxy.protocol.strangers import LogFormatter, clean
 
@@ -40,6 +41,9 @@ EXIT_INTERRUPTED: Final = 130
 """As a shell reports a program that Ctrl-C ended."""
 EXIT_BROKEN_PIPE: Final = 141
 """As a shell reports a program whose reader has gone, such as ``| head``."""
+
+LOG_SECONDS: Final = 0.05
+"""Time for which a message waits for a reader of stderr that is only busy."""
 
 ENDINGS: Final = (ContextProxyError, KeyboardInterrupt, BrokenPipeError)
 """Errors that end a program in order; all others are bugs."""
@@ -77,7 +81,9 @@ def prepare(log_level: str, *, serving: bool) -> None:
     close_to_others()
     if serving:
         ignore_sighup()
-    handler = logging.StreamHandler(sys.stderr)
+    # Other commands have a person before them, who reads.
+    unread = serving and sys.platform != "win32"
+    handler: logging.Handler = HostLog() if unread else logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     # A failed login is reported as a sentence; the SDK logs a traceback, too.
@@ -120,6 +126,40 @@ def _answer_first_request(fault: str) -> None:
         if isinstance(request.method, str) and isinstance(request.id, int | str):
             text = " ".join(f"the proxy does not start: {fault}".split())
             os.write(1, envelope.error_reply(request.id, UNAVAILABLE, text) + b"\n")
+
+
+class HostLog(logging.Handler):
+    """Writes to stderr while somebody reads it; whoever started the proxy may not, and a full pipe blocks.
+
+    Messages without room are counted, and their number is told when there is room again.
+    """
+
+    def __init__(self) -> None:
+        """Write to the stderr of each moment."""
+        super().__init__()
+        self._rest = b""
+        """The end of a message that has begun."""
+        self._missing = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message, or count it."""
+        message = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        try:
+            descriptor = sys.stderr.fileno()
+            patience = 0 if self._rest or self._missing else LOG_SECONDS
+            self._rest = unread(descriptor, self._rest, patience)
+            if self._rest:
+                self._missing += 1
+                return
+            if self._missing:
+                message = b"mcp-context-proxy: %d messages that nobody read are missing here\n%b" % (
+                    self._missing,
+                    message,
+                )
+            left = unread(descriptor, message, patience)
+            self._missing, self._rest = (self._missing + 1, b"") if left == message else (0, left)
+        except (OSError, ValueError, AttributeError):
+            return  # it is closed, and `mcp-context-proxy logs` has the message
 
 
 def begin_if_new(path: Path | None) -> str | None:

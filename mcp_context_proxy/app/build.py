@@ -150,7 +150,7 @@ def build(config: Config, store: Store) -> Proxy:
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
     forwarder = Forwarder(pending_input)
     forwarder.audit = audit
-    redact = Redactor(all_secrets_of(config))
+    redact = contexts.redact = Redactor(all_secrets_of(config))
     skills = Skills(catalog=catalog, library=library, fleet=fleet, forwarder=forwarder)
     resources = Resources(
         catalog=catalog,

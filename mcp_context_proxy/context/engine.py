@@ -125,8 +125,7 @@ class Recollector:
 
     def _telling(self, found: tuple[Recollection, ...], query: str) -> Iterator[Recollection]:
         """Yield those that tell more than the query itself, such as when it was searched for before."""
-        asked = _words(query)
-        return (one for one in found if _words(one.interaction.content) != asked)
+        return (one for one in found if _words(one.interaction.content) != _words(query))
 
 
 def _words(text: str) -> str:
@@ -220,11 +219,12 @@ class ContextEngine:
         """Presets that sessions may begin with."""
         self.recollector: Recollector | None = None
         """Adds remembered interactions to contexts; None if nothing is remembered."""
+        self.redact: Callable[[str], str] = str
+        """Removes secrets from a query: it is kept, and models and endpoints may read it."""
         self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
-        self.sessions, self.records = sessions, records
+        self.sessions, self.records, self._ab_share = sessions, records, ab_share
         self.count_tokens = costs.of_text
         """Returns the estimated tokens of a text. Blocks."""
-        self._ab_share = ab_share
         self.configure(options, reading)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
@@ -293,7 +293,7 @@ class ContextEngine:
         Raises:
             UnknownFilterError: a server, category or tag in the scope does not exist.
         """
-        query = clean(query[: context_session.QUERY_CHARACTERS])
+        query = self.redact(clean(query[: context_session.QUERY_CHARACTERS]))
         begun_with = ACTING.get().all_presets
         levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
         if begun_with:

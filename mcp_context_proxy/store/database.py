@@ -283,6 +283,8 @@ class FailureLog:
         self._lock = threading.Lock()
         self._warned_at: float | None = None
         self._lasting: StoreError | None = None
+        self.ended = False
+        """True once the store is being closed: what still asks it was told to end, and is not missed."""
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
@@ -300,7 +302,8 @@ class FailureLog:
             lately = self._warned_at is not None and now - self._warned_at < WARN_AGAIN_SECONDS
             if not lately:
                 self._warned_at = now
-        logger.log(logging.DEBUG if lately else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
+        quiet = lately or self.ended
+        logger.log(logging.DEBUG if quiet else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
 
     def recovered(self) -> None:
         """Log that something was written, if the last attempt had failed."""
@@ -392,6 +395,7 @@ class SqliteDatabase(Database):
             self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
+        self._failures.ended = True
         self._reading.close()
         self._writing.close()
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from support.commands import real_command
 from support.ledger import until
 from support.machine import Machine
-from support.raw_client import RawClient
+from support.raw_client import PATIENCE, RawClient
 from support.servers import Server, Workshop, tool
-from support.wires import stdio
+from support.wires import full_pipe, stdio
 
 from mcp_context_proxy.bridge.meeting import Meeting, meeting
 
@@ -144,6 +145,27 @@ def test_log_of_each_host_has_the_mistakes_in_the_configuration(machine: Machine
         assert json.loads(done.stdout)["id"] == 1
         assert b"WARNING: server work: off: comand: unknown key; did you mean command?" in done.stderr
         assert b"servers.work.env.A: must be text in quotes, not a whole number" in done.stderr
+
+
+@pytest.mark.parametrize("stderr", ["closed", "without a reader", "full"])
+def test_session_whose_host_takes_no_messages_for_people_is_served(machine: Machine, stderr: str) -> None:
+    machine.config.write_text("[servers.work]\ncomand = 'x'\n", encoding="utf-8")
+    with full_pipe() as (_, full):
+        reading, unread = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            real_command("--config", machine.config, "serve", shared=True),
+            input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
+            stdout=subprocess.PIPE,
+            stderr=full if stderr == "full" else unread,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
+            preexec_fn=partial(os.close, 2) if stderr == "closed" else None,
+            timeout=PATIENCE,
+            check=False,
+        )
+        os.close(unread)
+
+    assert json.loads(done.stdout)["id"] == 1
 
 
 def place(machine: Machine, text: str, **environ: str) -> Meeting:

@@ -196,14 +196,15 @@ SERVERS = (
     ),
     Promise(
         "Secrets from the configuration and from logins never appear in logs, errors, failed "
-        "results, questions to a person or a model, or a server's last output, neither as they are "
-        "nor in escapes, percent-encoding, base64 or hexadecimal digits. What commands and the page "
+        "results, questions to a person or a model, stored queries, or a server's last output, neither as "
+        "they are nor in escapes, percent-encoding, base64 or hexadecimal digits. What commands and the page "
         "show about servers is redacted, too, even a name that a server took from its secret.",
         (
             "cli/test_install.py::test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private",
             "cli/test_strangers.py::test_no_command_prints_a_secret_that_a_server_uses_as_a_name",
             "cli/test_strangers.py::"
             "test_check_prints_little_of_what_a_package_runner_says_and_no_secret_of_it",
+            "server/test_guard.py::test_a_secret_in_a_query_or_a_goal_is_not_kept",
             STRANGERS + "test_a_secret_that_a_message_of_ours_quotes_is_removed_and_never_cut",
             STRANGERS + "test_a_question_holds_no_secret_of_its_server",
             MODES,
@@ -275,8 +276,11 @@ SERVERS = (
     ),
     Promise(
         "A host that stops reading does not fill the memory of the proxy, and is disconnected after 30 "
-        "seconds.",
+        "seconds. One that never reads the messages on stderr, or has closed it, is served all the same.",
         (
+            "front/test_stdio_streams.py::"
+            "test_a_host_that_reads_no_messages_for_people_is_served_and_later_told_how_many_are_missing",
+            "front/test_shared.py::test_session_whose_host_takes_no_messages_for_people_is_served",
             STOPPING + "test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind",
             "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_meanwhile",
             "downstream/test_backpressure.py::test_a_paused_pipe_is_read_again_after_backpressure_ends",
