@@ -553,8 +553,9 @@ class Embeddings:
         if isinstance(texts, str):
             raise TypeError("texts is one text; embed_many takes a list of them, and embed takes one")
         given = list(texts)
-        if (other := next((one for one in given if not isinstance(one, str)), None)) is not None:
-            raise TypeError(f"a text is {type(other).__name__}; only strings can be embedded")
+        for one in list[object](given):
+            if not isinstance(one, str):
+                raise TypeError(f"a text is {type(one).__name__}; only strings can be embedded")
         return self._model.run(lambda model: model.embed(given))
 
     def embed_query(self, query: str) -> Vector:

@@ -426,11 +426,10 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 wanted.name, sent, caller
             )
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
-                goal = wanted.goal and self.redact(wanted.goal)
-                return await self.calls.call_tool(tool, sent, caller, goal=goal, through=through)
+                said = wanted.goal and self.redact(wanted.goal)
+                return await self.calls.call_tool(tool, sent, caller, goal=said, through=through)
             self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
-            counts = f"counts as {tool.tool_class}: {tool.class_reason}"
-            result = _not_read_only(caller.name_of(tool), counts)
+            result = _not_read_only(caller.name_of(tool), f"counts as {tool.tool_class}: {tool.class_reason}")
         except UnknownItemError as error:
             result = unknown(error)
         except (DownstreamError, RequestError) as error:
