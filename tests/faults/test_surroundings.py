@@ -24,7 +24,7 @@ from support.raw_client import PATIENCE, RawClient
 from support.servers import Workshop
 from support.wires import http, stdio
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
 
 NAMESPACES = (
     sys.platform == "linux"
