@@ -14,11 +14,12 @@ that could are left out.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from unittest.mock import patch
 
 import numpy as np
 from catalogs import LISTS, lists_in, published
-from msgspec.structs import replace
+from msgspec.structs import replace as with_
 from nothing_fits import catalog_of, pairs
 
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
@@ -60,6 +61,36 @@ SEVERAL_NEEDS = Path(__file__).with_name("several_needs.jsonl")
 
 MANY = 8
 """Places among which the tools for all needs of a request are looked for."""
+
+
+STORIES = (
+    "We've been at this since Monday and my boss is getting impatient. {q}",
+    "I'm in a train with bad wifi, so only short answers. {q}",
+    "hey, hope you had a nice weekend. {q}",
+    "My colleague usually does this but she is on holiday, so {q}",
+    "Ok so here is the thing. The client called twice today and he was not amused. {q}",
+    "Sorry if I asked this before, my memory is terrible these days. {q}",
+    "There was a long discussion in the meeting this morning and nobody agreed on anything. In the "
+    "end it was decided that I take care of it. {q}",
+    "I tried it by hand and gave up after half an hour because everything looks different since the "
+    "update. {q}",
+    "{q} I'd do it myself but I don't have the time today.",
+    "You did a great job with the last one, the team was really happy. {q}",
+    "our intern set all this up last summer and left no notes whatsoever, which is why I'm lost. {q}",
+    "it's almost six and I want to go home, {q}",
+    "The release is on Thursday and half of the people are ill. {q}",
+    "I just came back from vacation and there are three hundred mails waiting for me. {q}",
+    "{q} Thanks, you're saving my day, the auditors arrive tomorrow.",
+    "ok thanks, that worked. Next thing on my list, which somebody should have done a year ago: {q}",
+    "Jan from accounting keeps bugging me about it, and I promised him it would be done by noon. {q}",
+    "not urgent, I'm only curious because of what you said earlier. {q}",
+)
+"""What people say around a request. The first twelve were looked at."""
+
+STORIES_LOOKED_AT = 12
+
+OWN_FORM = frozenset({"small model", "command", "hurried", "shell", "language", "followup", "nothing"})
+"""Callers who tell no stories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +158,16 @@ def main() -> None:
         embedder = CachedEmbedder(LazyModel(), store.vectors)
         answered = [answer(one, embedder) for one in chosen]
         several = [one for one in several_needs(embedder) if one.half in halves]
+        told = [
+            (looked_at, answer(story, embedder), answer(plain, embedder))
+            for story, plain, looked_at in stories()
+            if plain.half in halves
+        ]
         with patch.object(queries, "needs_of", undivided):
             whole = [one for one in several_needs(embedder) if one.half in halves]
     if arguments.failures:
         sys.stdout.write("".join(f"{line}\n" for line in failures(answered, several)))
-    text = "\n".join([*page(answered), *page_of_several(several, whole)]) + "\n"
+    text = "\n".join([*page(answered), *page_of_stories(told), *page_of_several(several, whole)]) + "\n"
     if arguments.output is None:
         sys.stdout.write(text)
     else:
@@ -177,7 +213,7 @@ def catalog(request: Request) -> Snapshot:
         if target is not None and source is target[0] and target[1] not in own:
             own[0] = target[1]
         if own:
-            chosen.append(replace(source, items=tuple(own)))
+            chosen.append(with_(source, items=tuple(own)))
         left -= len(own)
     return catalog_of(tuple(chosen))
 
@@ -194,11 +230,22 @@ def answer(request: Request, embedder: CachedEmbedder) -> Answered:
         put = engine(embedder, request.without)
     else:
         put = Engine(embedder, embedder, calibration=packaged_background())
-    ranking = put.search(request.query, catalog(request), TOOLS, replace(FITTING, depth=SHOWN))
+    ranking = put.search(request.query, catalog(request), TOOLS, with_(FITTING, depth=SHOWN))
     order = [*(ranking.results or ranking.near_misses), *ranking.others]
     place = next((at for at, one in enumerate(order, 1) if request.is_served_by(one.item)), None)
     shown = tuple(f"{one.item.server}/{one.item.name}" for one in order if isinstance(one.item, Tool))
     return Answered(request, ranking.fits, place, shown, ranking.evidence or 0.0)
+
+
+def stories() -> Iterator[tuple[Request, Request, bool]]:
+    """Yield requests to all lists in a story and without it, and whether the story was looked at."""
+    for one in requests():
+        if one.tools == WHOLE and one.right and one.persona not in OWN_FORM:
+            at = int(hashlib.sha256(one.query.encode()).hexdigest(), 16) % len(STORIES)
+            story, query = STORIES[at], one.query
+            if story.endswith((", {q}", ": {q}", "so {q}")) and not query[:2].isupper():
+                query = query[0].lower() + query[1:]
+            yield replace(one, query=story.replace("{q}", query)), one, at < STORIES_LOOKED_AT
 
 
 def undivided(query: str) -> list[tuple[int, int]]:
@@ -219,7 +266,7 @@ def several_needs(embedder: Embedder) -> Iterator[SeveralNeeds]:
             engine_of = Engine(embedder, embedder, calibration=packaged_background())
             put[servers] = engine_of, catalog_of((*recorded, *others.sources))
         searched, catalog = put[servers]
-        ranking = searched.search(one["query"], catalog, TOOLS, replace(FITTING, depth=MANY))
+        ranking = searched.search(one["query"], catalog, TOOLS, with_(FITTING, depth=MANY))
         order = [*(ranking.results or ranking.near_misses), *ranking.others]
         yield SeveralNeeds(
             one["half"],
@@ -264,6 +311,36 @@ def page(answered: Sequence[Answered]) -> list[str]:
         "Each request is put to a catalog of each size: parts of servers drawn at random, with one tool that",
         "can serve it, and all lists together. For a quarter of the requests nothing there can; servers that",
         "could are left out. A request for which nothing is said to fit counts as not found.",
+        "",
+        *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
+    ]
+
+
+def page_of_stories(told: Sequence[tuple[bool, Answered, Answered]]) -> list[str]:
+    """Return the section on requests in a story."""
+    head = (
+        "stories",
+        "number",
+        f"among {FIRST}",
+        f"among {SHOWN}",
+        "fit",
+        f"without it: among {FIRST}",
+        "fit",
+    )
+    rows = []
+    for looked_at in (True, False):
+        here = [(story, plain) for looked, story, plain in told if looked is looked_at]
+        if here:
+            in_story, alone = _row("", [one for one, _ in here]), _row("", [one for _, one in here])
+            name = "looked at" if looked_at else "held out"
+            rows.append([name, *in_story[1:5], alone[2], alone[4]])
+    return [
+        "",
+        "## Stories",
+        "",
+        f"People tell what happened before they ask, as hooks pass it on. {len(STORIES)} such stories are put",
+        "around the requests above, each with the story that its hash tells, and put to all lists together.",
+        "Of six of the stories no answer was looked at.",
         "",
         *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
     ]

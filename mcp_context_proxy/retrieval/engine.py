@@ -144,10 +144,18 @@ class Engine:
         if snapshot.hidden:
             filters = replace(filters, without=filters.without | snapshot.hidden)
         index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
+        allowed = index.allowed(filters)
         understood, words = self._read_query(query, index, snapshot)
-        vectors, note = None, None
+        written, vectors, note = understood.written, None, None
         if options.method != "lexical":
             vectors, note = self._query_vectors(understood, index, history)
+        for core in understood.cores if vectors is not None else ():
+            read_core, of_core = self._read_query(core, index, snapshot)
+            others, note = self._query_vectors(read_core, index, history)
+            if others is None or vectors is None:
+                break
+            if _nearness(others[0], index, allowed) > _nearness(vectors[0], index, allowed):
+                understood, words, vectors = read_core, of_core, others
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
         if self._learned is not None and vectors is not None and with_learned:
@@ -167,7 +175,6 @@ class Engine:
             supports=supports,
             novel=novel,
         )
-        allowed = index.allowed(filters)
         found = _rank(prepared, allowed, self._calibration, options)
         considered = int(allowed.sum())
         indexed = None
@@ -194,7 +201,7 @@ class Engine:
             seconds=time.perf_counter() - started,
             suspected=index.suspected,
             indexed=indexed,
-            read_as=understood.read_as,
+            read_as=understood.read_as or (None if understood.written == written else understood.written),
         )
 
     def index(
@@ -364,6 +371,15 @@ def query_vectors(
         weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
         rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])
     return rows
+
+
+def _nearness(vector: NDArray[np.float32], index: Index, allowed: NDArray[np.bool_]) -> float:
+    """Return the highest cosine of a text with any item that may be found."""
+    dense = index.dense
+    if dense is None or not allowed.any():
+        return 0.0
+    words = np.where(allowed, np.float32(0), np.float32(-np.inf))
+    return float(dense.of(dense.candidates(vector[None], words, ())).cosines(vector[None]).max(initial=0))
 
 
 def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:

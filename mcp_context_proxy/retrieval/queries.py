@@ -41,13 +41,15 @@ from mcp_context_proxy.retrieval.needs import (
     LEAST_TELLING,
     Span,
     asks,
+    cores,
+    denied,
     needs_of,
     quotations,
     within,
+    without_opener,
 )
 from mcp_context_proxy.retrieval.purposes import (
     Purpose,
-    denied,
     done_to_things,
     idiom_of,
     purpose_of,
@@ -147,7 +149,7 @@ class ReadQuery(Struct, frozen=True):
     """A query as it is searched for."""
 
     written: str
-    """The query as it was written, up to `QUERY_LIMIT`."""
+    """The query as it was written, up to `QUERY_LIMIT`, without a word such as "ok," before it."""
     texts: tuple[str, ...]
     """The texts that are embedded, each once: all of it as it was understood, then its needs as chunks. Empty
     for an empty query."""
@@ -179,6 +181,8 @@ class ReadQuery(Struct, frozen=True):
     """The general purpose of a single need; None for most."""
     purposes: tuple[Purpose | None, ...]
     """The same for each text but the first, of a query of several needs."""
+    cores: tuple[str, ...]
+    """What it may mean if some of it is only told (`needs.cores`)."""
 
     @property
     def read_as(self) -> str | None:
@@ -202,7 +206,7 @@ def read_query(
         stands_for: Configured words, in lower case, with the words that they stand for.
         translates: Read words of other languages as the English ones, for a model that knows only these.
     """
-    written = encodable(query[:QUERY_LIMIT]).strip()
+    written = without_opener(encodable(query[:QUERY_LIMIT]).strip())
     asked, added, weights = dict[str, str](), dict[str, str](), dict[str, float]()
 
     def count(text: str, weight: float, among: dict[str, str]) -> None:
@@ -336,6 +340,7 @@ def read_query(
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
+        cores=tuple(cores(written)),
     )
 
 
@@ -360,7 +365,9 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
         for match in _CARRIED.finditer(need):
             if telling is None:
                 telling, first = telling_places(need), _first_word(need)
-            may_carry = match.group().startswith(":") or first in _CARRYING
+            may_carry = first in _CARRYING
+            if match.group().startswith(":"):
+                may_carry = may_carry or not asks(need[match.end() :])
             least = 1 if first in _NOTING else LEAST_TELLING
             if may_carry and bisect_left(telling, match.start()) >= least:
                 spans.append((start + match.end(), end))

@@ -562,6 +562,8 @@ def test_who_changed_something_is_in_its_history() -> None:
         ("I don't want to close the ticket, only move it to the next sprint", "close"),
         ("show me the chart, nothing should be uninstalled", "uninstalled"),
         ("read the cells but do not edit them", "edit"),
+        ("delete nothing, just list the branches", "delete"),
+        ("show me the open requests but merge none of them", "merge"),
     ],
 )
 def test_what_is_not_to_be_done_counts_little(request_: str, unwanted: str) -> None:
@@ -575,6 +577,7 @@ def test_what_is_not_to_be_done_counts_little(request_: str, unwanted: str) -> N
         "never delete my notes without asking",
         "list the issues that are not assigned",
         "the button does not delete the note",
+        "assigned to nothing so far",
         "don't forget to send the mail to Anna",
     ],
 )
@@ -610,3 +613,67 @@ def test_what_is_written_down_nowhere_is_for_notes() -> None:
 @pytest.mark.parametrize("request_", ["show me the commit history", "get the git log of main"])
 def test_a_history_that_is_named_is_one(request_: str) -> None:
     assert read(request_).purpose is HISTORY
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ("ok good, and now list the pods", "list the pods"),
+        ("hi there, what is in the stash", "what is in the stash"),
+        ("no, the other one", "the other one"),
+        ("wait for the page to load", "wait for the page to load"),
+        ("no changes please, list the pods", "no changes please, list the pods"),
+        ("ok", "ok"),
+    ],
+)
+def test_words_that_only_go_on_with_a_conversation_are_left_out(request_: str, said: str) -> None:
+    assert read(request_).texts[0] == said
+    assert read(request_).read_as is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "core"),
+    [
+        (
+            "We are at this since Monday and my boss is angry. Who made the last commit?",
+            "Who made the last commit?",
+        ),
+        ("it was a long day and everybody is tired, so list the pods of staging", "list the pods of staging"),
+        ("read what Dr. Paulsen commented. I have no time for it today", "read what Dr. Paulsen commented."),
+    ],
+)
+def test_a_story_around_a_request_may_be_left_out(request_: str, core: str) -> None:
+    assert core in read(request_).cores
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "my notes on the onboarding are in notion somewhere",
+        "I'm planning a trip to Oslo. Find a hotel",
+        "I need the text of the page",
+        "list the pods and show the logs of the first one",
+        "I met Anna. Add her as a customer and tell the team",
+    ],
+)
+def test_a_request_that_is_no_story_or_has_several_needs_is_read_as_a_whole(request_: str) -> None:
+    assert read(request_).cores == ()
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        "There was a long discussion in the meeting and nobody agreed on anything. {}",
+        "The client called twice today and he was not amused. {}",
+        "{} I have been waiting for that the whole day.",
+    ],
+)
+def test_a_story_around_a_request_hides_no_tool(story: str, real: Callable[[str], list[str]]) -> None:
+    request_ = "which pull requests are still open?"
+
+    assert real(story.format(request_))[0] == real(request_)[0] == "list_pull_requests"
+
+
+def test_a_question_after_a_colon_is_what_is_asked() -> None:
+    assert weight("just look at it: which branches are merged", "branches") == 1
+    assert weight("comment on issue 12: which branches are merged", "branches") == CARRIED_SHARE
