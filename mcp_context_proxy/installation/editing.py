@@ -12,7 +12,7 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time
 from functools import partial
@@ -27,6 +27,7 @@ from mcp_context_proxy.system.later import yaml
 Form: TypeAlias = Literal["json", "toml", "yaml"]
 Place: TypeAlias = tuple[str, ...]
 """Keys that lead to the servers: ``("mcp", "servers")``."""
+Change: TypeAlias = Callable[[str, Place, Collection[str], Mapping[str, Any]], str]
 
 _BOM: Final = "\ufeff"
 _DECODER: Final = json.JSONDecoder(strict=False)
@@ -107,11 +108,15 @@ def edited(
     if not body.strip() and form == "json":
         body = "{}\n"
     wanted = _expected(_parsed(form, body), place, remove, insert, listed=listed)
-    change = {"json": _edit_json, "toml": _edit_toml, "yaml": partial(_edit_yaml, listed=listed)}[form]
+    changes: Mapping[Form, Change] = {
+        "json": _edit_json,
+        "toml": _edit_toml,
+        "yaml": partial(_edit_yaml, listed=listed),
+    }
     got, result = None, None
     # A form that was not thought of is refused, whatever it does to the edit.
     with suppress(ValueError, IndexError):
-        result = change(body, place, remove, insert)
+        result = changes[form](body, place, remove, insert)
     with suppress(EditError):
         got = None if result is None else _parsed(form, result)
     if result is None or (got != wanted and (form != "toml" or got != _without_empty(wanted, place))):
