@@ -499,7 +499,8 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
         names = ", ".join(client.name for client in clients)
         differing = f"; {', '.join(others[:VARIABLES_NAMED])} have other values" if others else ""
         if not absent:
-            yield Verdict(Level.OK, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
+            if differing:
+                yield Verdict(Level.OK, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
             continue
         said = " ".join(line for client in clients for line in client.stderr)
         ranked = sorted(absent, key=lambda name: name not in said)
@@ -532,10 +533,9 @@ def remedy_for(
         case Fault.EXITED if config.command is not None:
             return f"run it by hand to see why: {address(config)}"
         case Fault.SILENT:
-            seconds = config.first_connect_timeout or config.connect_timeout
             return (
                 "if it starts slowly, such as with a download at its first start, raise connect_timeout "
-                f"under servers.{config.name}, now {seconds:g} s. If it is no MCP server, correct the command"
+                f"under servers.{config.name}. If it is no MCP server, correct the command"
             )
         case Fault.SERVES_HTTP:
             return (

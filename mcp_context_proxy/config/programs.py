@@ -76,7 +76,9 @@ def inherited_secrets(server: ServerConfig, environ: Mapping[str, str]) -> Itera
 _OF_THE_SHELL: Final = frozenset({"_", "COLUMNS", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL"})
 """Variables that differ from shell to shell and decide nothing."""
 
-_OF_THE_PROXY: Final = frozenset({"OPENBLAS_NUM_THREADS", "PYDANTIC_DISABLE_PLUGINS"})
+_OF_THE_PROXY: Final = frozenset(
+    {"OPENBLAS_NUM_THREADS", "ORT_DISABLE_TELEMETRY", "PYDANTIC_DISABLE_PLUGINS"}
+)
 """Variables that the proxy sets for itself: no shell has them."""
 
 

@@ -333,11 +333,11 @@ class Output:
 
 
 _SERVES_HTTP = pattern(
-    rb"(?i)^(?![^\n]*(?:auth|callback|log-?in))[^\n]*\b(?:listening|running|serving|started|available|server)\b[^\n]{0,120}?"
+    rb"(?i)^(?![^\n]*(?:auth|callback|dashboard|inspector|log-?in|metrics))[^\n]*\b(?:listening|running|serving|started|available|server)\b[^\n]{0,120}?"
     rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)",
     re.MULTILINE,
 )
-"""A line on stderr in which a program says where it serves HTTP, and not that it waits for a login."""
+"""A line on stderr in which a program says where it serves HTTP, and not that it waits for a login or has pages."""
 
 CONFIRM_SECONDS = 2.0
 """Time for a server to confirm a subscription; then its client is answered anyway."""

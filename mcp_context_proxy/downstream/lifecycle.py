@@ -272,7 +272,8 @@ class ServerLifecycle:
                     await self._serve(connected)
                     while_idle = connected.loss.while_idle
             if scope.cancelled_caught and (address := self.output.address):
-                cause = f"it serves HTTP at {address}, and says nothing over stdio"
+                patience = min(seconds, self.config.connect_timeout)
+                cause = f"it serves HTTP at {address}, and has not answered over stdio within {patience:g} s"
                 await self._fail(cause, Fault.SERVES_HTTP)
             elif scope.cancelled_caught:
                 await self._fail(f"it was not ready within {seconds:g} s", Fault.SILENT)

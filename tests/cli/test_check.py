@@ -175,7 +175,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "-> install Node.js" in told
     assert "dies: it exited (code 3) | no SECRET_OF_SHELL given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
-    assert "raise connect_timeout under servers.silent, now 0.5 s" in told
+    assert "raise connect_timeout under servers.silent. If it is no MCP server" in told
     assert "(HTTP status 401) -> it needs credentials" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
@@ -240,11 +240,17 @@ def test_a_program_that_serves_http_instead_of_stdio_is_told_so(run: Run, worksh
     workshop.server("web").settings = {"command": "sh", "args": ["-c", says], "connect_timeout": 0.5}
     login = "echo 'OAuth callback server running at http://127.0.0.1:3334' >&2; exec sleep 60"
     workshop.server("login").settings = {"command": "sh", "args": ["-c", login], "connect_timeout": 0.5}
+    pages = "echo 'Dashboard running at http://127.0.0.1:24282/dashboard' >&2; exec sleep 60"
+    workshop.server("pages").settings = {"command": "sh", "args": ["-c", pages], "connect_timeout": 0.5}
     told = flat(run("check", "--config", workshop.config()).stdout)
 
-    assert "web: it serves HTTP at http://localhost:3001/mcp, and says nothing over stdio" in told
+    assert (
+        "web: it serves HTTP at http://localhost:3001/mcp, and has not answered over stdio within 0.5 s"
+        in told
+    )
     assert "-> give it the option that makes it speak over stdio" in told
     assert "login: it was not ready within 0.5 s" in told
+    assert "pages: it was not ready within 0.5 s" in told
 
 
 def test_definitions_that_are_withheld_for_one_reason_share_a_line(run: Run, workshop: Workshop) -> None:
