@@ -337,7 +337,7 @@ _SERVES_HTTP = pattern(
     rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)",
     re.MULTILINE,
 )
-"""A line on stderr in which a program says where it serves HTTP, and not that it waits for a login or has pages."""
+"""A line on stderr in which a program says where it serves HTTP; not one about a login or its pages."""
 
 CONFIRM_SECONDS = 2.0
 """Time for a server to confirm a subscription; then its client is answered anyway."""
