@@ -287,6 +287,8 @@ class Fault(StrEnum):
     """A package runner has half a package in its cache; the cause names the folder to delete."""
     SILENT = "silent"
     """There was no response in time."""
+    SERVES_HTTP = "serves HTTP"
+    """The program says that it listens at an address, and nothing over stdio."""
     NO_MCP = "no MCP"
     """There was a response that is none of the protocol."""
     REFUSED = "refused"

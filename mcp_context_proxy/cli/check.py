@@ -24,14 +24,14 @@ from mcp_context_proxy.cli.main import config_option, load_config, open_configur
 from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.config.programs import differs_from_shell
+from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_output
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.items import Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.inventory import remarks
+from mcp_context_proxy.web.inventory import remarks_together
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -62,6 +62,10 @@ _INSTALL: Final = {
     "pipx": "install pipx: https://pipx.pypa.io",
     "docker": "install Docker: https://docs.docker.com/get-docker",
 }
+
+
+ENVIRONMENT: Final = "environment"
+"""Subject of the verdict about the variables that servers do not get."""
 
 
 class Level(StrEnum):
@@ -264,6 +268,7 @@ async def _check_proxy(
     async with app.open_proxy(replace(config, servers=servers)) as proxy:
         seconds = await terminal.settle(proxy)
         verdicts = list(_documents(proxy))
+        failed: list[DownstreamClient] = []
         for name, server in config.servers.items():
             client = proxy.fleet.clients.get(name)
             if client is None:
@@ -276,6 +281,8 @@ async def _check_proxy(
             offered = sum(tool.server == name for tool in snapshot.tools.values())
             off = [tool for tool in snapshot.turned_off.values() if tool.server == name]
             verdicts.append(await _server(client, offered, len(off), seconds[name]))
+            if verdicts[-1].level is Level.PROBLEM and client.fault in _MAY_MISS_VARIABLES and server.command:
+                failed.append(client)
             verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
             verdicts += _turned_off(name, off)
             verdicts += _dangers(name, snapshot.tools.values())
@@ -284,7 +291,8 @@ async def _check_proxy(
                 version = await in_thread(partial(version_that_runs, server, missing, group))
                 if version is not None:
                     versions[name] = (missing, server, version)
-        for name, message in remarks(proxy):
+        verdicts += _variables(failed)
+        for name, message in remarks_together(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += await in_thread(_taken_lately, proxy)
         verdicts += await _copies(proxy)
@@ -380,9 +388,7 @@ async def _server(client: DownstreamClient, offered: int, turned_off: int, secon
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
         shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = remedy_for(config, client.fault, status, bool(stray))
-        if config.command is not None and client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}:
-            remedy += f". {_unlike_the_shell(config, client.stderr)}"
+        remedy = _hint(client) or remedy_for(config, client.fault, status, bool(stray))
         return Verdict(Level.PROBLEM, client.name, shown, (*last_output(client), *stray), remedy)
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -418,7 +424,8 @@ def start_once(
     chosen = {name: config.servers[name] for name in names if name in config.servers}
     versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
     only = replace(config, servers=chosen, documents=(), off={})
-    verdicts = [one for one in run(_check_proxy, only, None, versions) if one.subject in chosen]
+    told = chosen.keys() | {ENVIRONMENT}
+    verdicts = [one for one in run(_check_proxy, only, None, versions) if one.subject in told]
     for name in names:
         if name in config.off:
             verdicts.append(Verdict(Level.PROBLEM, name, f"off: {config.off[name]}"))
@@ -468,22 +475,40 @@ def _counts(problems: int, warnings: int) -> str:
     return f"{found}, {counted(warnings, 'warning')}" if warnings else found
 
 
-def _unlike_the_shell(config: ServerConfig, output: Iterable[str]) -> str:
-    """Return a sentence that names the variables of this shell that a server does not get, or gets otherwise.
+_MAY_MISS_VARIABLES: Final = frozenset({Fault.EXITED, Fault.SILENT, Fault.REFUSED})
+"""Faults that a variable may explain."""
 
-    Those that its output mentions come first. Values are not shown.
+
+def _hint(client: DownstreamClient) -> str:
+    """Return the remedy for what the output of a program that has ended says; empty if none is known."""
+    if client.fault is not Fault.EXITED or client.config.command is None:
+        return ""
+    return remedy_for_output("\n".join(client.stderr))
+
+
+def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
+    """Yield the variables of this shell that servers which failed do not get; values are not shown.
+
+    Those that the output of a server mentions come first.
     """
-    missing, other = differs_from_shell(config, os.environ)
-    said = " ".join(output)
-    missing.sort(key=lambda name: name not in said)
-    more = f" and {len(missing) - VARIABLES_NAMED} more" if len(missing) > VARIABLES_NAMED else ""
-    differing = f", and {', '.join(other[:VARIABLES_NAMED])} with other values" if other else ""
-    if not missing:
-        return f"It gets all variables of this shell{differing}"
-    return (
-        f"It does not get these variables of this shell{differing}: {', '.join(missing[:VARIABLES_NAMED])}"
-        f"{more}; name those that it needs in inherit"
-    )
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[DownstreamClient]] = {}
+    for client in failed:
+        missing, other = differs_from_shell(client.config, os.environ)
+        groups.setdefault((tuple(missing), tuple(other)), []).append(client)
+    for (absent, others), clients in groups.items():
+        names = ", ".join(client.name for client in clients)
+        differing = f"; {', '.join(others[:VARIABLES_NAMED])} have other values" if others else ""
+        if not absent:
+            if differing:
+                yield Verdict(Level.OK, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
+            continue
+        said = " ".join(line for client in clients for line in client.stderr)
+        ranked = sorted(absent, key=lambda name: name not in said)
+        more = f" and {len(ranked) - VARIABLES_NAMED} more" if len(ranked) > VARIABLES_NAMED else ""
+        listed = f"{', '.join(ranked[:VARIABLES_NAMED])}{more}{differing}"
+        remedy = "name those that a server needs in its inherit"
+        message = f"{names} failed without these variables of this shell: {listed}"
+        yield Verdict(Level.OK, ENVIRONMENT, message, remedy=remedy)
 
 
 def remedy_for(
@@ -508,10 +533,14 @@ def remedy_for(
         case Fault.EXITED if config.command is not None:
             return f"run it by hand to see why: {address(config)}"
         case Fault.SILENT:
-            seconds = config.first_connect_timeout or config.connect_timeout
             return (
                 "if it starts slowly, such as with a download at its first start, raise connect_timeout "
-                f"under servers.{config.name}, now {seconds:g} s. If it is no MCP server, correct the command"
+                f"under servers.{config.name}. If it is no MCP server, correct the command"
+            )
+        case Fault.SERVES_HTTP:
+            return (
+                "give it the option that makes it speak over stdio, such as --stdio or --transport stdio; or "
+                "start it yourself and configure its url instead of a command"
             )
         case Fault.NO_MCP | Fault.REFUSED if config.command is not None:
             return "if it is no MCP server, correct the command"

@@ -8,6 +8,7 @@ never cut. Everything is cleaned and redacted as it is printed (`shown`), and is
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -37,6 +38,9 @@ STATUS_SECONDS: Final = 1.0
 
 LINE_SECONDS: Final = 10.0
 """Time after which a download is reported without a terminal, and twice that for the next report."""
+
+DOWNLOAD_SECONDS: Final = 60.0
+"""Time that a command for a question, such as a search, waits for a server that is still downloaded."""
 
 NAMED: Final = 4
 """Starting servers that the progress line names; the others are counted."""
@@ -174,7 +178,11 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
     from mcp_context_proxy.web.inventory import failures
 
     async with app.open_proxy(config) as proxy:
-        await settle(proxy)
+        await settle(proxy, DOWNLOAD_SECONDS)
+        for name, client in proxy.fleet.clients.items():
+            if client.downloading is not None:
+                late = f"Not waited for {name}, which is {client.standing}"
+                messages().say(Text(late, style="yellow"))
         for name, cause in failures(proxy).items():
             known = "as last known" if proxy.fleet.clients[name].remembered else "unknown"
             failed = f"Server {name} has failed, and its items are {known}: {cause}"
@@ -184,8 +192,11 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
         yield proxy
 
 
-async def settle(proxy: Proxy) -> dict[str, float]:
-    """Wait until each server is ready or has failed once; return the seconds it took, by server."""
+async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, float]:
+    """Wait until each server is ready or has failed once; return the seconds it took, by server.
+
+    Those that take longer than `seconds_each`, such as for a download, are not waited for.
+    """
     import anyio
 
     began = anyio.current_time()
@@ -206,7 +217,8 @@ async def settle(proxy: Proxy) -> dict[str, float]:
     with console.status(progress()) as status:
 
         async def wait(client: DownstreamClient) -> None:
-            await client.wait_first_connect()
+            with anyio.move_on_after(seconds_each):
+                await client.wait_first_connect()
             seconds[client.name] = anyio.current_time() - began
             del waiting[client.name]
             status.update(progress())
@@ -232,7 +244,10 @@ async def settle(proxy: Proxy) -> dict[str, float]:
                 for client in proxy.fleet.clients.values():
                     group.start_soon(wait, client)
             telling.cancel_scope.cancel()
-        await proxy.wait_first_connect()
+        if all(client.downloading is None for client in proxy.fleet.clients.values()):
+            await proxy.wait_first_connect()
+        else:
+            await proxy.wait_for_starting_servers(0)
     return seconds
 
 

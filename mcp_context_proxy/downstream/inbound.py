@@ -19,6 +19,7 @@ a new subscription, so after the first one, and after a loss, all lists are fetc
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +52,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
+from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
@@ -256,6 +258,10 @@ class Output:
         self._server, self._limits, self._redact, self._clock = server, limits, redact, clock
         self.strays: list[str] = []
         """The first lines on stdout that are no messages, oldest first; a repeated line is kept once."""
+        self.address = ""
+        """URL at which the program says that it serves HTTP; empty if it says none."""
+        self.on_address: Callable[[], None] | None = None
+        """Called once, when it says so."""
         self._kept = bytearray()
         self._second, self._logged, self._skipped = 0, 0, 0
         self._unlogged = bytearray()
@@ -263,11 +269,16 @@ class Output:
     def begin(self) -> None:
         """Forget the stderr of the program before: it would be taken for that of the next one."""
         self._kept.clear()
+        self.address, self.on_address = "", None
 
     def feed_stderr(self, data: bytes) -> None:
         """Add stderr that was read."""
         limit = self._limits.stderr_kept_bytes
         self._kept += data
+        if not self.address and b"://" in data and (found := _SERVES_HTTP.search(self._kept)):
+            self.address = self._readable(found[1])
+            if self.on_address is not None:
+                self.on_address()
         # Twice the bound before anything is moved: each byte is then moved once at most.
         if len(self._kept) > 2 * limit:
             del self._kept[:-limit]
@@ -320,6 +331,13 @@ class Output:
             self.strays.append(shown)
             logger.warning("%s: skipped a line that is not a message: %r", self._server, shown)
 
+
+_SERVES_HTTP = pattern(
+    rb"(?i)^(?![^\n]*(?:auth|callback|dashboard|inspector|log-?in|metrics))[^\n]*\b(?:listening|running|serving|started|available|server)\b[^\n]{0,120}?"
+    rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)",
+    re.MULTILINE,
+)
+"""A line on stderr in which a program says where it serves HTTP; not one about a login or its pages."""
 
 CONFIRM_SECONDS = 2.0
 """Time for a server to confirm a subscription; then its client is answered anyway."""

@@ -27,6 +27,7 @@ from mcp_context_proxy.system.later import yaml
 Form: TypeAlias = Literal["json", "toml", "yaml"]
 Place: TypeAlias = tuple[str, ...]
 """Keys that lead to the servers: ``("mcp", "servers")``."""
+Change: TypeAlias = Callable[[str, Place, Collection[str], Mapping[str, Any]], str]
 
 _BOM: Final = "\ufeff"
 _DECODER: Final = json.JSONDecoder(strict=False)
