@@ -150,6 +150,7 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
             redact.json(bytes(value)) if name in _EXACT else stranger_data(bytes(value), redact.json)
         )
         for name, value in params.items()
+        if envelope.misread((clean(name),)) is None
     }
     if (given := shown.pop("_meta", None)) is not None:
         # Cleaned first: a key is what it is for its reader.

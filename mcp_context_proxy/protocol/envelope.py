@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -34,6 +34,38 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
 NO_PARAMS: Members = {}
+
+DECIDED_BY: Final = frozenset(
+    {"name", "arguments", "uri", "ref", "argument", "cursor", "level", "requestState", "inputResponses"}
+    | {"title", "description", "inputSchema", "outputSchema", "annotations", "icons", "execution"}
+    | {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint", "uriTemplate", "mimeType"}
+    | {"message", "mode", "url", "elicitationId", "requestedSchema", "elicitations", "properties"}
+    | {"messages", "systemPrompt", "includeContext", "maxTokens", "tools", "toolChoice"}
+    | {"resultType", "inputRequests", "logger", "data", "progressToken", "progress", "total", "requestId"}
+)
+"""Names of the protocol by which we decide something, or under which a person or a model reads something."""
+
+
+def letters_of(name: str) -> str:
+    """Return a name as careless readers compare it: in small letters, without anything but letters."""
+    # To capitals first, as some do: a small letter without its dot becomes one with.
+    return "".join(filter(str.isalnum, name.upper().casefold()))
+
+
+_BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY}
+
+
+def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tuple[str, str] | None:
+    """Return a name of a member, and the name that some readers take it for; None if there is none.
+
+    Go reads names in any case, also with a long s or the sign of Kelvin in them, and some of its libraries
+    with a null at their end; the SDK for Python reads ``requested_schema`` as well. Of two that are one for
+    them, they may take the other one than that by which we have decided.
+    """
+    for name in names:
+        if name not in DECIDED_BY and (meant := _BY_LETTERS.get(letters_of(name))) in known:
+            return name, meant or ""
+    return None
 
 
 class Error(msgspec.Struct):

@@ -126,8 +126,14 @@ SERVERS = (
     Promise(
         "A bad entry in a list is withheld on its own; the rest of the list stays. No listed "
         "definition names a member twice or has a number that is too large to be read, for which "
-        "some hosts refuse the whole list.",
+        "some hosts refuse the whole list. No member that some readers take for another one of the "
+        "protocol, such as `Name` or `requested_schema`, passes in a definition, a request of a client, "
+        "or a question or message of a server.",
         (
+            "catalog/test_definitions.py::test_a_member_that_some_hosts_read_as_another_is_left_out",
+            "server/test_names.py::test_no_other_spelling_of_a_param_tells_a_server_something_else",
+            "server/test_questions.py::test_no_other_spelling_of_a_result_asks_a_client",
+            "server/test_questions.py::test_a_question_that_hides_something_or_is_too_large_reaches_nobody",
             DEFINITIONS + "test_invalid_entries_do_not_affect_valid_tools",
             DEFINITIONS + "test_a_schema_that_is_too_deep_withholds_its_own_tool_only",
             "trust/test_relatives.py::test_an_entry_of_any_depth_costs_only_itself_and_no_result_is_cut",

@@ -42,6 +42,40 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CatalogRefresh, "wait_for_server", impatient)
 
 
+SPELLINGS = [
+    ("tools/call", {"name": "work__safe", "Name": "danger"}),
+    ("tools/call", {"name": "work__safe", "NAME": "danger"}),
+    ("tools/call", {"name": "work__safe", "name\0": "danger"}),
+    ("tools/call", {"name": "work__safe", "arguments": {"text": "a"}, "Arguments": {"text": "b"}}),
+    ("prompts/get", {"name": "work__open", "Name": "closed"}),
+    ("resources/read", {"uri": "work://open", "\u016bri": "x", "URI": "work://closed"}),
+    ("completion/complete", {"ref": {"type": "ref/prompt", "name": "work__open", "Name": "closed"}}),
+]
+
+
+@pytest.mark.parametrize(("method", "params"), SPELLINGS)
+async def test_no_other_spelling_of_a_param_tells_a_server_something_else(
+    workshop: Workshop, era: str, method: str, params: dict[str, Any]
+) -> None:
+    """Servers in Go may take the last of ``name`` and ``Name`` (CVE-2026-27896): one that is denied."""
+    server = workshop.server(
+        "work",
+        tools=[tool("safe"), tool("danger")],
+        prompts=[{"name": "open"}],
+        resources=[{"uri": "work://open", "name": "open"}],
+        settings={"deny": ["danger"]},
+    )
+    argument = {"argument": {"name": "x", "value": ""}} if method == "completion/complete" else {}
+    async with inside(workshop.config()) as proxy:
+        with pytest.raises(RpcError, match="read as") as refused:
+            await Host(proxy, era).request(method, params | argument)
+
+    assert refused.value.code == -32602
+    assert [
+        entry for entry in server.ledger.entries() if "danger" in str(entry) or "closed" in str(entry)
+    ] == []
+
+
 @pytest.fixture
 def helper(workshop: Workshop) -> Server:
     """A server whose tools and prompts have the names of another's."""

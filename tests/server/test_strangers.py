@@ -55,7 +55,7 @@ async def test_an_endless_error_is_cut_and_says_so(workshop: Workshop) -> None:
 async def test_progress_and_log_messages_hide_nothing_and_cannot_pose_as_another_server(
     workshop: Workshop,
 ) -> None:
-    logged = {"level": "error", "logger": f"bank{HIDDEN}", "data": {"said": HIDING}}
+    logged = {"level": "error", "logger": f"bank{HIDDEN}", "Logger": "bank", "data": {"said": HIDING}}
     workshop.server(
         "work",
         tools=[tool("tell")],
