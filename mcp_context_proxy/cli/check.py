@@ -28,6 +28,7 @@ from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_out
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
+from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.system.threads import in_thread
@@ -183,13 +184,15 @@ def _pins(
     try:
         pinning = pins.pin(config.path, versions)
         of_host = read(config.path).of_host and not host_file
-        backup = None if of_host or pinning.after == pinning.before else pins.write(config.path, pinning)
+        backup = pins.write_keeping(pinning.change) if pinning.lines and not of_host else None
+    except EditError as error:
+        return [Verdict(Level.PROBLEM, "pins", str(error))]
     except (OSError, ConfigError) as error:
-        reason = error.strerror or "it cannot be written" if isinstance(error, OSError) else str(error)
+        reason = error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
         return [Verdict(Level.PROBLEM, "pins", f"{config.path}: {reason}")]
-    for line in pinning.difference():
+    for line in pinning.lines:
         console.say(Text(line.strip("\r"), style="green" if line.startswith("+") else "red"))
-    if of_host and pinning.after != pinning.before:
+    if of_host and pinning.lines:
         remedy = "change these lines yourself, or add --host-file"
         return [
             Verdict(Level.WARNING, "pins", f"{config.path} belongs to a host: nothing written", (), remedy)

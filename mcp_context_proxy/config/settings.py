@@ -1,8 +1,8 @@
-"""Settings of ``config.toml``: one frozen struct per table; `Limits` has a module of its own.
+"""Settings of ``config.toml``: one frozen struct per table.
 
-Types and checks of fields are those of the values in a file. Mistakes that span several keys, files or the
-environment are found while loading, so that all are reported together. A marker on a field says whether a
-running proxy applies a change (`Reload`).
+`config/tables.py` has those of limits, tools, profiles and identity. Types and checks of fields are those of
+the values in a file. Mistakes that span several keys, files or the environment are found while loading, so
+that all are reported together. A marker on a field says whether a running proxy applies a change (`Reload`).
 """
 
 from __future__ import annotations

@@ -276,7 +276,9 @@ RoleName: TypeAlias = Literal["use", "view", "operate", "admin"]
 LONGEST_LEEWAY = 300.0
 """Clocks that differ by more than five minutes are wrong, and every second of leeway prolongs each token."""
 
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names that count as one origin: on a given port each is the same front. Other names of this machine may
+belong to others."""
 
 
 class GroupConfig(Table, frozen=True):

@@ -175,10 +175,10 @@ def waiting_facts(seconds: float, standing: str) -> Members:
 class Admission:
     """Bounds on the notifications of one server, over all its connections."""
 
-    def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._server, self._clock = server, clock
-        self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE, clock)
-        self._completions = Bucket(COMPLETIONS_PER_SECOND, COMPLETIONS_AT_ONCE, clock)
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE)
+        self._completions = Bucket(COMPLETIONS_PER_SECOND, COMPLETIONS_AT_ONCE)
         self._elicitations: OrderedDict[str, Party] = OrderedDict()
         """Parties that were asked to visit a URL, by the id of the elicitation, oldest first."""
         self._dropped, self._told = 0, -DROPPED_SECONDS
@@ -234,7 +234,7 @@ class Admission:
     def _drop(self, method: str, why: str) -> bool:
         """Count a notification that is not passed on, and say so once in a while; return False."""
         self._dropped += 1
-        now = self._clock()
+        now = time.monotonic()
         if now - self._told >= DROPPED_SECONDS:
             count, self._dropped, self._told = self._dropped, 0, now
             text = "server %s: %d notifications were not passed on; the latest is a %s: %s"

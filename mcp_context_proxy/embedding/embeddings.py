@@ -276,8 +276,7 @@ class TokenCounter:
     one token or two, BERT's as four.
     """
 
-    def __init__(self, directory: Path = PACKAGED_MODEL) -> None:
-        self._file = directory / TOKENIZER
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._count_word = lru_cache(WORDS_KEPT)(self._pieces)
@@ -294,7 +293,8 @@ class TokenCounter:
 
                 # The vocabulary is shared with a tokenizer opened from the same file: reading it takes 25 ms,
                 # during which no other thread runs. This one neither cuts texts nor adds special tokens.
-                known = _opened.get(self._file) or Tokenizer.from_file(str(self._file))
+                file = PACKAGED_MODEL / TOKENIZER
+                known = _opened.get(file) or Tokenizer.from_file(str(file))
                 tokenizer = self._tokenizer = Tokenizer(known.model)
                 tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
         return len(self._tokenizer.encode(word, add_special_tokens=False).ids)

@@ -517,16 +517,16 @@ def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -
     return False
 
 
-def holds_too_much(encoded: bytes, part_bytes: int = PART_BYTES) -> bool:
+def holds_too_much(encoded: bytes) -> bool:
     """Return whether JSON has more than `MESSAGE_VALUES` values; spaces between them count as well.
 
     Whoever decodes it holds the interpreter, and so everybody else, as long as it takes.
     """
     # No byte counts for more than one value.
-    if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded, part_bytes):
+    if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded):
         return False
     weight = 0
-    for bare in _without_strings(encoded, part_bytes, _UNMARKED):
+    for bare in _without_strings(encoded, PART_BYTES, _UNMARKED):
         marks = sum(bare.count(mark) for mark in (b",", b"[", b"{"))
         weight += marks + (len(bare) - marks) // BLANKS_A_VALUE
         if weight > MESSAGE_VALUES:
@@ -534,11 +534,11 @@ def holds_too_much(encoded: bytes, part_bytes: int = PART_BYTES) -> bool:
     return False
 
 
-def _seems_to_hold_too_much(encoded: bytes, part_bytes: int) -> bool:
+def _seems_to_hold_too_much(encoded: bytes) -> bool:
     """Return whether there would be too many values if nothing were inside of strings."""
     weight = 0
-    for start in range(0, len(encoded), part_bytes):
-        part = np.frombuffer(encoded[start : start + part_bytes], np.uint8)
+    for start in range(0, len(encoded), PART_BYTES):
+        part = np.frombuffer(encoded[start : start + PART_BYTES], np.uint8)
         marks = sum(int(np.count_nonzero(part == mark)) for mark in _MARKS)
         blanks = sum(int(np.count_nonzero(part == blank)) for blank in _BLANKS)
         weight += marks + blanks // BLANKS_A_VALUE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -19,9 +19,6 @@ from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.principals import ACTING
-
-if TYPE_CHECKING:
-    pass
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
