@@ -21,9 +21,9 @@ from msgspec import structs
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
 from mcp_context_proxy.config.settings import PRESETS
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
-from mcp_context_proxy.context.selection import Costs
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
 from mcp_context_proxy.evaluation import EvalQuery, complete, recall

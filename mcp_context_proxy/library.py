@@ -19,6 +19,7 @@ from mcp_context_proxy.catalog.definitions import class_of, exposed_name, finger
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import (
     ContextItem,
     DomainOptions,
@@ -33,7 +34,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
+from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.embedding.embeddings import (

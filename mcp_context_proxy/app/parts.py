@@ -8,10 +8,10 @@ from functools import partial
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import SearchStatistics
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Figures, OnWait
-from mcp_context_proxy.context.selection import Costs
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.delivery import Deliver, given_now
+from mcp_context_proxy.context.delivery import Costs, Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.records import (
     NO_OVERRIDES,
@@ -38,7 +38,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
+from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     NO_SESSION,

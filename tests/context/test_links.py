@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mcp_context_proxy.config import Config
+from mcp_context_proxy.catalog.documents import load_documents
+from mcp_context_proxy.config import Config, DocumentsConfig, Limits
 from mcp_context_proxy.context.records import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import Kind, Tool
@@ -24,7 +25,7 @@ from mcp_context_proxy.library import (
     rule,
     tool,
 )
-from mcp_context_proxy.retrieval.links import mentions
+from mcp_context_proxy.retrieval.links import files_named, is_for, mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
 
 pytestmark = pytest.mark.anyio
@@ -253,6 +254,54 @@ async def test_what_comes_in_two_steps_stays_away_without_the_step_between() -> 
     assert {one.name for one in context.dropped} >= {"files__between"}
     assert "files__read_file" in names
     assert "files__far" not in names
+
+
+@pytest.mark.parametrize(
+    ("text", "files"),
+    [
+        ("fix the bug in migrations/0042_orders.sql", ["migrations/0042_orders.sql"]),
+        ("@src/api/users.ts:42 and `Lib/a.RB`, (b.py).", ["src/api/users.ts", "lib/a.rb", "b.py"]),
+        (r"C:\repo\src\a.ts and ./b.ts, ../c.ts", ["repo/src/a.ts", "b.ts", "c.ts"]),
+        ("app/[id]/(shop)/page.tsx", ["app/[id]/(shop)/page.tsx"]),
+        ("edit .github/workflows/ci", [".github/workflows/ci"]),
+        ("use Node.js, e.g. v1.2 and/or https://a.b/c.py at 5.30 p.m.", []),
+    ],
+)
+def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
+    assert files_named(text) == files
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "other"),
+    [
+        ("src/api/**/*.ts", ["src/api/a.ts", "src/api/b/a.ts", "pkg/src/api/a.ts"], ["src/a.ts"]),
+        ("*.sql", ["a.sql", "migrations/1.sql"], ["a.sql.md"]),
+        ("**/*.{ts,tsx}", ["a.ts", "x/a.tsx"], ["a.t"]),
+        ("src/", ["src/a", "src/b/c.d"], ["lib/src.c"]),
+        ("/src/*.ts", ["src/a.ts"], ["src/b/a.ts"]),
+        ("**", ["a.b"], []),
+        ("Docs/**", ["docs/a.md"], ["a.md"]),
+    ],
+)
+def test_patterns_mean_files_as_those_of_editors_do(
+    pattern: str, fitting: list[str], other: list[str]
+) -> None:
+    assert [file for file in (*fitting, *other) if is_for([pattern], file)] == fitting
+
+
+async def test_a_rule_for_files_comes_with_a_request_that_names_one_and_brings_the_tool_that_it_names(
+    tmp_path: Path,
+) -> None:
+    text = "Say it in the chat with `post_message` before you touch anything."
+    (tmp_path / "db.md").write_text(f"---\npaths: migrations/**/*.sql\n---\n{text}\n", encoding="utf-8")
+    documents = load_documents([DocumentsConfig(path=tmp_path)], Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        named = await engine.build("what time is it in migrations/2026/o.sql")
+        other = await engine.build("what time is it in orders.py")
+
+    assert [one.name for one in named.of(Kind.RULE)] == ["db"]
+    assert brought(named)["chat__post_message"] == "named in db"
+    assert (other.of(Kind.RULE), brought(other)) == ((), {})
 
 
 async def test_a_budget_is_filled_with_more_that_fits_and_never_exceeded(engine: ContextEngine) -> None:
