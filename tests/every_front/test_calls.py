@@ -68,6 +68,17 @@ async def test_arguments_in_several_lines_are_one_message_for_the_server(
     assert len(server.ledger.calls("touch")) == before
 
 
+@pytest.mark.parametrize("value", ["1e999", "9" * 400, "[" * 130 + "]" * 130])
+async def test_arguments_that_some_servers_cannot_read_are_refused(
+    client: RawClient, server: Server, value: str
+) -> None:
+    """Some servers end over what they cannot read, and with them the calls of everybody else."""
+    sent = request(client, "odd", f"{server.name}__echo", f'{{"text":{value}}}')
+
+    with pytest.raises(RpcError, match="was not sent"):
+        await answered(client, "odd", sent)
+
+
 async def test_a_call_reaches_its_server_under_the_servers_own_name(
     client: RawClient, server: Server
 ) -> None:
