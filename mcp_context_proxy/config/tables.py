@@ -418,8 +418,8 @@ class Limits(Table, frozen=True):
     """Largest request body at the HTTP front; arguments are small."""
     nesting_definitions: Levels = 64
     """Deepest tool definition; no honest schema is deeper."""
-    nesting_results: Levels = 190
-    """Deepest result; common JSON parsers stop at 200."""
+    nesting_results: Levels = 120
+    """Deepest result or params of a call. Programs in Rust read 127 levels, some end at what is deeper."""
 
     probe_seconds: Seconds = 2.0
     """Wait for `server/discover` before the handshake, because old servers ignore the probe silently."""

@@ -49,9 +49,15 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.items import IndexedChunk
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError, nests_deeper
+from mcp_context_proxy.protocol.envelope import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    Members,
+    RequestError,
+    nests_deeper,
+)
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
-from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
+from mcp_context_proxy.protocol.strangers import overflows, stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_task, in_thread
@@ -205,11 +211,16 @@ class DownstreamClient(ServerLifecycle):
 
         Raises:
             DownstreamError: see `Link.request`; or too much is pending.
+            RequestError: the server may not be able to read it.
         """
         limits = self._limits
         size = sum(map(len, params.values()))
         # First, because it may wait for a thread: nothing may come between the bounds and the count.
-        if size > REDACTED_IN_LOOP_BYTES:
+        large = size > REDACTED_IN_LOOP_BYTES
+        fault = await in_thread(_unsendable, params, limits) if large else _unsendable(params, limits)
+        if fault is not None:
+            raise RequestError(INVALID_PARAMS, f"{outgoing.subject} was not sent to {self.name!r}: {fault}")
+        if large:
             await self.refuse_secrets(params, outgoing.subject)
         elif (secret := self._known.in_params(self.name, params)) is not None:
             raise self._refused(secret, outgoing.subject)
@@ -490,10 +501,22 @@ def _may_report_error(result: bytes) -> bool:
     return b'"isError"' in result or b"\\u00" in result
 
 
+def _unsendable(params: Members, limits: Limits) -> str | None:
+    """Return why a server may end over a request, and with it those of others; None if it can be read."""
+    for raw in params.values():
+        if nests_deeper(value := bytes(raw), limits.nesting_results):
+            return f"it nests deeper than {limits.nesting_results} levels"
+        if overflows(value):
+            return "it has a number too large to be read"
+    return None
+
+
 def _fault_of(result: bytes, limits: Limits) -> str | None:
     """Return why a result is not taken; None if it is. A large one needs a worker thread."""
     if nests_deeper(result, limits.nesting_results):
         return f"with a result nested deeper than {limits.nesting_results} levels"
     if envelope.holds_a_flood(result):
         return f"with a result of more than {envelope.MOST_ENTRIES:,} members"
+    if overflows(result):
+        return "with a result that has a number too large to be read"
     return None

@@ -48,6 +48,7 @@ from mcp_context_proxy.protocol.strangers import (
     NAME_CHARACTERS,
     clean,
     one_line,
+    overflows,
     stranger_data,
     stranger_text,
     unmarked,
@@ -135,6 +136,7 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
         return await latest.ask(method, params)
 
 
+_NUMBERS = frozenset({"progress", "total"})
 _EXACT = frozenset({"uri", eras.ELICITATION_ID})
 """Params that a client compares with what it knows already. Only secrets are removed from them."""
 
@@ -150,7 +152,7 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
             redact.json(bytes(value)) if name in _EXACT else stranger_data(bytes(value), redact.json)
         )
         for name, value in params.items()
-        if envelope.misread((clean(name),)) is None
+        if envelope.misread((clean(name),)) is None and not (name in _NUMBERS and overflows(bytes(value)))
     }
     if (given := shown.pop("_meta", None)) is not None:
         # Cleaned first: a key is what it is for its reader.

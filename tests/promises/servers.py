@@ -22,8 +22,10 @@ LARGE = "server/test_large_results.py::"
 SERVERS = (
     Promise(
         "Every request gets exactly one response, whatever the server behind it does and whatever "
-        "is in the request.",
+        "is in the request. No message that passes is read as two: JSON in several lines is put on one.",
         (
+            "downstream/test_streams.py::test_an_answer_in_several_lines_is_one_message_for_a_host_on_standard_streams",
+            "every_front/test_calls.py::test_arguments_in_several_lines_are_one_message_for_the_server",
             MODES,
             SOAK,
             STOPPING + "test_a_call_that_outlasts_the_drain_timeout_fails_and_is_cancelled",
