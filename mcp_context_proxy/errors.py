@@ -144,6 +144,14 @@ class UnknownItemError(ContextProxyError):
         super().__init__(f"unknown {kind} {name!r}{hint}")
 
 
+class SharedNameError(UnknownItemError):
+    """Several servers have an item of that own name; `names` are those to choose from."""
+
+    def __init__(self, kind: str, name: str, names: Sequence[str]) -> None:
+        super().__init__(kind, name)
+        self.args = (f"several servers have a {kind} {name!r}: use {' or '.join(names)}",)
+
+
 class TurnedOffError(UnknownItemError):
     """The configuration turns the tool off; `reason` says by which setting, in which line of which file."""
 

@@ -18,7 +18,7 @@ import math
 import re
 import secrets
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Final, Literal
@@ -476,13 +476,19 @@ _NOT_LISTED: Final = pattern(r"Invalid enum value (.*)$", re.DOTALL)
 _BOUNDS: Final = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
-def in_words(error: Exception, form: type, whole: str = "it") -> str:
+def in_words(
+    error: Exception,
+    form: type,
+    whole: str = "it",
+    named: Mapping[str, Sequence[str]] | None = None,
+) -> str:
     """Return why a value does not have a form, for the person or model who wrote it.
 
     Args:
         error: The error of msgspec, whose own words are those of a programmer.
         form: The type that was asked for.
         whole: Name of the value, where it has a fault as a whole.
+        named: Members that an error about an unknown one names, by the path of their object; by default all.
     """
     if isinstance(error, RecursionError):
         return f"{whole}: nested too deeply"
@@ -496,7 +502,7 @@ def in_words(error: Exception, form: type, whole: str = "it") -> str:
         name = ".".join(filter(None, (path, one_line(found[2], SHOWN_CHARACTERS))))
         if found[1] == "missing required":
             return f"{name} is missing"
-        return f"{name} is not known; {_known_names(form, path, found[2])}"
+        return f"{name} is not known; {_known_names(form, path, found[2], (named or {}).get(path))}"
     subject = path or whole
     if found := _OTHER_FORM.match(said):
         wanted = " or ".join(_FORMS.get(one, one) for one in found[1].split(" | ") if one != "null")
@@ -517,11 +523,11 @@ def in_words(error: Exception, form: type, whole: str = "it") -> str:
     return f"{subject}: {one_line(said)}"
 
 
-def _known_names(form: type, path: str, name: str) -> str:
+def _known_names(form: type, path: str, name: str, named: Sequence[str] | None) -> str:
     found = _form_at(form, path)
     names = [field.encode_name for field in found.fields] if isinstance(found, inspect.StructType) else []
     near = nearest_names(name, names, 1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(named or names)}"
 
 
 def _values(form: type, path: str) -> Iterable[object]:

@@ -8,12 +8,13 @@ told whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
@@ -21,10 +22,18 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.strangers import one_line, stranger_text
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import identifier_words, terms
-from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
+from mcp_context_proxy.server.meta_definitions import (
+    CALL,
+    CALL_READ_ONLY,
+    READ_DOCUMENT,
+    READ_MARK,
+    SAID_CHARACTERS,
+    SAID_LATER_BYTES,
+    server_line,
+)
 from mcp_context_proxy.server.signatures import (
     Detail,
     ToolSignature,
@@ -32,7 +41,7 @@ from mcp_context_proxy.server.signatures import (
     plain_schema,
     telling_sentences,
 )
-from mcp_context_proxy.trust.fingerprints import withheld
+from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 from mcp_context_proxy.trust.principals import reaches
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
@@ -189,6 +198,35 @@ def _standing(client: DownstreamClient) -> str:
     cause = f": {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}" if client.cause else ""
     # The seconds of a download are in parentheses, as the whole will be.
     return f"{client.standing.replace('(', '').replace(')', '')}{cause}"
+
+
+def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
+    """Return the instructions of each server that gave some without a sign of an attack, by its name."""
+    said = {
+        client.name: stranger_text(client.introduction.instructions, redact, SAID_CHARACTERS)
+        for client in clients
+        if client.introduction is not None and client.introduction.instructions
+    }
+    return {server: words for server, words in said.items() if sign_in(words) is None}
+
+
+def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
+    """Return a line for each server that connected after a session had begun, once in the session.
+
+    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
+
+    Args:
+        said: The instructions of these servers, by name, the best first.
+        introduced: Servers of which the session was told before; those that are told now are added.
+    """
+    left, told = SAID_LATER_BYTES, []
+    for server, words in said.items():
+        line = "" if server in introduced else server_line(server, words)
+        left -= len(line.encode())
+        if line and left >= 0:
+            introduced.add(server)
+            told.append(line)
+    return told
 
 
 def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:

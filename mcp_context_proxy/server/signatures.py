@@ -15,7 +15,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.protocol import envelope
@@ -106,7 +107,7 @@ class ToolSignature:
         self._tool, self._root = tool, envelope.schema_of(tool.definition)
         own = {*terms(identifier_words(tool.name)), *terms(identifier_words(tool.server))}
         self._asked = tuple(f" {term}" for term in query_terms if len(term) > 2 and term not in own)
-        self._properties, self._needed, _ = self._members(self._root)
+        self.properties, self.needed, _ = self._members(self._root)
         self._spoken_of = self._found_in_query()
         self._optional_named = 0
         self._nested, self._steps = 0, 0
@@ -122,12 +123,12 @@ class ToolSignature:
     @cached_property
     def notes(self) -> list[str]:
         """A line for each parameter whose description says more than its name, the required ones first."""
-        told = [name for name in self._properties if name in self._needed]
+        told = [name for name in self.properties if name in self.needed]
         told += [name for name, strength in self._spoken_of.items() if strength == 2][:ALWAYS_NAMED]
         known = {*terms(identifier_words(self._tool.name)), *terms(_first_sentence(self._tool))}
         notes = list[str]()
         for name in told[:NOTES]:
-            schema = self._properties[name]
+            schema = self.properties[name]
             if note := _note(name, {**_dict(self._resolved(schema)), **_dict(schema)}, known):
                 notes.append(f"{_word(name)}: {note}")
         return notes
@@ -137,8 +138,8 @@ class ToolSignature:
         found: dict[str, int] = {}
         if not self._asked:
             return found
-        for name in self._properties.keys() - self._needed:
-            schema = _dict(self._properties[name])
+        for name in self.properties.keys() - self.needed:
+            schema = _dict(self.properties[name])
             values = [value.lower() for value in _list(schema, "enum") if isinstance(value, str)]
             described = schema.get("description")
             if _speaks_of(self._asked, " ".join([identifier_words(name), *values])):
@@ -147,7 +148,7 @@ class ToolSignature:
                 self._asked, described[:DESCRIBED_CHARACTERS].lower()
             ):
                 found[name] = 1
-        return {name: found[name] for name in self._properties if name in found}
+        return {name: found[name] for name in self.properties if name in found}
 
     def _parameters(self, schema: Any, depth: int) -> Iterator[str]:
         """Yield the required parameters of an object with their types, then optional ones, then choices."""
@@ -262,6 +263,55 @@ def _is_choice(kind: str) -> bool:
         if open_ones == 0 and following == "|":
             return True
     return False
+
+
+_KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}
+"""First characters of JSON values, by the type that a schema demands."""
+
+DETAIL_OF_MISFIT: Final = Detail(0, 6, 2)
+
+MISFITS: Final = 8
+"""Parameters of each kind that `misfit` names."""
+
+
+def misfit(tool: Tool, name: str, arguments: bytes) -> str:
+    """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
+
+    Only names, types and values at the top are compared, for a model whose call its server has refused.
+
+    Args:
+        tool: The tool.
+        name: Name under which the caller has it.
+        arguments: A JSON object.
+    """
+    try:
+        given = envelope.members(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    told = ToolSignature(tool)
+    properties, needed = told.properties, told.needed
+    missing = [one for one in properties if one in needed and one not in given]
+    is_closed = _dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
+    unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
+    wrong = [one for one in given if one in properties and not _may_be(given[one], properties[one])]
+    sentences = [
+        f"{how}: {', '.join(_word(one) for one in some[:MISFITS])}."
+        for how, some in (("Missing", missing), ("Not known", unknown), ("Of another type or value", wrong))
+        if some
+    ]
+    if not sentences:
+        return ""
+    takes = f"It takes {told.text('', DETAIL_OF_MISFIT)}."
+    return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
+
+
+def _may_be(value: Raw, schema: Any) -> bool:
+    """Return whether a value has the type of a schema, and is one of its values, as far as that is plain."""
+    values, kind = _list(schema, "enum"), _dict(schema).get("type")
+    if values:
+        return envelope.value_or_none(value) in values
+    kind = "number" if kind == "integer" else kind
+    return not isinstance(kind, str) or kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
 
 
 def _note(name: str, schema: Mapping[str, Any], known: set[str]) -> str:
@@ -387,7 +437,8 @@ def _paragraphs(description: str) -> Iterator[str]:
             yield "\n".join(held)
             held = []
         # A heading names a part of the description; what it says is below it.
-        if text := text if goes_on else "" if text.startswith("#") else text.lstrip(_MARKS):
+        is_told = not text.startswith(("#", "```"))
+        if is_told and (text := text if goes_on else text.lstrip(_MARKS)):
             held.append(text)
     if held:
         yield "\n".join(held)
@@ -395,7 +446,9 @@ def _paragraphs(description: str) -> Iterator[str]:
 
 def _goes_on(line: str, following: str) -> bool:
     """Return whether a line was cut only because it was full, so that its sentence goes on."""
-    if line.endswith((".", "!", "?", ":", ";")) or following.startswith("#") or _BULLET.match(following):
+    if line.endswith((".", "!", "?", ":", ";")) or following.startswith(("#", "```")):
+        return False
+    if _BULLET.match(following):
         return False
     return following[0].islower() or len(line) >= WRAPPED_FROM
 

@@ -431,3 +431,54 @@ async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(
         assert f"  The same at another server: {other}." in text.splitlines()
         assert f"{other}(" not in text
         assert one["name"].partition("__")[2] == other.partition("__")[2]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param({"error": {"code": -32602, "message": "invalid"}}, id="error"),
+        pytest.param(
+            {"result": {"content": [{"type": "text", "text": "invalid"}], "isError": True}}, id="result"
+        ),
+    ],
+)
+async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments_lack(
+    workshop: Workshop, era: str, refusal: dict[str, Any]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "zone": {"type": "string"},
+            "day": {"type": "integer"},
+            "unit": {"type": "string", "enum": ["h", "min"]},
+        },
+        "required": ["zone"],
+    }
+    tools = [tool("tell", "Tells time.", inputSchema=schema)]
+    workshop.server("clock", tools=tools, calls={"tell": [refusal]})
+    calls = [{"tz": "x", "unit": "s", "day": "monday"}, {"zone": "UTC", "day": 1, "unit": "h"}]
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        wrong, right = [
+            await host.call("call_tool", {"name": "clock__tell", "arguments": one}) for one in calls
+        ]
+
+    said = wrong["content"][-1]["text"].splitlines()[-1]
+    assert wrong["isError"]
+    assert said == (
+        'It takes (zone: string, day?: integer, unit?: "h" | "min"). Missing: zone. Not known: tz. '
+        "Of another type or value: unit, day. Search for clock__tell to see all about it."
+    )
+    # Nothing is wrong with these arguments that could be seen from outside.
+    assert "It takes" not in json.dumps(right)
+
+
+async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:
+    for server in ("wiki", "web"):
+        workshop.server(server, tools=[tool("find_page")])
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", {"name": "find_page"})
+
+    (block,) = answer["content"]
+    assert answer["isError"]
+    assert block["text"] == "several servers have a tool 'find_page': use web__find_page or wiki__find_page"

@@ -465,14 +465,42 @@ async def test_two_words_for_the_same_argument_of_a_call_tool_are_refused(worksh
     assert calls(server) == []
 
 
+async def test_what_stands_beside_the_name_is_what_the_tool_is_given(workshop: Workshop) -> None:
+    server = workshop.server("github", **HONEST)
+    said = [
+        {"name": "github__create_issue", "title": "x"},
+        {"tool": "github__create_issue", "title": "x", "input": "a text", "goal": "a note"},
+    ]
+    async with inside(workshop.config()) as proxy:
+        answers = [await Host(proxy, "modern").call("call_tool", one) for one in said]
+
+    assert not any(answer.get("isError") for answer in answers)
+    sent = [message["params"]["arguments"] for message in server.ledger.messages("tools/call")]
+    assert sent == [{"title": "x"}, {"title": "x", "input": "a text"}]
+
+
 @pytest.mark.parametrize("through", ["call_tool", "call_read_only_tool"])
-async def test_arguments_beside_those_of_a_call_tool_are_answered_with_their_place(
-    workshop: Workshop, through: str
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            {"name": "github__create_issue", "arguments": {}, "title": "x"},
+            "title is not known; known are name, arguments, goal",
+        ),
+        ({}, "name is missing"),
+        (
+            {"name": "call_tool", "arguments": {"name": "x"}},
+            "name must be that of the tool to call, not call_tool",
+        ),
+    ],
+)
+async def test_unusable_arguments_of_a_call_tool_are_answered_with_its_form(
+    workshop: Workshop, through: str, said: dict[str, Any], why: str
 ) -> None:
     workshop.server("github", **HONEST)
     async with inside(workshop.config()) as proxy:
-        answer = await Host(proxy, "modern").call(through, {"name": "github__create_issue", "title": "x"})
+        answer = await Host(proxy, "modern").call(through, said)
 
+    form = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
     assert answer["isError"]
-    assert f"{through}: title is not known; " in text(answer)
-    assert text(answer).endswith(". What the tool itself is given goes into arguments")
+    assert text(answer) == f"{through}: {why}. {form}"
