@@ -31,9 +31,8 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.queries import read_query
+from mcp_context_proxy.retrieval.queries import query_vectors, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Store, open_store
 

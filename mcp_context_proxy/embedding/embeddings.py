@@ -41,6 +41,7 @@ from mcp_context_proxy.embedding.models import (
     are_unit,
     model_of,
     read_folder,
+    shipped_sketcher,
     shipped_vectors,
     unit_rows,
 )
@@ -305,9 +306,12 @@ T = TypeVar("T")
 RETRY_SECONDS = 30.0
 """Pause after a failure of the model. A search may wait for a dead endpoint once in this time."""
 
-BATCH = 64
+BATCH = 32
 """Texts between two writes, two reports of progress and two checks for cancellation: about a tenth of a
 second of work with the packaged model, the most that an interrupted indexing can lose."""
+
+SKETCHED_CHARACTERS = 200
+"""Characters of a text that its sketch is made of: the name and the first sentence. More add nothing."""
 
 REMEMBERED_QUERIES = 1000
 """The texts of a hundred requests with all their sentences: 1.5 MB."""
@@ -470,6 +474,19 @@ class CachedEmbedder:
             return np.array([vectors[key] for key in keys], np.float32).reshape(len(keys), model.dimensions)
 
         return self._model.run(embed)
+
+    def sketches(self, texts: Sequence[str]) -> Matrix | None:
+        """Return guesses of the vectors of texts (`Sketcher`), in order; None without a map for the model.
+
+        Raises:
+            ModelError: the model cannot be opened.
+        """
+        if (sketcher := shipped_sketcher(self._model.get().model_id)) is None:
+            return None
+        file = PACKAGED_MODEL / TOKENIZER
+        tokenizer = _opened.get(file) or open_tokenizer(file, SKETCHED_CHARACTERS)
+        cut = (text[:SKETCHED_CHARACTERS].encode("utf-8", "replace").decode("utf-8") for text in texts)
+        return sketcher.of([tokenizer.encode(text, add_special_tokens=False).ids or [0] for text in cut])
 
 
 class Lookups(Struct):
