@@ -99,12 +99,12 @@ INSTRUCTION_CHARACTERS = 500
 INSTRUCTION_TERMS = 60
 """Terms of them that are kept."""
 
-LIKELY = 32
+LIKELY = 20
 """Tools that are embedded for one search while indexing goes on: the best by words, and as many by sketches.
-Put to the 33 recorded lists as unknown ones, people's requests are then answered as when all is embedded:
-right at once .72, among five .89 (.72, .88; by words alone .43, .65). Half as many lose one in a hundred."""
+Put to the 33 recorded lists as unknown ones, people's requests are then answered as when all is embedded
+(``benchmarks/people.py --unembedded``). Half as many are hardly worse, twice as many no better."""
 
-LIKELY_OF_A_NEED = 12
+LIKELY_OF_A_NEED = 8
 """The same for each of several needs."""
 
 MANY_CHUNKS = 12
@@ -431,7 +431,8 @@ def with_likely(
             placed[starts[item] : starts[item] + len(own)] = [rows[text] for text in own]
             ready[item] = True
     dense = DenseIndex(index.pool.vectors, placed, sizes)
-    return replace(index, ready=ready, dense=dense, complete=bool(ready[waiting].all()))
+    complete = bool(ready[waiting].all()) and not index.unread
+    return replace(index, ready=ready, dense=dense, complete=complete)
 
 
 class Ahead:
