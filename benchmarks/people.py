@@ -1,6 +1,10 @@
 """People's requests to catalogs of every size: what they mean is found, and what nothing can do is refused.
 
     python benchmarks/people.py [--half "looked at"] [--tools N ...] [--failures] [--output FILE]
+    python benchmarks/people.py --unembedded
+
+The second puts them to all 1,035 tools while none is embedded: by words alone, with what a search embeds of
+the likeliest tools, and when all are.
 
 ``several_needs.jsonl`` has 496 requests that need two to four tools, each put to the servers that it names.
 
@@ -16,13 +20,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -30,7 +37,8 @@ from catalogs import LISTS, lists_in, published
 from msgspec.structs import replace as with_
 from nothing_fits import catalog_of, pairs
 
-from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Item, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine, queries
@@ -149,6 +157,7 @@ def main() -> None:
     parser.add_argument("--half", choices=HALVES, help="only this one")
     parser.add_argument("--tools", type=int, nargs="+", choices=SIZES, default=SIZES, help="only these sizes")
     parser.add_argument("--failures", action="store_true", help="names each request that failed")
+    parser.add_argument("--unembedded", action="store_true", help="what is found before all is embedded")
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     parser.add_argument("--store", type=Path, help="keeps vectors between runs; not the store of a proxy")
     arguments = parser.parse_args()
@@ -156,6 +165,9 @@ def main() -> None:
     chosen = [one for one in requests() if one.half in halves and one.tools in arguments.tools]
     with open_store(arguments.store or "memory") as store:
         embedder = CachedEmbedder(LazyModel(), store.vectors)
+        if arguments.unembedded:
+            sys.stdout.writelines(f"{line}\n" for line in unembedded(embedder, halves))
+            return
         answered = [answer(one, embedder) for one in chosen]
         several = [one for one in several_needs(embedder) if one.half in halves]
         told = [
@@ -224,13 +236,49 @@ def engine(embedder: CachedEmbedder, without: tuple[str, ...]) -> Engine:
     return Engine(embedder, embedder, calibration=packaged_background())
 
 
-def answer(request: Request, embedder: CachedEmbedder) -> Answered:
+WHOLLY: Mapping[str, Any] = {}
+
+STATES: Mapping[str, Mapping[str, Any]] = {
+    "by words": {"wait": False},
+    "with the likeliest": {"wait": False, "ahead": math.inf},
+    "all embedded": WHOLLY,
+}
+"""What is embedded when a request is put, and how the engine is asked then."""
+
+
+def unembedded(embedder: CachedEmbedder, halves: Collection[str]) -> Iterator[str]:
+    """Yield a table of what is found in each state: vectors that are known take no part in the choice."""
+    whole = [one for one in requests() if one.half in halves and one.tools == WHOLE]
+    head = ("state", "requests", "right at once", f"among {SHOWN}", "refused", "several needs", "all met")
+    yield from (f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head)))
+    for state, asked in STATES.items():
+        put = cache(lambda without: reading_engine(embedder, all_but(without)))
+        answered = [answer(one, embedder, put(one.without), asked) for one in whole]
+        several = [one for one in several_needs(embedder, asked) if one.half in halves]
+        served = [one for one in answered if one.request.right]
+        found = [_share([one.fits and (one.place or 99) <= most for one in served]) for most in (1, SHOWN)]
+        refused = _share([not one.fits for one in answered if not one.request.right])
+        met = _share([one.met(MANY) == 1 for one in several])
+        yield f"| {' | '.join((state, str(len(served)), *found, refused, str(len(several)), met))} |"
+
+
+def reading_engine(embedder: CachedEmbedder, catalog: Snapshot) -> Engine:
+    """Return an engine that has read the words of a catalog, and embedded nothing of it."""
+    reading = Engine(embedder, embedder, calibration=packaged_background(), sketch=embedder.sketches)
+    with suppress(EmbeddingCancelledError):
+        reading.index(catalog, cancelled=lambda: not reading.index_of(catalog).unread)
+    return reading
+
+
+def answer(
+    request: Request, embedder: CachedEmbedder, put: Engine | None = None, asked: Mapping[str, Any] = WHOLLY
+) -> Answered:
     """Put a request to its catalog."""
-    if request.tools == WHOLE:
+    if put is None and request.tools == WHOLE:
         put = engine(embedder, request.without)
-    else:
+    elif put is None:
         put = Engine(embedder, embedder, calibration=packaged_background())
-    ranking = put.search(request.query, catalog(request), TOOLS, with_(FITTING, depth=SHOWN))
+    ranking = put.search(request.query, catalog(request), TOOLS, with_(FITTING, depth=SHOWN), **asked)
     order = [*(ranking.results or ranking.near_misses), *ranking.others]
     place = next((at for at, one in enumerate(order, 1) if request.is_served_by(one.item)), None)
     shown = tuple(f"{one.item.server}/{one.item.name}" for one in order if isinstance(one.item, Tool))
@@ -253,7 +301,7 @@ def undivided(query: str) -> list[tuple[int, int]]:
     return [(0, len(query))]
 
 
-def several_needs(embedder: Embedder) -> Iterator[SeveralNeeds]:
+def several_needs(embedder: CachedEmbedder, asked: Mapping[str, Any] = WHOLLY) -> Iterator[SeveralNeeds]:
     """Put each request with several needs to the servers that it names."""
     tools = pairs.read_tools()
     put = dict[tuple[str, ...], tuple[Engine, Snapshot]]()
@@ -263,10 +311,10 @@ def several_needs(embedder: Embedder) -> Iterator[SeveralNeeds]:
         if servers not in put:
             others = pairs.catalog(key for key in tools if key[0] in servers and key[0] not in sources())
             recorded = tuple(sources()[name] for name in servers if name in sources())
-            engine_of = Engine(embedder, embedder, calibration=packaged_background())
-            put[servers] = engine_of, catalog_of((*recorded, *others.sources))
+            all_of_them = catalog_of((*recorded, *others.sources))
+            put[servers] = reading_engine(embedder, all_of_them), all_of_them
         searched, catalog = put[servers]
-        ranking = searched.search(one["query"], catalog, TOOLS, with_(FITTING, depth=MANY))
+        ranking = searched.search(one["query"], catalog, TOOLS, with_(FITTING, depth=MANY), **asked)
         order = [*(ranking.results or ranking.near_misses), *ranking.others]
         yield SeveralNeeds(
             one["half"],

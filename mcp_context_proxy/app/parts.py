@@ -64,6 +64,7 @@ class SearchParts:
             learned=self.learned,
             novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
             stands_for=config.search.synonyms,
+            sketch=embedder.sketches,
         )
         background = calibration if isinstance(calibration, Background) else None
         self.expander = Expander(self.engine.index_of, queries, catalog=embedder, background=background)

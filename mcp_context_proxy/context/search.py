@@ -218,6 +218,10 @@ class ResultCache(Generic[Answer]):
                 self._answers.popitem(last=False)
 
 
+EMBEDDING_SECONDS: Final = 1.0
+"""Time for which a search embeds what it is likely to find, while the whole is being indexed. With the
+packaged model a fifth of it is enough; a larger model or a busy machine may need more."""
+
 SEARCHES_AT_ONCE = 4
 """Worker threads for searches; more would only share the same processors."""
 
@@ -405,7 +409,9 @@ class Searcher:
 
         def ranked(kinds: frozenset[Kind], options: SearchOptions) -> Ranking:
             of_kinds = replace(filters, kinds=kinds)
-            return self._engine.search(query, snapshot, of_kinds, options, wait=False, history=history)
+            return self._engine.search(
+                query, snapshot, of_kinds, options, wait=False, history=history, ahead=EMBEDDING_SECONDS
+            )
 
         found = ranked(
             tools,

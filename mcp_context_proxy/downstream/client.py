@@ -57,7 +57,7 @@ from mcp_context_proxy.protocol.envelope import (
     nests_deeper,
 )
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
-from mcp_context_proxy.protocol.strangers import overflows, stranger_data, stranger_json, stranger_text
+from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_task, in_thread
@@ -506,7 +506,7 @@ def _unsendable(params: Members, limits: Limits) -> str | None:
     for raw in params.values():
         if nests_deeper(value := bytes(raw), limits.nesting_results):
             return f"it nests deeper than {limits.nesting_results} levels"
-        if overflows(value):
+        if envelope.overflows(value):
             return "it has a number too large to be read"
     return None
 
@@ -517,6 +517,6 @@ def _fault_of(result: bytes, limits: Limits) -> str | None:
         return f"with a result nested deeper than {limits.nesting_results} levels"
     if envelope.holds_a_flood(result):
         return f"with a result of more than {envelope.MOST_ENTRIES:,} members"
-    if overflows(result):
+    if envelope.overflows(result):
         return "with a result that has a number too large to be read"
     return None

@@ -48,7 +48,6 @@ from mcp_context_proxy.protocol.strangers import (
     NAME_CHARACTERS,
     clean,
     one_line,
-    overflows,
     stranger_data,
     stranger_text,
     unmarked,
@@ -152,7 +151,8 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
             redact.json(bytes(value)) if name in _EXACT else stranger_data(bytes(value), redact.json)
         )
         for name, value in params.items()
-        if envelope.misread((clean(name),)) is None and not (name in _NUMBERS and overflows(bytes(value)))
+        if envelope.misread((clean(name),)) is None
+        and not (name in _NUMBERS and envelope.overflows(bytes(value)))
     }
     if (given := shown.pop("_meta", None)) is not None:
         # Cleaned first: a key is what it is for its reader.

@@ -8,6 +8,8 @@ large to check.
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -448,6 +450,22 @@ def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bo
     if encoded.count(b"{") + encoded.count(b"[") <= limit:
         return False
     return any(depth > limit for depth in deepest(encoded, part_bytes))
+
+
+_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG_NUMBER: Final = b"0" * 309
+"""Digits of the smallest whole number beyond all that most readers can represent."""
+_NUMBER_OR_STRING: Final = pattern(
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?)', re.DOTALL
+)
+
+
+def overflows(encoded: bytes) -> bool:
+    """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
+    plain = encoded.translate(_DIGITS)
+    if b"e000" not in plain and b"e+000" not in plain and _LONG_NUMBER not in plain:
+        return False
+    return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
 
 
 def without_depths(encoded: bytes, part_bytes: int = PART_BYTES) -> bytes | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
-import math
 import re
 import secrets
 import unicodedata
@@ -161,7 +160,7 @@ def stranger_data(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
     shown = stranger_json(data, redact) if len(data) <= 2 * DATA_BYTES else data
     if len(shown) > DATA_BYTES:
         return json.dumps(f"[left out: {len(data):,} bytes, over {DATA_BYTES:,}]").encode()
-    if overflows(shown) or envelope.nests_deeper(shown, DATA_LEVELS):
+    if envelope.overflows(shown) or envelope.nests_deeper(shown, DATA_LEVELS):
         return b'"[left out: it has a number that is too large, or too many levels]"'
     return shown if len(shown) <= SAID_CHARACTERS else _STRING.sub(_bounded_string, shown)
 
@@ -173,22 +172,6 @@ def stranger_json(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
     """
     shown = shown_json(data, redact)
     return shown if _MAY_MARK.search(shown) is None else _STRING.sub(_unmarked_string, shown)
-
-
-_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
-_LONG_NUMBER: Final = b"0" * 309
-"""Digits of the smallest whole number beyond all that most readers can represent."""
-_NUMBER_OR_STRING: Final = pattern(
-    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?)', re.DOTALL
-)
-
-
-def overflows(encoded: bytes) -> bool:
-    """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
-    plain = encoded.translate(_DIGITS)
-    if b"e000" not in plain and b"e+000" not in plain and _LONG_NUMBER not in plain:
-        return False
-    return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
 
 
 def _unmarked_string(found: re.Match[bytes]) -> bytes:

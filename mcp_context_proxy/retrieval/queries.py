@@ -450,3 +450,36 @@ def _as_verb(word: str, query: str) -> str | None:
     if as_verb == "open":
         as_verb = None if _TRACKED.isdisjoint(following) else "create"
     return as_verb
+
+
+HISTORY_DECAY = 0.5
+"""Factor of the weight of an earlier query with each step back."""
+
+
+def query_vectors(
+    query: ReadQuery, embed: Callable[[Sequence[str]], NDArray[np.float32]], history: Sequence[str] = ()
+) -> NDArray[np.float32] | None:
+    """Return one row of norm 1 for each text of a query; None for a query without a letter.
+
+    The row of the whole query is the mean of that of the text and of those beside it (`ReadQuery.beside`). So
+    phrases that all queries share ("could you please help me") count half, and the grammar still counts.
+
+    Earlier queries pull it towards them. Their words are not added to those of the query: an old one that is
+    rare would outweigh the words of the new query.
+    """
+    if not query.texts:
+        return None
+    vectors = embed([*query.texts, *query.beside, *history])
+    count, beside = len(query.texts), len(query.beside)
+    rows = vectors[:count].copy()
+    if beside:
+        rows[0] = _normalised(vectors[0] + vectors[count : count + beside].sum(axis=0), rows[0])
+    if history:
+        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
+        rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])
+    return rows
+
+
+def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:
+    norm = np.linalg.norm(vector)
+    return vector / norm if norm > 0 else otherwise

@@ -143,13 +143,18 @@ def search_notes(
     Args:
         answer: Results of the search.
         fleet: The servers.
-        noted: Servers that notes of earlier answers named; it is kept up to date. They are not named again,
-            except those that were not searched where what is looked for may be theirs: nothing fits well, or
-            the query names them. None to name all.
+        noted: What notes of earlier answers said; it is kept up to date. It is not said again that indexing
+            goes on, where the likeliest were compared. Servers are not named again, except those not
+            searched where what is looked for may be theirs: nothing fits well, or the query names them.
         name_of: Returns the name under which the caller gets a tool.
     """
     found = answer.found
-    notes = [Note(found.tools.note, UNFINISHED)] if found.tools.note else []
+    noted = {} if noted is None else noted
+    notes = list[Note]()
+    if found.tools.note and not (found.tools.likely and UNFINISHED in noted):
+        notes.append(Note(found.tools.note, UNFINISHED))
+        if found.tools.likely:
+            noted[UNFINISHED] = frozenset()
     if answer.context.dropped:
         notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
     missing = {
@@ -164,7 +169,6 @@ def search_notes(
         if reaches(client.name)
     }
     stale = {name: "" for name in fleet.stale if reaches(name)}
-    noted = {} if noted is None else noted
     asked = set(identifier_words(answer.context.query.casefold()).split())
     fits = bool(found.results) and not found.near_misses
     for note, servers in ((NOT_SEARCHED, missing), (NOT_CONNECTED, waiting), (NOT_LISTED, stale)):
