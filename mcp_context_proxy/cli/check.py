@@ -26,6 +26,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, 
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_output
 from mcp_context_proxy.config.source import read
+from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
 from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.installation.editing import EditError
@@ -553,7 +554,7 @@ def remedy_for(
 def _remedy_for_status(config: ServerConfig, status: int) -> str:
     if status < 400:
         return "it has moved: configure the URL that it redirects to"
-    if status in {401, 403}:
+    if status in CREDENTIALS_WANTED:
         return (
             f"it needs credentials, or other ones: run mcp-context-proxy login {config.name}, "
             f"or set headers.Authorization under servers.{config.name}"

@@ -320,7 +320,7 @@ _NESTING = frozenset({"properties", "items", *_COMBINERS})
 
 
 class Fields(Struct, frozen=True):
-    """The texts of an item that lexical search weights differently; field order as in `bm25.WEIGHTS`."""
+    """The texts of an item that lexical search weights differently, as `bm25.WEIGHTS` says."""
 
     name: str
     description: str
