@@ -338,7 +338,7 @@ def page_of_stories(told: Sequence[tuple[bool, Answered, Answered]]) -> list[str
         "",
         "## Stories",
         "",
-        f"People tell what happened before they ask, as hooks pass it on. {len(STORIES)} such stories are put",
+        f"People tell what happened before they ask, as hooks pass it on. {len(STORIES)} stories are put",
         "around the requests above, each with the story that its hash tells, and put to all lists together.",
         "Of six of the stories no answer was looked at.",
         "",
