@@ -68,6 +68,9 @@ what is less near than that only fills places."""
 SHARE_OF_SUSPECTS = 0.5
 """Share of the places of a selection that suspected tools may have where no others fit."""
 
+NEARER_WITHOUT = 0.03
+"""Cosine by which a request without its story must be nearer to a tool to be read without it."""
+
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
 
@@ -165,7 +168,8 @@ class Engine:
             others, note = self._query_vectors(read_core, index, history, ahead > 0)
             if others is None or vectors is None:
                 break
-            if _nearness(others[0], index, allowed) > _nearness(vectors[0], index, allowed):
+            nearest = _nearness(vectors[0], index, allowed)
+            if _nearness(others[0], index, allowed) > nearest + NEARER_WITHOUT:
                 understood, words, vectors = read_core, of_core, others
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"

@@ -80,8 +80,9 @@ _CONDITION = re.compile(r"\W*(?:if|once|after|before|when|as soon as|should)\s",
 """Beginnings of needs that come before another: "after you have read it, ..."."""
 
 _LEAD = re.compile(
-    r"(?:(?:\d{1,2}[.)]|[-*•]|(?:and )?if (?:so|yes|not|no)\b,?|oh and,?|(?:first(?: of all|ly)?"
-    r"|second(?:ly)?|third(?:ly)?|last(?:ly)?|next|step \w+|to (?:begin|start) with)(?:[,:]|$))(?:\s++|$))*+",
+    r"(?:(?:\d{1,2}[.)]|[-*•]|(?:and )?if (?:so|yes|not|no)\b,?|otherwise,?|else,?|oh and,?"
+    r"|(?:first(?: of all|ly)?|second(?:ly)?|third(?:ly)?|last(?:ly)?|next|step \w+"
+    r"|to (?:begin|start) with)(?:[,:]|$))(?:\s++|$))*+",
     re.IGNORECASE,
 )
 """What stands before a need and says nothing of it."""
@@ -182,6 +183,20 @@ _OPENER = (
 )
 _OPENERS: Final = pattern(rf"\s*(?:{_OPENER}){{1,8}}(?=\W*\w)", re.IGNORECASE | re.DOTALL)
 """Words with which people go on talking; those that may say something only before a comma or the like."""
+
+ONE: Final = pattern(r"(?<= )one(?=[\s.,!?]*(?:$|for |in |on |with |called |named |that ))", re.IGNORECASE)
+"""A word for what was named before: "open one"."""
+
+_ONE_OF: Final = pattern(
+    r"\b(?:an?|any|another) ((?:[\w-]+ ){0,2}?[\w-]+)"
+    r"(?=[?.!,;]|$| (?:about|for|of|in|on|with|called|named|to|that|from|at|already|yet|there)\b)",
+    re.IGNORECASE,
+)
+
+_REFERS: Final = pattern(r"\b(?:it|its|them|that|this|those|these|him|one)\b", re.IGNORECASE)
+
+LEAST_OF_REFERENCES = 4
+"""Telling words of a request that speaks of something told before, from which on it stands alone."""
 
 MOST_PARTS = 24
 """Sentences of a query, and clauses of a sentence, that are looked at for what is only told."""
@@ -297,6 +312,11 @@ def within(place: int, spans: Sequence[Span]) -> bool:
     return before > 0 and place < spans[before - 1][1]
 
 
+def antecedent(needs: Sequence[str]) -> str | None:
+    """Return what "one" in a later need means: "is there an issue about it? If not, open one"."""
+    return next((match[1] for need in reversed(needs) if (match := _ONE_OF.search(need)) is not None), None)
+
+
 def denied(request: str) -> Iterator[Span]:
     """Yield where a request says which changes are not to be made."""
     for match in _DENIED.finditer(request):
@@ -330,7 +350,13 @@ def cores(query: str) -> list[str]:
             found += [" ".join([one[end:], *remaining[at + 1 :]]) for end in (asked[:1] + asked[1:][-1:])]
             break
     told = (without_opener(one) for one in dict.fromkeys(found))
-    return [one for one in told if len(telling_places(one)) >= LEAST_TELLING and len(needs_of(one)) == 1]
+    return [one for one in told if _stands_alone(one) and len(needs_of(one)) == 1]
+
+
+def _stands_alone(request: str) -> bool:
+    """Return whether a request says enough without what was told before: "stop it" does not."""
+    telling = len(telling_places(request))
+    return telling >= (LEAST_OF_REFERENCES if _REFERS.search(request) else LEAST_TELLING)
 
 
 def _only_tells(sentence: str) -> bool:

@@ -481,6 +481,31 @@ _VERSIONED = pattern(
     r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b",
     re.IGNORECASE,
 )
+_SERVICES = """
+s3 ec2 dynamodb gcp heroku vercel netlify digitalocean gmail outlook hotmail icloud onedrive dropbox
+sharepoint gdrive whatsapp telegram discord skype viber wechat zoom webex facetime spotify deezer
+soundcloud netflix hulu youtube twitch tiktok instagram facebook twitter linkedin pinterest snapchat
+mastodon bluesky trello asana clickup todoist evernote onenote canva mailchimp paypal venmo revolut
+shopify ebay etsy alexa siri cortana fitbit strava garmin uber lyft airbnb doordash kindle audible
+docusign quickbooks
+"""
+_NAMES_SERVICE: Final = pattern(
+    r"\b(?:to|in|into|on|onto|from|via|with|using|at|through|of|my|our|his|her|their|the|an?) (?:\w+['’]s )?"
+    rf"({'|'.join(_SERVICES.split())})\b",
+    re.IGNORECASE,
+)
+_BROWSES: Final = frozenset(
+    ["go", "open", "visit", "navigat", "brows", "head", "search", "find", "googl", "look"]
+)
+"""Stems of orders that reach a service by its pages, or only look for what is said of it."""
+
+
+def service_of(request: str) -> str | None:
+    """Return the service that a request is for by name: "upload it to S3"."""
+    match = _NAMES_SERVICE.search(request, 0, FIRST_OF_REQUEST)
+    return None if match is None or opening(request) in _BROWSES else match[1].lower()
+
+
 FIRST_OF_QUESTION = 160
 """Characters of a question in which its form is looked for."""
 

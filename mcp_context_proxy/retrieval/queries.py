@@ -39,7 +39,9 @@ from mcp_context_proxy.retrieval.item_metadata import (
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
     LEAST_TELLING,
+    ONE,
     Span,
+    antecedent,
     asks,
     cores,
     denied,
@@ -54,6 +56,7 @@ from mcp_context_proxy.retrieval.purposes import (
     idiom_of,
     purpose_of,
     reworded,
+    service_of,
 )
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
@@ -181,6 +184,8 @@ class ReadQuery(Struct, frozen=True):
     """The general purpose of a single need; None for most."""
     purposes: tuple[Purpose | None, ...]
     """The same for each text but the first, of a query of several needs."""
+    service: str | None
+    """The service that it is for by name (`purposes.service_of`), as an index term."""
     cores: tuple[str, ...]
     """What it may mean if some of it is only told (`needs.cores`)."""
 
@@ -311,6 +316,8 @@ def read_query(
         elif (opened := opening_match(need)) is not None:
             verb = opened.group()
         serving = None
+        if parts and (match := ONE.search(need)) and (meant := antecedent([*parts])):
+            need = order = f"{need[: match.start()]}{meant}{need[match.end() :]}"
         if len(needs) > 1:
             own = idiom_of(need)
             serving = purpose_of(need) if own is None else own.purpose
@@ -340,6 +347,7 @@ def read_query(
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
+        service=None if (service := service_of(written)) is None else stem(service),
         cores=tuple(cores(written)),
     )
 

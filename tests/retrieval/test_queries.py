@@ -24,6 +24,7 @@ from mcp_context_proxy.retrieval.purposes import (
     WEB_SEARCH,
     WRITTEN_DOWN,
     purpose_of,
+    service_of,
 )
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
@@ -677,3 +678,60 @@ def test_a_story_around_a_request_hides_no_tool(story: str, real: Callable[[str]
 def test_a_question_after_a_colon_is_what_is_asked() -> None:
     assert weight("just look at it: which branches are merged", "branches") == 1
     assert weight("comment on issue 12: which branches are merged", "branches") == CARRIED_SHARE
+
+
+@pytest.mark.parametrize(
+    ("request_", "last"),
+    [
+        ("is there an issue about the leak already? if not, open one", "open issue"),
+        ("do we have a label for security? otherwise create one for it", "create label for it"),
+        ("list the pods, then describe one of them", "describe one of them"),
+    ],
+)
+def test_one_means_what_the_need_before_is_about(request_: str, last: str) -> None:
+    assert read(request_).texts[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("request_", "meant"),
+    [
+        ("who am I logged in as", "get current user"),
+        ("stop the job 12", "cancel the job 12"),
+        ("make the heading bold", "format the heading bold"),
+        ("lock the report", "protect the report"),
+    ],
+)
+def test_an_order_in_the_words_of_people_is_read_in_those_of_tools(request_: str, meant: str) -> None:
+    assert read(request_).read_as == meant
+
+
+def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
+    assert read("the job has been hanging for an hour and it is late, stop it").cores == ()
+
+
+@pytest.mark.parametrize(
+    ("request_", "service"),
+    [
+        ("upload this to s3", "s3"),
+        ("what's in my gmail inbox", "gmail"),
+        ("post the photo on Instagram", "instagram"),
+        ("open youtube in the browser", None),
+        ("search the web for the founders of airbnb", None),
+        ("rename the file s3_notes.txt", None),
+    ],
+)
+def test_a_request_may_be_for_a_service_by_name(request_: str, service: str | None) -> None:
+    assert service_of(request_) == service
+
+
+def test_what_is_for_a_service_that_no_tool_names_fits_nothing(
+    snapshot: Callable[..., Snapshot], tool: Callable[..., Tool]
+) -> None:
+    attach = tool("upload_attachment", "Upload a file as an attachment of a page.", server="wiki")
+    put = tool("put_object", "Upload a file to a bucket of S3.", server="storage")
+    with open_store("memory") as store:
+        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
+
+        assert not engine.search("upload this to s3", snapshot(attach)).fits
+        assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
+        assert engine.search("upload this to the page", snapshot(attach)).fits
