@@ -78,6 +78,8 @@ _LOOKED_AT: Final = 4096
 
 _FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
 """A fence of code at any depth: the blocks of a list are indented with it."""
+_IMPORT: Final = pattern(r"^@[\w./~-]+[ \t]*$", re.MULTILINE)
+"""A line that has an agent read another file in its place."""
 _COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 """A comment; one that is not closed goes to the end."""
 _HEADING: Final = pattern(r" {0,3}#{1,6}[ \t]+(.*)")
@@ -234,6 +236,8 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
             return unusable(None, "its file name is not UTF-8; rename it")
         name = one_line(name) or "document"
     body = front.body.strip()
+    if form is Format.AGENTS and body and not (body := _IMPORT.sub("", body).strip()):
+        return unusable(None, "it only imports other files; configure those")
     description = front.description or overview(body)
     if told := patterns_text(front.patterns):
         description = f"{description} (for files: {told})".lstrip()

@@ -90,7 +90,7 @@ class Format(Enum):
     SKILL = auto()
     """An Agent Skill: ``SKILL.md`` in a folder called as the skill is."""
     AGENTS = auto()
-    """Instructions of a project for coding agents: ``AGENTS.md`` or ``CLAUDE.md``."""
+    """Instructions of a project for coding agents, such as ``AGENTS.md`` and ``CLAUDE.md``."""
 
 
 _BY_NAME: Final = {
@@ -98,6 +98,8 @@ _BY_NAME: Final = {
     "skill.md": Format.SKILL,
     "agents.md": Format.AGENTS,
     "claude.md": Format.AGENTS,
+    "claude.local.md": Format.AGENTS,
+    "gemini.md": Format.AGENTS,
 }
 
 

@@ -30,8 +30,9 @@ from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
 from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.installation.editing import EditError
-from mcp_context_proxy.items import Kind, Tool, ToolClass, TurnedOffTool
+from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.server.search_answers import some_of
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.inventory import remarks_together
 
@@ -41,12 +42,10 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
-
 VARIABLES_NAMED: Final = 8
 """Variables that a remedy names; a shell has dozens."""
 
-NAMED: Final = 5
-"""Tools turned off that a line names."""
+APPLIES: Final = {IncludeMode.ALWAYS: "in every context", IncludeMode.MANUAL: "only by hand"}
 
 TAKEN_DAYS: Final = 7
 """Days for which a change that was taken without a person is repeated."""
@@ -324,6 +323,12 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
         rules = sum(document.kind is Kind.RULE for document in documents)
         found = f"{counted(rules, 'rule')}, {counted(len(documents) - rules, 'reference')}"
         yield Verdict(Level.OK if documents else Level.WARNING, "documents", found)
+        when: dict[str, list[str]] = {}
+        for one in documents:
+            if said := APPLIES.get(one.include) or ("for files" if one.patterns else ""):
+                when.setdefault(said, []).append(one_line(one.name, NAME_CHARACTERS))
+        for said, names in when.items():
+            yield Verdict(Level.OK, "documents", f"{said}: {some_of(names)}")
     for finding in proxy.library.loaded.findings:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
@@ -334,8 +339,7 @@ def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict
     for tool in tools:
         by_reason.setdefault(tool.reason, []).append(one_line(tool.name, NAME_CHARACTERS))
     for reason, names in by_reason.items():
-        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-        yield Verdict(Level.OK, server, f"turned off {reason}: {', '.join(names[:NAMED])}{more}")
+        yield Verdict(Level.OK, server, f"turned off {reason}: {some_of(names)}")
 
 
 def _taken_lately(proxy: Proxy) -> list[Verdict]:
@@ -346,9 +350,8 @@ def _taken_lately(proxy: Proxy) -> list[Verdict]:
     for name in proxy.fleet.clients:
         taken = [one for one in changes(proxy.store, name, days=TAKEN_DAYS) if one.taken_by_mode]
         if taken:
-            names = ", ".join(one_line(one.row.name, NAME_CHARACTERS) for one in taken[:NAMED])
-            more = f" and {len(taken) - NAMED:,} more" if len(taken) > NAMED else ""
-            message = f"changed or new in the last {TAKEN_DAYS} days, and taken: {names}{more}"
+            names = some_of([one_line(one.row.name, NAME_CHARACTERS) for one in taken])
+            message = f"changed or new in the last {TAKEN_DAYS} days, and taken: {names}"
             remedy = f"look: mcp-context-proxy changes {name}"
             verdicts.append(Verdict(Level.OK, name, message, remedy=remedy))
     return verdicts
@@ -369,8 +372,7 @@ async def _copies(proxy: Proxy) -> list[Verdict]:
     remedy = "searches put them after those; if only one server is wanted, turn the other off"
     verdicts = []
     for (server, older), pairs in by_servers.items():
-        more = f" and {len(pairs) - NAMED:,} more" if len(pairs) > NAMED else ""
-        message = f"says nearly the same as {older}, which was there before: {', '.join(pairs[:NAMED])}{more}"
+        message = f"says nearly the same as {older}, which was there before: {some_of(pairs)}"
         verdicts.append(Verdict(Level.WARNING, server, message, remedy=remedy))
     return verdicts
 
@@ -508,8 +510,7 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
             continue
         said = " ".join(line for client in clients for line in client.stderr)
         ranked = sorted(absent, key=lambda name: name not in said)
-        more = f" and {len(ranked) - VARIABLES_NAMED} more" if len(ranked) > VARIABLES_NAMED else ""
-        listed = f"{', '.join(ranked[:VARIABLES_NAMED])}{more}{differing}"
+        listed = f"{some_of(ranked, VARIABLES_NAMED)}{differing}"
         remedy = "name those that a server needs in its inherit"
         message = f"{names} failed without these variables of this shell: {listed}"
         yield Verdict(Level.OK, ENVIRONMENT, message, remedy=remedy)

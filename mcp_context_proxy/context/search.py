@@ -33,6 +33,7 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
+from mcp_context_proxy.retrieval.links import files_named, is_for
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
@@ -448,16 +449,19 @@ class Searcher:
         nearer = NEARER_BY_PASSAGES * math.log(max(self._engine.passages(snapshot) / FEW_PASSAGES, 1.0))
         least, about = max(here, elsewhere) + nearer, max(min(here, REPEATED), elsewhere) + nearer
         share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
+        files = files_named(query)
 
         def is_meant(one: Result) -> bool:
             score = _plain_score(one)
             if one.score < share and not one.exact:
                 return False
+            assert isinstance(one.item, Document)
+            if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
+                return one.exact  # it is for other files than those named
             if one.exact or score >= least - BEHIND_TOOL:
                 return True
             if score < about - BEHIND_TOOL - FOR_TOOL or best is None or self._expander is None:
                 return False
-            assert isinstance(one.item, Document)
             return self._expander.is_about(one.item, best.item, snapshot, query)
 
         results = tuple(one for one in candidates if is_meant(one))

@@ -424,8 +424,8 @@ class Fitting:
         result = self._results[place]
         item = result.item
         if isinstance(item, Document):
-            excerpt = f"\n  {one_line(result.chunk, 2 * detail.characters)}" if detail.characters else ""
-            return f"{item.uri} ({item.kind}){excerpt}"
+            told = _passage(item, result.chunk, 2 * detail.characters) if detail.characters else ""
+            return "\n  ".join([f"{item.uri} ({item.kind})", *told.splitlines()])
         told = self._summary(place, item, detail.characters) if detail.characters else ""
         name = shown_name(item, self._name_of)
         lines = [self._signature(place, item).text(name, detail) + read_mark(item)]
@@ -449,6 +449,12 @@ class Fitting:
         if place not in self._signatures:
             self._signatures[place] = ToolSignature(tool, self._asked)
         return self._signatures[place]
+
+
+def _passage(document: Document, chunk: str, most: int) -> str:
+    """Return a document that is short enough whole, with its lines, and else the place that was found."""
+    text = document.text.strip()
+    return text if len(text) <= most else one_line(chunk.removeprefix(f"{document.name}: "), most)
 
 
 def shown_name(tool: Tool, name_of: NameOf) -> str:

@@ -89,6 +89,24 @@ def test_a_rule_for_some_files_is_not_in_every_context_of_a_folder_that_is(write
     assert by_name == {"all": IncludeMode.ALWAYS, "api": IncludeMode.AGENT}
 
 
+def test_imports_of_an_agents_file_are_no_text_and_a_file_of_imports_alone_is_reported(write: Write) -> None:
+    root = write(
+        {
+            "CLAUDE.md": "@AGENTS.md\n\n## Plans\n\nAsk @anna first.\n",
+            "GEMINI.md": "@./AGENTS.md\n@~/.gemini/mine.md\n",
+            "AGENTS.md": "## Build\n\nRun make.\n",
+        }
+    )
+
+    loaded = load(root)
+
+    assert {one.name: one.text for one in loaded.documents} == {
+        "AGENTS/Build": "## Build\n\nRun make.",
+        "CLAUDE/Plans": "## Plans\n\nAsk @anna first.",
+    }
+    assert told(loaded, root) == ["GEMINI.md: left out: it only imports other files; configure those"]
+
+
 def test_a_document_that_search_does_not_look_at_as_a_whole_is_reported(write: Write) -> None:
     root = write(
         {"exact.md": "x" * 262_144, "over.md": "x" * 262_145, "AGENTS.md": f"# a\n{200_000 * 'x'}\n" * 2}

@@ -65,6 +65,28 @@ def test_the_folders_in_which_servers_start_are_shown(run: Run, workshop: Worksh
     assert f"folder:threestartsin{Path.cwd()}(wherethehoststartstheproxy)" in told
 
 
+def test_it_tells_which_rules_come_always_with_files_and_only_by_hand(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("a")])
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    fronts = {
+        "house": "trigger: always_on",
+        "sql": 'paths: "*.sql"',
+        "old": "trigger: manual",
+        "tone": "tags: a",
+    }
+    for name, front in fronts.items():
+        (rules / f"{name}.md").write_text(f"---\n{front}\n---\nThe rule {name}.\n", encoding="utf-8")
+    done = run("check", "--config", workshop.config(documents=[{"kind": "rule", "path": str(rules)}]))
+
+    assert [line.split("documents: ")[1] for line in done.stdout.splitlines() if "documents: " in line] == [
+        "4 rules, 0 references",
+        "in every context: house",
+        "only by hand: old",
+        "for files: sql",
+    ]
+
+
 def test_it_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     ours = {"command": "mcp-context-proxy", "args": ["serve"]}

@@ -304,6 +304,20 @@ async def test_a_rule_for_files_comes_with_a_request_that_names_one_and_brings_t
     assert (other.of(Kind.RULE), brought(other)) == ((), {})
 
 
+async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_its_patterns(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "api.md").write_text("---\npaths: src/api/**/*.ts\n---\nEndpoints check input.\n", "utf-8")
+    documents = load_documents([DocumentsConfig(path=tmp_path)], Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        found = {
+            query: [one.name for one in (await engine.build(query)).of(Kind.RULE)]
+            for query in ("check the input in lib/a.ts", "check src/api/a.ts", "how do endpoints check input")
+        }
+
+    assert list(found.values()) == [[], ["api"], ["api"]]
+
+
 async def test_a_budget_is_filled_with_more_that_fits_and_never_exceeded(engine: ContextEngine) -> None:
     query = "read the contents of a file"
     usual = await engine.build(query)

@@ -62,7 +62,9 @@ async def test_a_prompt_that_names_a_file_is_told_its_rule_and_the_tools_that_th
     workshop.server("work", tools=[*near, tool("echo", "Say it again"), tool("greet", "Say hello")])
     rules = workshop.folder / "rules"
     rules.mkdir()
-    (rules / "sql.md").write_text('---\napplyTo: "**/*.sql"\n---\nUse `echo` first.\n', encoding="utf-8")
+    (rules / "sql.md").write_text(
+        '---\napplyTo: "**/*.sql"\n---\nUse `echo` first.\n\n- Rename nothing.\n', encoding="utf-8"
+    )
     door = "---\ninclude: always\n---\nGreet visitors at the door with `greet`.\n"
     (rules / "house.md").write_text(door, encoding="utf-8")
     documents = [{"path": str(rules), "kind": "rule"}]
@@ -76,7 +78,7 @@ async def test_a_prompt_that_names_a_file_is_told_its_rule_and_the_tools_that_th
                 while "rename" not in (told := (await client.post(url, json=prompt)).json())["text"]:
                     pass
 
-    assert "Use `echo` first." in told["text"]
+    assert "rule://sql (rule)\n  Use `echo` first.\n  \n  - Rename nothing.\n\n" in told["text"]
     assert "work__echo(" in told["text"]
     assert "work__echo" in told["tools"]
     assert "work__greet" not in told["tools"]
