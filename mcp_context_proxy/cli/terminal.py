@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
@@ -177,11 +178,13 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
     from mcp_context_proxy import app
     from mcp_context_proxy.web.inventory import failures
 
+    for complaint in replace(config, mistakes=()).complaints():
+        messages().say(Text(f"mcp-context-proxy: {complaint}"))
     async with app.open_proxy(config) as proxy:
-        await settle(proxy, DOWNLOAD_SECONDS)
+        settled = await settle(proxy, DOWNLOAD_SECONDS)
         for name, client in proxy.fleet.clients.items():
-            if client.downloading is not None:
-                late = f"Not waited for {name}, which is {client.standing}"
+            if name not in settled:
+                late = f"Server {name} is not waited for any longer: {client.standing}"
                 messages().say(Text(late, style="yellow"))
         for name, cause in failures(proxy).items():
             known = "as last known" if proxy.fleet.clients[name].remembered else "unknown"
@@ -195,7 +198,7 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
 async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, float]:
     """Wait until each server is ready or has failed once; return the seconds it took, by server.
 
-    Those that take longer than `seconds_each`, such as for a download, are not waited for.
+    Those that take longer than `seconds_each`, such as for a download, are left out.
     """
     import anyio
 
@@ -217,9 +220,10 @@ async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, floa
     with console.status(progress()) as status:
 
         async def wait(client: DownstreamClient) -> None:
-            with anyio.move_on_after(seconds_each):
+            with anyio.move_on_after(seconds_each) as scope:
                 await client.wait_first_connect()
-            seconds[client.name] = anyio.current_time() - began
+            if not scope.cancelled_caught:
+                seconds[client.name] = anyio.current_time() - began
             del waiting[client.name]
             status.update(progress())
 
@@ -230,7 +234,7 @@ async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, floa
                 status.update(progress())
                 downloads: dict[str, list[str]] = {}
                 for client in proxy.fleet.clients.values():
-                    if client.downloading is not None:
+                    if client.name in waiting and client.downloading is not None:
                         downloads.setdefault(client.standing, []).append(client.name)
                 if downloads and not console.is_terminal and anyio.current_time() - began >= lines:
                     # Where nobody sees the status line, such as in CI, which stops what is silent for long.
@@ -244,7 +248,7 @@ async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, floa
                 for client in proxy.fleet.clients.values():
                     group.start_soon(wait, client)
             telling.cancel_scope.cancel()
-        if all(client.downloading is None for client in proxy.fleet.clients.values()):
+        if len(seconds) == len(proxy.fleet.clients):
             await proxy.wait_first_connect()
         else:
             await proxy.wait_for_starting_servers(0)

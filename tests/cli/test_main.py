@@ -166,6 +166,18 @@ def test_a_host_is_answered_with_the_fault_that_keeps_its_own_proxy_from_serving
     assert "Traceback" not in done.stderr
 
 
+def test_a_server_that_is_off_is_named_by_commands_that_start_the_others_and_by_no_others(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("notes", tools=[tool("jot")])
+    workshop.server("off").settings = {"command": "x", "env": {"A": "${NO_SUCH_VARIABLE}"}}
+    config = workshop.config()
+    told = {one: run(one, "--config", config).stderr for one in ("tools", "stats", "changes", "audit")}
+
+    assert "server off: off: NO_SUCH_VARIABLE is not set" in told.pop("tools")
+    assert not any("NO_SUCH_VARIABLE" in said for said in told.values())
+
+
 @pytest.mark.parametrize("options", [(), ("--preset", "none")])
 def test_a_serve_without_a_usable_configuration_ends_with_a_sentence(
     run: Run, tmp_path: Path, options: tuple[str, ...]

@@ -153,6 +153,19 @@ async def test_a_call_that_tells_its_session_and_nests_too_deeply_is_answered(
                 answered.add(json.loads(line).get("id"))
 
 
+async def test_bridge_of_a_newer_version_is_served_whatever_else_it_tells_of_itself(
+    machine: Machine, server: Server
+) -> None:
+    async with machine.host() as client:
+        await client.until_listed("work__echo")
+        (path,) = machine.sockets()
+        newer = '{"bridge":{"pid":7,"told_by_a_later_version":{"a":[1]}}}\n'
+        with told(path, newer, HELLO) as peer:
+            answer = peer.makefile().readline()
+
+    assert json.loads(answer)["result"]["protocolVersion"] == "2025-06-18"
+
+
 @pytest.mark.parametrize(
     "greeting",
     [
