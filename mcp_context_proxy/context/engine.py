@@ -595,6 +595,6 @@ def _why_not(item: Item, context: RequestContext, ranking: Ranking, place: int |
         return "nothing fits the query well enough"
     if place is None:
         return "it has nothing in common with the query"
-    last = ranking.results[-1].score if ranking.results else 0.0
-    higher = "another ranks" if len(ranking.results) == 1 else f"{len(ranking.results)} others rank"
-    return f"{higher} higher; the last one that was chosen scores {last:.2f}"
+    score = (*ranking.results, *ranking.near_misses, *ranking.others)[place].score
+    best = f"the best {len(ranking.results)}, down to {ranking.results[-1].score:.2f}, are chosen"
+    return f"it is number {place + 1:,} with a score of {score:.2f}, and {best}"
