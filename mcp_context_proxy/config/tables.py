@@ -478,7 +478,7 @@ class Limits(Table, frozen=True):
     """Pending requests of the stdio host; bounds memory, not speed."""
 
     indexing_wait_seconds: Seconds = 1.5
-    """Time that a search waits for indexing; then it uses words and the vectors that are ready."""
+    """Time that a search waits for indexing, if that may be ready by then."""
 
     embedding_seconds: Annotated[Seconds, Reload.RESTART] = 60.0
     """Timeout for embedding a batch of texts at `embedding.endpoint`, all attempts together."""
