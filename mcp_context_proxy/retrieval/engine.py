@@ -73,7 +73,6 @@ NEARER_WITHOUT = 0.03
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
-
 Novel = Callable[[], Mapping[ToolKey, float]]
 """Returns the additions for new tools, by server and own name."""
 
@@ -168,8 +167,8 @@ class Engine:
             others, note = self._query_vectors(read_core, index, history, ahead > 0)
             if others is None or vectors is None:
                 break
-            nearest = _nearness(vectors[0], index, allowed)
-            if _nearness(others[0], index, allowed) > nearest + NEARER_WITHOUT:
+            gain = _nearness(others[0], index, allowed) - _nearness(vectors[0], index, allowed)
+            if gain > NEARER_WITHOUT:
                 understood, words, vectors = read_core, of_core, others
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
@@ -251,14 +250,12 @@ class Engine:
                 return index
             newest = all(known.snapshot.generation <= snapshot.generation for known in self._indexes)
 
-            def stopped() -> bool:
+            def ended() -> bool:
                 self._ahead.let_pass()
                 return cancelled()
 
             rows = self._ahead.rows(index.pool)
-            steps = embedded(
-                index, self._embedder, newest, on_progress, stopped, calls=self._calls, ahead=rows
-            )
+            steps = embedded(index, self._embedder, newest, on_progress, ended, calls=self._calls, ahead=rows)
             for further in steps:
                 index = further
                 self._keep(index)
