@@ -6,9 +6,9 @@
 The second puts them to all 1,035 tools while none is embedded: by words alone, with what a search embeds of
 the likeliest tools, and when all are.
 
-``several_needs.jsonl`` has 496 requests that need two to four tools, each put to the servers that it names.
+``several_needs.jsonl`` has 538 requests that need two to four tools, each put to the servers that it names.
 
-``people.jsonl`` has 516 requests in the words of many kinds of callers, written before any answer to one of
+``people.jsonl`` has 663 requests in the words of many kinds of callers, written before any answer to one of
 them was seen, each with the tools of the 33 recorded lists that can serve it. Three parts were looked at
 while search was improved, the others were measured afterwards. Each is put to a catalog of each size, drawn
 from the lists, with one tool that can serve it; for a quarter of most parts, nothing there can, and servers
@@ -97,6 +97,30 @@ STORIES = (
 
 STORIES_LOOKED_AT = 12
 
+MET = """
+serch for isues about login = */search_issues linear/linear_searchIssues atlassian/jira_search
+comit my chnages = git/git_commit git-cyanheads/git_commit
+make a PR = */create_pull_request */create_merge_request
+go to example.com = */*navigate*
+add a row to the customers table = sqlite/write_query
+what meetings do I have tomorrow =
+book a meeting with Anna =
+file a bug about the login page and tell Anna about it in a note = */create_issue */*createIssue
+look at the open issues, read parser.py, and create a pull request that fixes it = */create_pull_request
+remember that I prefer tabs over spaces = memory/*
+run the tests =
+upload this to s3 =
+news about the elections in Norway = */*search*
+translate this to French =
+delete nothing, just list the branches = */git_branch */list_branches
+who am I logged in as = */whoami linear/linear_getViewer notion/API-get-self */*user-details */get_username
+is anyone assigned to PAY-231 = atlassian/jira_get_issue
+start the 5th =
+note down the meeting notes in the file todo.md = filesystem/write_file filesystem/edit_file
+"""
+"""Requests that users of earlier versions were answered wrong, with the tools that can serve them. All were
+looked at."""
+
 OWN_FORM = frozenset({"small model", "command", "hurried", "shell", "language", "followup", "nothing"})
 """Callers who tell no stories."""
 
@@ -175,11 +199,17 @@ def main() -> None:
             for story, plain, looked_at in stories()
             if plain.half in halves
         ]
+        once = [answer(one, embedder) for one in met()]
         with patch.object(queries, "needs_of", undivided):
             whole = [one for one in several_needs(embedder) if one.half in halves]
     if arguments.failures:
         sys.stdout.write("".join(f"{line}\n" for line in failures(answered, several)))
-    text = "\n".join([*page(answered), *page_of_stories(told), *page_of_several(several, whole)]) + "\n"
+    text = (
+        "\n".join(
+            [*page(answered), *page_of_stories(told), *page_of_met(once), *page_of_several(several, whole)]
+        )
+        + "\n"
+    )
     if arguments.output is None:
         sys.stdout.write(text)
     else:
@@ -296,6 +326,13 @@ def stories() -> Iterator[tuple[Request, Request, bool]]:
             yield replace(one, query=story.replace("{q}", query)), one, at < STORIES_LOOKED_AT
 
 
+def met() -> Iterator[Request]:
+    """Yield requests that users were answered wrong."""
+    for line in MET.strip().splitlines():
+        query, _, right = line.partition(" =")
+        yield Request(WHOLE, "", HALVES[0], query, tuple(right.split()), ())
+
+
 def undivided(query: str) -> list[tuple[int, int]]:
     """Return a query as one need."""
     return [(0, len(query))]
@@ -345,16 +382,17 @@ def page(answered: Sequence[Answered]) -> list[str]:
         "",
         "Written by `python benchmarks/people.py --output benchmarks/people.md`.",
         "",
-        "516 requests (`people.jsonl`). 240 are in the words of six kinds of callers: a developer in a",
+        "663 requests (`people.jsonl`). 240 are in the words of six kinds of callers: a developer in a",
         "hurry, an office person, a speaker of another language, a model, an analyst, and a person at home.",
         "They were written before any answer to one of them was seen, each with the tools of the 33 recorded",
         "lists (tests/data/tools) that can serve it. The first half was looked at, by kinds of failures,",
         "while search was improved. The second was measured when that was done, and again after a change for",
         "speed and after later work. None of its answers was looked at, and no request and no right tool",
         "was changed. Another 146 were written later, to be harder: vague, indirect, misspelled, as",
-        "questions, and at home. The last 130, of thirteen kinds, have negations, passives, payloads, shell",
-        "words, other languages and what hooks send. A hash of each decides to which part it belongs; of",
-        'these, only answers of "second looked at" and "third looked at" were looked at.',
+        "questions, and at home. 130 more, of thirteen kinds, have negations, passives, payloads, shell",
+        "words, other languages and what hooks send. The last 147 (fourth) are commands of two words, long",
+        "stories, follow-ups, complaints and denials, and requests that nothing serves. A hash decides to",
+        "which part it belongs; of these, only answers of parts called looked at were looked at.",
         "",
         "Each request is put to a catalog of each size: parts of servers drawn at random, with one tool that",
         "can serve it, and all lists together. For a quarter of the requests nothing there can; servers that",
@@ -394,6 +432,26 @@ def page_of_stories(told: Sequence[tuple[bool, Answered, Answered]]) -> list[str
     ]
 
 
+def page_of_met(answered: Sequence[Answered]) -> list[str]:
+    """Return the section on requests that users were answered wrong."""
+    rows = []
+    for one in answered:
+        served = bool(one.request.right)
+        right = one.fits and (one.place or MANY) <= FIRST if served else not one.fits
+        first = ", ".join(one.shown[:3]) if one.fits else "nothing fits"
+        rows.append([one.request.query, "right" if right else "**wrong**", first])
+    head = ("request", "answer", "first tools")
+    return [
+        "",
+        "## Requests that users were answered wrong",
+        "",
+        "To all lists together: right if a tool that can serve the request is among the first two, or if",
+        "nothing is said to fit where nothing does. Of several needs, the one that was missed counts.",
+        "",
+        *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
+    ]
+
+
 def page_of_several(several: Sequence[SeveralNeeds], whole: Sequence[SeveralNeeds]) -> list[str]:
     """Return the section on requests with several needs."""
     head = ("requests", "number", f"all needs among {MANY}", "among 5", "among those shown", "needs", "shown")
@@ -414,19 +472,19 @@ def page_of_several(several: Sequence[SeveralNeeds], whole: Sequence[SeveralNeed
         "",
         "## Several needs",
         "",
-        f"496 requests (`{SEVERAL_NEEDS.name}`) that need two to four tools of the servers that each names:",
+        f"538 requests (`{SEVERAL_NEEDS.name}`) that need two to four tools of the servers that each names:",
         "recorded lists and servers that the model was not trained on, 40 to 320 tools, ten times all",
         "1,035. They were written before any answer was seen. The writer of the first 336 then read the",
         "right tools of all of them again, beside an unordered list of what search finds, and looked at the",
         "order of the first half alone. The other 160 (third) were written in many styles by one who had",
         "read how queries are divided: plans, numbered lists, a need in a subordinate clause, questions",
-        "joined. A hash of each decides to which part it belongs. The answers of the parts looked at were",
-        "read while the places were shared anew and more was divided; those held out were measured when",
-        "that was done. All needs: the share of requests of which each need has a tool. Needs: the share of",
-        "needs that a tool shown meets. As one need: the query is not divided at all. Until this page had",
-        "the third part, the line to compare with was worse than that, because its tools were embedded",
-        "wrongly: of the gain that the page then gave (11.9 points looked at, 5.4 held out), 7.3 and 2.7",
-        "were real.",
+        "joined. 42 (fourth) came last. A hash of each decides to which part it belongs. The answers of the",
+        "parts looked at were read while the places were shared anew and more was divided; those held out",
+        "were measured when that was done. All needs: the share of requests of which each need has a tool.",
+        "Needs: the share of needs that a tool shown meets. As one need: the query is not divided at all.",
+        "Until this page had the third part, the line to compare with was worse than that, because its tools",
+        "were embedded wrongly: of the gain that the page then gave (11.9 points looked at, 5.4 held out),",
+        "7.3 and 2.7 were real.",
         "",
         *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
     ]

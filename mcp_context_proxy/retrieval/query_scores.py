@@ -106,8 +106,8 @@ DOUBT_OF_PURPOSE = 0.08
 """Evidence beyond what is needed below which a request of a general purpose may be one for such a tool: a
 question about the world for a web search."""
 
-DOUBT_OF_SERVICE = 1.1
-"""Evidence beyond the usual that is needed where a request is for a service by name, and no near tool is."""
+DOUBT_OF_SERVICE, NAMING_LOOKED_FOR = 1.1, 5
+"""Evidence beyond the usual that is needed where a request names a service, and none of the nearest does."""
 
 SERVES_NEED = 0.15
 """Amount that is added for one of several needs to the scores of tools that serve its general purpose."""
@@ -355,7 +355,7 @@ class QueryScores:
             return 0.0
         if service is not None:
             naming = self.query.index.lexical.score({service: 1.0}).scores[self.items]
-            if not naming[best(self.fused, SERVING_LOOKED_FOR)].any():
+            if not naming[best(self.fused, NAMING_LOOKED_FOR)].any():
                 return DOUBT_OF_SERVICE
         served = purpose is None or not purpose.doubt or self._serving(purpose)
         return 0.0 if served or purpose is None else purpose.doubt
