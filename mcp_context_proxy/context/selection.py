@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct, field
@@ -29,6 +30,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
+from mcp_context_proxy.errors import nearest_names
 from mcp_context_proxy.items import (
     NO_FILTERS,
     IncludeMode,
@@ -518,6 +520,15 @@ class ContextExpander:
             )
             for one in near
         ]
+
+
+def unknown_names(rules: Mapping[str, Sequence[str]], snapshot: Snapshot) -> Iterator[tuple[str, list[str]]]:
+    """Yield the names in expansion rules that no item has, each with the nearest that one has."""
+    tools = snapshot.tools.values()
+    known = {tool.name for tool in tools} | {document.name for document in snapshot.documents.values()}
+    for name in dict.fromkeys((*rules, *chain.from_iterable(rules.values()))):
+        if name not in known and names.by_full_name(snapshot.tools, name, snapshot.servers) is None:
+            yield name, nearest_names(name, [*known, *snapshot.tools], 1)
 
 
 def _for_files(query: str, snapshot: Snapshot) -> Iterator[Companion]:

@@ -19,6 +19,7 @@ from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.reload import Reloader
 from mcp_context_proxy.context.engine import ContextEngine
+from mcp_context_proxy.context.selection import unknown_names
 from mcp_context_proxy.downstream.fleet import Fleet, address, failure, server_facts, working_folder
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
@@ -382,6 +383,14 @@ def remarks(proxy: Served) -> list[tuple[str, str]]:
         server, colon, message = finding.partition(": ")
         known = bool(colon) and server in proxy.fleet.clients
         found.append((server, one_line(message)) if known else ("", one_line(finding)))
+    snapshot, rules = proxy.catalog.snapshot, proxy.config.context.expansion_rules
+    switched_off = proxy.config.servers.keys() - proxy.fleet.clients.keys()
+    away = any((snapshot.unlisted, failures(proxy), proxy.config.off, switched_off))
+    # A name may be that of a tool of a server that is away.
+    for name, near in () if away else unknown_names(rules, snapshot):
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        message = f"context.expansion_rules: no tool, rule or reference is called {one_line(name)!r}{hint}"
+        found.append(("", message))
     return found
 
 

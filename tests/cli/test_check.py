@@ -65,6 +65,17 @@ def test_the_folders_in_which_servers_start_are_shown(run: Run, workshop: Worksh
     assert f"folder:threestartsin{Path.cwd()}(wherethehoststartstheproxy)" in told
 
 
+def test_a_name_in_an_expansion_rule_that_nothing_has_is_a_warning(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("read_file"), tool("write_file"), tool("find")])
+    rules = {"read_fil": ["write_file"], "good__read_file": ["good__find", "search_code"]}
+    done = run("check", "--config", workshop.config(context={"expansion_rules": rules}))
+
+    told = [line for line in flat(done.stdout).split("warning ") if "expansion_rules" in line]
+    assert len(told) == 2
+    assert "called 'read_fil'; did you mean 'read_file'?" in told[0]
+    assert "called 'search_code'" in told[1]
+
+
 def test_it_tells_which_rules_come_always_with_files_and_only_by_hand(run: Run, workshop: Workshop) -> None:
     workshop.server("good", tools=[tool("a")])
     rules = workshop.folder / "rules"
