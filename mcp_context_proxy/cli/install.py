@@ -51,7 +51,8 @@ SECRET_CHARACTERS: Final = 6
 """Length from which a value of a variable or a header is not shown."""
 _NAMED_SECRET: Final = re.compile(
     r"""((?:token|secret|passw|pwd|credential|auth|api[-_]?key|access[-_]?key)[\w-]{0,60}["']?\s*[=:]\s*["']?)"""
-    r"""(?!\*\*\*|(?:\w+[ ])?(?:\$\{|\[redacted)|[{\[])[^"',\s]+(?:[ ][^"',\s{}\[\]]+)*""",
+    r"""(?!\*\*\*|(?:true|false|null)\b|(?:\w+[ ])?(?:\$\{|\[redacted)|[{\[])"""
+    r"""[^"',\s]+(?:[ ][^"',\s{}\[\]]+)*""",
     re.IGNORECASE,
 )
 """A value after a name of a secret, such as in a comment, or in a setting beside the servers."""

@@ -18,7 +18,19 @@ PROBE_SECONDS = 2.0
 """Time limit for a proxy on this machine to answer."""
 
 
-@click.command("serve")
+class _ServeCommand(click.Command):
+    """Answers a host whose settings have a wrong option, as its log alone would have the reason otherwise."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = [*args]
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError:
+            with telling_the_host(over_stdio=not {"--http", "--listen-on"} & {*given}):
+                raise
+
+
+@click.command("serve", cls=_ServeCommand)
 @config_option
 @click.option("--http", is_flag=True, help="Serve over HTTP instead of stdio.")
 @click.option("--host", default=None, help="Address to listen on.  [default: 127.0.0.1]")

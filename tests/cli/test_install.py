@@ -83,6 +83,19 @@ def test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private(
     assert config.stat().st_mode & 0o077 == 0
 
 
+def test_a_setting_that_is_no_secret_is_shown_whatever_its_name(run: Run, tmp_path: Path) -> None:
+    """VS Code marks an input as a password; the brackets after it belong to the file."""
+    folder = tmp_path / ".config" / "Code" / "User"
+    folder.mkdir(parents=True)
+    line = '"inputs": [{"id": "key", "password": true}],'
+    (folder / "mcp.json").write_text(f'{{\n  {line}\n  "servers": {{"a": {{"command": "x"}}}}\n}}\n')
+    done = run(
+        "install", "vscode", "--dry-run", HOME=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path / ".config")
+    )
+
+    assert line in done.stdout
+
+
 def test_a_header_that_names_a_variable_is_shown_as_it_is(run: Run, cursor: Path) -> None:
     remote = {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${DOCS_TOKEN}"}}
     cursor.write_text(json.dumps({"mcpServers": {"docs": remote}}), "utf-8")

@@ -147,6 +147,15 @@ def test_a_plain_serve_imports_no_parser_of_commands(tmp_path: Path) -> None:
     assert "click" not in done.stderr
 
 
+def test_a_host_is_answered_with_the_option_that_is_misspelled_in_its_settings(run: Run) -> None:
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+    done = run("serve", "--profle", "chat", stdin=json.dumps(hello) + "\n")
+    over_http = run("serve", "--http", "--profle", "chat", stdin=json.dumps(hello) + "\n")
+
+    assert "No such option '--profle'" in json.loads(done.stdout)["error"]["message"]
+    assert over_http.stdout == ""
+
+
 @pytest.mark.parametrize("options", [(), ("--preset", "none"), ("--profile", "none")])
 def test_a_host_is_answered_with_the_fault_that_keeps_its_own_proxy_from_serving(
     run: Run, tmp_path: Path, options: tuple[str, ...]
