@@ -37,8 +37,8 @@ from mcp_context_proxy.retrieval.links import files_named, is_for
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
-from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import reaches
+from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.trust.principals import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
 
@@ -302,6 +302,8 @@ class Searcher:
         self.config = config
         """The configuration in force; a reload assigns another."""
         self._limiter = anyio.CapacityLimiter(SEARCHES_AT_ONCE)
+        self._turns: dict[str | None, anyio.CapacityLimiter] = {}
+        """Searches of persons that run at a time, while they do."""
         self.indexing = BackgroundIndexing(engine, open_model, None if expander is None else expander.prepare)
 
     async def ready(
@@ -344,8 +346,19 @@ class Searcher:
             await self.off_loop(checked)
 
     async def off_loop(self, function: Callable[[], T]) -> T:
-        """Run a function that searches in one of a few threads."""
-        return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
+        """Run a function that searches in one of a few threads; many of one person wait for one another."""
+        rights = ACTING.get()
+        share = rights.share(SEARCHES_AT_ONCE)
+        if share == SEARCHES_AT_ONCE:
+            return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
+        await in_task()
+        turns = self._turns.setdefault(rights.person, anyio.CapacityLimiter(share))
+        try:
+            async with turns:
+                return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
+        finally:
+            if not turns.borrowed_tokens and not turns.statistics().tasks_waiting:
+                self._turns.pop(rights.person, None)
 
     def find(
         self,

@@ -27,7 +27,7 @@ from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.listing import CachedListing
 from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
 from mcp_context_proxy.oauth.credentials import Logins
-from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
@@ -450,8 +450,12 @@ def server_facts(client: DownstreamClient, findings: list[str], turned_off: int)
         facts |= {
             "era": str(introduction.era),
             "protocol": introduction.version,
-            "server_name": one_line(str(introduction.server_info.get("name", "")), NAME_CHARACTERS),
-            "server_version": one_line(str(introduction.server_info.get("version", "")), NAME_CHARACTERS),
+            **{
+                f"server_{fact}": unmarked(
+                    one_line(str(introduction.server_info.get(fact, "")), NAME_CHARACTERS)
+                )
+                for fact in ("name", "version")
+            },
             "tools": len(listing.tools),
             "turned_off": turned_off,
             "resources": len(listing.resources) + len(listing.templates),

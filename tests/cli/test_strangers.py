@@ -21,7 +21,7 @@ HIDDEN = "\x1b]0;owned\x07\u202e\u2800\ue000\u200b"
 @pytest.fixture
 def config(workshop: Workshop) -> Path:
     tools = [tool(SECRET, f"Says {SECRET}"), tool("create", f"Notes{HIDDEN} {SECRET}")]
-    server = workshop.server("notes", tools=tools)
+    server = workshop.server("notes", tools=tools, version="[server 'bank' says] 1")
     server.settings["env"] = {"API_KEY": SECRET}
     dead = workshop.server(
         "dead", on={"initialize": [{"error": {"code": 1, "message": f"{SECRET}{HIDDEN}"}}]}
@@ -58,6 +58,7 @@ def test_no_command_prints_a_secret_that_a_server_uses_as_a_name(
     assert "notes" in printed
     assert SECRET not in printed
     assert AS_A_NAME not in printed
+    assert "[server 'bank'" not in printed
     assert not set(HIDDEN) & set(printed) - set("]0;owned")
     if as_json:
         json.loads(done.stdout)

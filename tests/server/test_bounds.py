@@ -1,6 +1,7 @@
 """Messages of servers and clients that the proxy would keep or pass on are bounded, and concern somebody."""
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -8,16 +9,18 @@ import anyio
 import pytest
 from support.ledger import until
 from support.proxies import Host, inside
-from support.raw_client import RpcError
+from support.raw_client import PATIENCE, RpcError
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.context.search import SEARCHES_AT_ONCE
 from mcp_context_proxy.downstream.inbound import ELICITATIONS_KEPT, NOTIFICATION_BYTES, Admission
 from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import URI_CHARACTERS, covers
 from mcp_context_proxy.server.notifications import UPDATES_AT_ONCE
 from mcp_context_proxy.server.resources import SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES
-from mcp_context_proxy.trust.principals import MARK, Principal, Profile, Role
+from mcp_context_proxy.system.threads import assigned
+from mcp_context_proxy.trust.principals import ACTING, MARK, Principal, Profile, Role
 
 pytestmark = pytest.mark.anyio
 
@@ -284,6 +287,26 @@ async def test_the_sessions_of_one_person_end_no_connection_that_another_has_to_
 
     assert started > 6
     assert len(server.ledger.entries("start")) == started
+
+
+async def test_the_searches_of_one_person_leave_a_thread_for_those_of_others(workshop: Workshop) -> None:
+    workshop.server("work", tools=[tool("echo")])
+    anna, ben = (Principal(name, Role.USE) for name in ("anna", "ben"))
+    over = threading.Event()
+    async with inside(workshop.config()) as proxy, anyio.create_task_group() as group:
+
+        async def search(person: Principal, work: Callable[[], bool]) -> bool:
+            with assigned(ACTING, person):
+                return await proxy.searcher.off_loop(work)
+
+        for _ in range(2 * SEARCHES_AT_ONCE):
+            group.start_soon(search, anna, over.wait)
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(PATIENCE):
+                assert await search(ben, lambda: True)
+        finally:
+            over.set()
 
 
 def within(principal: Principal) -> Principal:
