@@ -233,6 +233,10 @@ DEFINITIONS: Final[Mapping[str, list[str]]] = {
 """Words for the fate of a definition."""
 
 
+QUERY_ROOM: Final = 40
+"""Room beside the other columns that a query needs, so that it can be told from others."""
+
+
 def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[str, Any]]:
     if source.running is not None:
         most = min(limit, LISTED_MOST)
@@ -277,7 +281,7 @@ def _show_all(console: Terminal, found: Sequence[Mapping[str, Any]]) -> None:
         )
         for one in found
     ]
-    console.columns(rows, right=(2, 3))
+    console.columns(rows, right=(2, 3), useful=QUERY_ROOM)
 
 
 def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
@@ -335,7 +339,7 @@ def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]
         )
         for item in items
     ]
-    console.columns(rows, indent=2, right=(0, 4))
+    console.columns(rows, indent=2, right=(0, 4), whole=True)
 
 
 @click.command("explain")

@@ -102,18 +102,20 @@ class Terminal(Console):
         indent: int = 0,
         right: Sequence[int] = (),
         useful: int = USEFUL,
+        *,
+        whole: bool = False,
     ) -> None:
         """Print aligned columns, those of `right` flush right; without rows nothing is printed.
 
         The last one gets the remaining room and is cut there. With less room than `useful` cells, it gets
-        lines of its own.
+        lines of its own. If it has to be told `whole`, it gets as many of these as it needs.
         """
         table = [[_text(cell) for cell in row] for row in rows]
         if not table:
             return
         *widths, last = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
         room = self.width - indent - sum(widths) - GAP * len(widths)
-        stacked = room < min(useful, last)
+        stacked = room < (last if whole else min(useful, last))
         for row in table:
             line = Text()
             for number, (cell, width) in enumerate(zip(row[:-1], widths, strict=True)):
@@ -127,7 +129,7 @@ class Terminal(Console):
             line.rstrip()
             self._line(indent, line)
             if stacked and row[-1]:
-                self.short(row[-1], indent + GAP)
+                (self.prose if whole else self.short)(row[-1], indent + GAP)
 
 
 def results() -> Terminal:

@@ -354,7 +354,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         read = partial(read_part, snapshot, wanted.name, wanted.section, wanted.page, most)
         try:
             part = await in_thread(read, self.contexts.count_tokens, abandon_on_cancel=True)
-        except (UnknownItemError, UnreadableDocumentError) as error:
+        except UnknownItemError as error:
+            return failure(f"{READ_DOCUMENT}: {error}\n{SEARCH} finds documents by what they are about.")
+        except UnreadableDocumentError as error:
             return failure(f"{READ_DOCUMENT}: {error}")
         if self.was_read is not None:
             self.was_read(part.document)

@@ -436,7 +436,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         try:
             tool = await in_thread(find)
         except TurnedOffError as error:
-            self.ended.not_found(error.name, caller, error.reason)
+            self.ended.not_found(error.name, caller, error.reason.removeprefix("by "))
             raise
         self._note_meant(name, tool, params, caller)
         return tool

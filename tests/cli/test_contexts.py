@@ -113,6 +113,15 @@ def test_requests_lists_queries_and_explains_one(run: Run, config: Path) -> None
     assert json.loads(run("requests", oldest["id"], "--json", "--config", config).stdout) == oldest
 
 
+def test_the_reasons_of_a_request_are_told_whole_at_80_columns(run: Run, config: Path) -> None:
+    run("context", QUERY, "--config", config)
+    (recorded,) = json.loads(run("requests", "--json", "--config", config).stdout)["requests"]
+    told = run("requests", "show", recorded["id"], "--config", config, COLUMNS="80").stdout
+
+    assert max(map(len, told.splitlines())) <= 80
+    assert all(item["why"] in " ".join(told.split()) for item in recorded["items"])
+
+
 def test_an_unknown_request_is_an_error(run: Run, config: Path) -> None:
     done = run("requests", "0123", "--config", config)
 
