@@ -375,7 +375,8 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
                 telling, first = telling_places(need), _first_word(need)
             may_carry = first in _CARRYING
             if match.group().startswith(":"):
-                may_carry = may_carry or not asks(need[match.end() :])
+                # An order opens soon, and a query may have thousands of colons.
+                may_carry = may_carry or not asks(need[match.end() : match.end() + FIRST_OF_QUERY])
             least = 1 if first in _NOTING else LEAST_TELLING
             if may_carry and bisect_left(telling, match.start()) >= least:
                 spans.append((start + match.end(), end))
