@@ -41,9 +41,9 @@ from mcp_context_proxy.embedding.embeddings import (
     Embeddings,
     LazyModel,
     QueryEmbedder,
-    TokenCounter,
     open_model,
 )
+from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import (
     Document,

@@ -32,7 +32,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
-from mcp_context_proxy.embedding.embeddings import TokenCounter
+from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import (
     NO_FILTERS,
     Document,
