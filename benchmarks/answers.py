@@ -140,7 +140,7 @@ def _source(server: str, tools: Sequence[Mapping[str, Any]]) -> Source:
         name, *wider = names_within(server, tool["name"], NAME_LENGTHS)
         fingerprint = f"{server} {tool['name']}"
         made.append(Tool(server, tool["name"], name, told, definition, fingerprint, wider_names=tuple(wider)))
-    return Source(server, tuple(sorted(made, key=lambda tool: tool.exposed_name)), {})
+    return Source(server, tuple(sorted(made, key=lambda tool: tool.exposed_name)))
 
 
 def _required(answer: SearchAnswer, name_of: NameOf) -> Iterator[tuple[str, str]]:

@@ -198,7 +198,7 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
     documents = {item.uri: item for item in by_key.values() if isinstance(item, Document)}
     return Snapshot(
         next(_GENERATIONS),
-        tuple(Source(key.partition(":")[2], tuple(held), {}) for key, held in sources.items()),
+        tuple(Source(key.partition(":")[2], tuple(held)) for key, held in sources.items()),
         dict(sorted(tools.items())),
         dict(sorted(documents.items())),
         servers=frozenset(tool.server for tool in tools.values()),

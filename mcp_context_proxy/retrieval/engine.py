@@ -90,7 +90,7 @@ class _Understood(Struct, frozen=True, eq=False):
 
 
 class Engine:
-    """Finds items of a snapshot. Owns the indexes, not the embeddings: those belong to the sources."""
+    """Finds items of a snapshot. Owns the indexes."""
 
     def __init__(
         self,
@@ -219,8 +219,7 @@ class Engine:
                 index = self._read(snapshot, index)
             if index.complete or self._embedder is None:
                 return index
-            newest = all(known.snapshot.generation <= snapshot.generation for known in self._indexes)
-            steps = embedded(index, self._embedder, newest, on_progress, cancelled, calls=self._calls)
+            steps = embedded(index, self._embedder, on_progress, cancelled, calls=self._calls)
             for further in steps:
                 index = further
                 self._keep(index)
@@ -241,7 +240,7 @@ class Engine:
         return int(index.ready.sum()), index.ready.size + index.unread
 
     def forget(self) -> None:
-        """Index everything anew at the next search; embeddings that its sources keep are used again."""
+        """Index everything anew at the next search."""
         with self._changing:
             self._indexes = self._latest = ()
 

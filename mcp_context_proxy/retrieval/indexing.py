@@ -5,8 +5,7 @@ large ones and the most used ones first, and then the rest follows, that of the 
 ten thousand long descriptions is read last, however much it is used.
 
 Every step returns an index that can be searched, and whoever runs it may stop between two steps. Nothing here
-knows threads. Embeddings belong to their source: those whose texts are still wanted are used, the others are
-embedded.
+knows threads. Vectors whose texts are still wanted are taken from the index before, the others are embedded.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -23,12 +22,10 @@ from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import (
     IncludeMode,
-    IndexedChunk,
     Item,
     Kind,
     Snapshot,
     Source,
-    StoredVector,
     Tool,
 )
 from mcp_context_proxy.retrieval.bm25 import TermCounts, count_terms, join_counts
@@ -45,7 +42,7 @@ from mcp_context_proxy.retrieval.index import (
 from mcp_context_proxy.retrieval.item_metadata import Fields, effect_of, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
-from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool, Vectors
+from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import trim_now
 
@@ -88,12 +85,6 @@ INSTRUCTION_CHARACTERS = 500
 INSTRUCTION_TERMS = 60
 """Terms of them that are kept."""
 
-TURN_SECONDS = 0.005
-"""Longest time for which other threads wait, as with the interpreter's switch interval."""
-
-PAUSE_SECONDS = 0.0001
-"""Long enough for a waiting thread to wake up."""
-
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are embedded, and of how many."""
 
@@ -102,8 +93,6 @@ Cancelled: TypeAlias = Callable[[], bool]
 
 Calls: TypeAlias = Callable[[str], int]
 """Returns how often the items of a source, given by its key, were used: the most used are indexed first."""
-
-T = TypeVar("T")
 
 
 def read(
@@ -212,14 +201,6 @@ class _Opened:
         if before is not None:
             texts = zip(chain.from_iterable(before.reading.chunks), before.rows.tolist(), strict=True)
             known = {text: row for text, row in texts if row != NOWHERE}
-        kept: dict[str, StoredVector] = {}
-        for item, own_texts in zip(reading.items, reading.chunks, strict=True):
-            own = source.embeddings.get(item.name, ())
-            if own_texts[0] not in known and own_texts == tuple(chunk.text for chunk in own):
-                kept |= {chunk.text: chunk.embedding for chunk in own}
-        if kept:
-            rows = pool.add(np.array(list(kept.values())))
-            known |= zip(kept, rows.tolist(), strict=True)
         part = Part(
             source=source,
             several_servers=self._several,
@@ -272,7 +253,6 @@ def _name_words(items: Iterable[Fields]) -> Iterator[str]:
 def embedded(
     index: Index,
     embedder: Embedder,
-    may_publish: bool,
     on_progress: OnProgress | None,
     cancelled: Cancelled,
     pace: float = 1.0,
@@ -280,7 +260,6 @@ def embedded(
 ) -> Iterator[Index]:
     """Yield the index, which has every item of its snapshot, with more and more vectors until it is complete.
 
-    The sources get the embeddings if this ``may_publish``: those of an old snapshot would replace newer ones.
     ``pace`` is a factor of the time between two unfinished indexes.
 
     Raises:
@@ -298,7 +277,7 @@ def embedded(
             on_progress(start + done, len(missing))
 
     known: dict[str, int] = {}
-    due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
+    due, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.pool
     try:
         for start in range(0, len(missing), TEXTS_A_STEP):
             report(0, 0)
@@ -315,19 +294,8 @@ def embedded(
         yield lexical_only(index, error)
         return
     parts = _all_with_rows(index.parts, known)
-    # Publishing takes as much memory again; in a large catalog this is the highest use there ever is.
-    known.clear()
-    missing.clear()
     if pool.vectors.size > 2 * sum(part.rows.size for part in parts.values()) + ROWS_TO_SPARE:
         parts, pool = _compacted(parts, pool)
-    if may_publish:
-        changed = (
-            part
-            for identity, part in parts.items()
-            if part is not before[identity] or len(part.source.embeddings) != len(part.reading.items)
-        )
-        for part in yielding_gil(changed):
-            _publish(part, pool.vectors)
     yield with_vectors(index, parts, pool, complete=True)
 
 
@@ -365,31 +333,5 @@ def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identit
     is_used[NOWHERE] = False
     used = np.flatnonzero(is_used).astype(np.int32)
     moved = np.full(pool.vectors.size, NOWHERE, np.int32)
-    moved[used] = fresh.add(np.array(pool.vectors.views(used), np.int16))
+    moved[used] = fresh.add(pool.vectors.stored(used))
     return {identity: replace(part, rows=moved[part.rows]) for identity, part in parts.items()}, fresh
-
-
-def _publish(part: Part, vectors: Vectors) -> None:
-    """Give the source its embeddings (rows of the pool, not copies), and drop those of removed items."""
-    embeddings = part.source.embeddings
-    rows = iter(vectors.views(part.rows))
-    for item, texts in zip(part.reading.items, part.reading.chunks, strict=True):
-        # Tuples, because the garbage collector leaves those alone that hold nothing of interest to it.
-        embeddings[item.name] = tuple([IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)])
-    for name in embeddings.keys() - {item.name for item in part.reading.items}:
-        embeddings.pop(name, None)
-
-
-def yielding_gil(values: Iterable[T]) -> Iterator[T]:
-    """Yield the values, and let other threads run after every `TURN_SECONDS`.
-
-    Where each step calls numpy, the interpreter's own switching fails: each call releases the lock and takes
-    it back before a waiting thread wakes, and every such release begins that thread's wait anew. An event
-    loop got no turn for 360 ms beside the embeddings of 100,000 tools.
-    """
-    end = time.perf_counter() + TURN_SECONDS
-    for value in values:
-        yield value
-        if time.perf_counter() >= end:
-            time.sleep(PAUSE_SECONDS)
-            end = time.perf_counter() + TURN_SECONDS

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from mcp_context_proxy.items import StoredVector
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -222,19 +221,15 @@ class Vectors(Struct, frozen=True, eq=False):
 
     def of(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return some of the vectors, one below the other."""
-        found = np.zeros((rows.size, self.slabs[0].rows.shape[1] if self.slabs else 0), np.float32)
-        if rows.size:
-            self._copy(rows, found)
+        found = self.stored(rows).astype(np.float32)
         found /= UNIT
         return found
 
-    def views(self, rows: NDArray[np.int32]) -> list[StoredVector]:
-        """Return some of the vectors as they are stored, not copied and read-only."""
-        found = []
-        for slab, at in zip(self._slabs_of(rows).tolist(), rows.tolist(), strict=True):
-            row = self.slabs[slab].rows[at - self.slabs[slab].first]
-            row.flags.writeable = False
-            found.append(row)
+    def stored(self, rows: NDArray[np.int32]) -> NDArray[np.int16]:
+        """Return some of the vectors as they are stored, one below the other."""
+        found = np.zeros((rows.size, self.slabs[0].rows.shape[1] if self.slabs else 0), np.int16)
+        if rows.size:
+            self._copy(rows, found)
         return found
 
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -269,7 +264,7 @@ class Vectors(Struct, frozen=True, eq=False):
                 found[at, slab.first : slab.first + count] = slab.quantized.estimates(query, count)
         return found
 
-    def _copy(self, rows: NDArray[np.int32], into: NDArray[np.float32]) -> None:
+    def _copy(self, rows: NDArray[np.int32], into: NDArray[np.float32] | NDArray[np.int16]) -> None:
         """Copy some rows to the beginning of an array, in units of 1 / `UNIT`."""
         slabs = self._slabs_of(rows)
         for at in range(int(slabs.min()), int(slabs.max()) + 1):
@@ -296,7 +291,7 @@ class Pool:
         """The vectors stored now; later ones do not show in it."""
 
     def add(self, vectors: NDArray[np.float32] | NDArray[np.int16]) -> NDArray[np.int32]:
-        """Store some vectors, which may have been stored before (`Vectors.views`), and return their rows."""
+        """Store some vectors, which may have been stored before (`Vectors.stored`), and return their rows."""
         scaled = vectors if vectors.dtype == np.int16 else np.rint(vectors * UNIT)
         stored: NDArray[np.int16] = scaled.astype(np.int16, copy=False)
         with self._lock:
