@@ -296,6 +296,8 @@ class Engine:
             others = [known for known in self._indexes if known.snapshot is not index.snapshot]
             newest_first = sorted((index, *others), key=lambda known: -known.snapshot.generation)
             self._indexes = tuple(newest_first[:INDEXES_KEPT])
+            # Otherwise these would keep the indexes of earlier snapshots: 9 MB each for 100,000 tools.
+            self._latest = tuple(known for known in self._latest if known.index in self._indexes)
 
     def _known(self, snapshot: Snapshot) -> Index | None:
         whole = snapshot.part_of or snapshot

@@ -1,5 +1,6 @@
 """A catalog that changes is indexed by its changes, and searched as if all of it were indexed anew."""
 
+import gc
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.bm25 import Flat, Group, LexicalIndex, count_terms, grouped
+from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.indexing import embedded, read
 from mcp_context_proxy.retrieval.item_metadata import Fields, tag_label
 from mcp_context_proxy.retrieval.vectors import EXACT_CHUNKS, UNIT
@@ -132,6 +134,19 @@ def test_changed_tags_and_names_are_filtered_by_without_reindexing(
         ranking = engine.search("does thing", after, Filters(labels=frozenset({tag_label(tag)})))
         assert {result.item.name for result in ranking.results} == found
     assert [result.exact for result in engine.search("renamed", after).results][:1] == [True]
+
+
+def test_indexes_of_earlier_snapshots_are_dropped(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    gc.collect()
+    before = sum(isinstance(one, Index) for one in gc.get_objects())
+    engine = Engine(word_vectors())
+    for generation in range(8):
+        engine.search("a step", snapshot(tool("step", f"Step {generation}."), generation=generation))
+    gc.collect()
+
+    assert sum(isinstance(one, Index) for one in gc.get_objects()) - before == 2
 
 
 def test_unused_vectors_are_dropped(
