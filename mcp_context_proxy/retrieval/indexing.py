@@ -174,6 +174,8 @@ class _Opened:
         """Positions of the items that are left to read."""
         self._read: list[int] = []
         self._batches: list[tuple[Reading, TermCounts]] = []
+        self._texts: list[tuple[str, ...]] = []
+        """The texts of the items that were read."""
 
     def read_batch(self) -> None:
         """Read some of the items that are left, at least one."""
@@ -184,7 +186,9 @@ class _Opened:
             batch.append(item)
             size += len(item.definition if isinstance(item, Tool) else item.text)
         if batch:
-            self._batches.append(read_items(batch, self._several))
+            reading, counts, texts = read_items(batch, self._several)
+            self._batches.append((reading, counts))
+            self._texts += texts
 
     def part(self, pool: Pool) -> Part:
         """Return what is read by now, with the vectors that the part before or the source has of it."""
@@ -194,18 +198,21 @@ class _Opened:
         places = self._known | {position: first + at for at, position in enumerate(self._read)}
         taken = np.array([places[position] for position in sorted(places)], np.int64)
         reading = Reading.joined([one for one, _ in (*old, *self._batches)])
+        texts = [*(() if before is None else before.texts), *self._texts]
         counts = join_counts([one for _, one in (*old, *self._batches)])
         if not np.array_equal(taken, np.arange(len(reading.items))):
             reading, counts = reading.take(taken), counts.take(taken)
-        known: dict[str, int] = {}
+            texts = [texts[place] for place in taken.tolist()]
+        known: dict[int, int] = {}
         if before is not None:
-            texts = zip(chain.from_iterable(before.reading.chunks), before.rows.tolist(), strict=True)
-            known = {text: row for text, row in texts if row != NOWHERE}
+            rows = zip(before.reading.texts.tolist(), before.rows.tolist(), strict=True)
+            known = {text: row for text, row in rows if row != NOWHERE}
         part = Part(
             source=source,
             several_servers=self._several,
             suspicion=None if is_trusted(reading.items) else reading.evidence.suspicion(),
             reading=reading,
+            texts=tuple(texts),
             counts=counts,
             rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
             ready=np.zeros(len(reading.items), bool),
@@ -220,10 +227,12 @@ def instruction_terms(about: str) -> frozenset[str]:
     return frozenset(islice(terms(encodable(about[:INSTRUCTION_CHARACTERS])), INSTRUCTION_TERMS))
 
 
-def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:
-    """Read items for a catalog of one or of several servers."""
+def read_items(
+    items: Sequence[Item], several_servers: bool
+) -> tuple[Reading, TermCounts, list[tuple[str, ...]]]:
+    """Read items for a catalog of one or of several servers; return their texts, too."""
     texts = [item_text(item, several_servers) for item in items]
-    chunks = tuple(own for _, own in texts)
+    chunks = [own for _, own in texts]
     labels = [[hash(label) for label in metadata_of(item).labels()] for item in items]
     exposed = [item.exposed_name if isinstance(item, Tool) else item.name for item in items]
     names = [
@@ -231,7 +240,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
     ]
     reading = Reading(
         items=tuple(items),
-        chunks=chunks,
+        texts=np.fromiter(map(hash, chain.from_iterable(chunks)), np.int64),
         sizes=np.array([len(own) for own in chunks], np.int64),
         kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
         names=np.array(names, np.int64).reshape(-1, 2),
@@ -241,7 +250,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
         actions=np.array([effect_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
         words=" ".join(dict.fromkeys(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH))),
     )
-    return reading, count_terms(fields for fields, _ in texts)
+    return reading, count_terms(fields for fields, _ in texts), chunks
 
 
 def _name_words(items: Iterable[Fields]) -> Iterator[str]:
@@ -265,27 +274,28 @@ def embedded(
     Raises:
         EmbeddingCancelledError: ``cancelled()`` returned true.
     """
-    missing = _missing_texts([part for part in index.parts.values() if not part.complete], calls)
-    if len(missing) > TEXTS_TO_TRIM_FOR:
+    waiting = [part for part in index.parts.values() if not part.complete]
+    missing, start = _missing_texts(waiting, calls), 0
+    total = len({key for part in waiting for key in part.unready().tolist()})
+    if total > TEXTS_TO_TRIM_FOR:
         trim_now()
-    start = 0
 
     def report(done: int, _of: int) -> None:
         if cancelled():
-            raise EmbeddingCancelledError(start + done, len(missing))
+            raise EmbeddingCancelledError(start + done, total)
         if on_progress is not None and done:
-            on_progress(start + done, len(missing))
+            on_progress(start + done, total)
 
-    known: dict[str, int] = {}
+    known: dict[int, int] = {}
     due, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.pool
     try:
-        for start in range(0, len(missing), TEXTS_A_STEP):
+        for start in range(0, total, TEXTS_A_STEP):
             report(0, 0)
-            texts = missing[start : start + TEXTS_A_STEP]
-            vectors = embedder.embed(texts, report)
+            texts = dict(islice(missing, TEXTS_A_STEP))
+            vectors = embedder.embed(list(texts.values()), report)
             known |= zip(texts, pool.add(vectors).tolist(), strict=True)
             began = time.perf_counter()
-            if began >= due and start + len(texts) < len(missing):
+            if began >= due and start + len(texts) < total:
                 index = with_vectors(index, _all_with_rows(index.parts, known), pool)
                 now = time.perf_counter()
                 due = now + pace * max(SECONDS_BETWEEN, (now - began) / SHARE_ASSEMBLING)
@@ -299,30 +309,41 @@ def embedded(
     yield with_vectors(index, parts, pool, complete=True)
 
 
-def _missing_texts(parts: Iterable[Part], calls: Calls) -> list[str]:
-    """Return the texts without a vector, in the order of embedding."""
-    waiting = [(part.reading.chunks, np.flatnonzero(~part.ready), calls(part.source.key)) for part in parts]
+def _missing_texts(parts: Iterable[Part], calls: Calls) -> Iterator[tuple[int, str]]:
+    """Yield the texts without a vector, each once, with their hashes, in the order of embedding."""
+    waiting = [(part, np.flatnonzero(~part.ready), calls(part.source.key)) for part in parts]
     by_turn = sorted(waiting, key=lambda one: _turn(one[1].size, one[2]))
     by_size = sorted(by_turn, key=lambda one: one[1].size)
-    first = (chunks[item] for chunks, items, _ in by_turn for item in items[:FIRST_ITEMS])
-    rest = (chunks[item] for chunks, items, _ in by_size for item in items[FIRST_ITEMS:])
-    return list(dict.fromkeys(chain.from_iterable(chain(first, rest))))
+    first = ((part, item) for part, items, _ in by_turn for item in items[:FIRST_ITEMS].tolist())
+    rest = ((part, item) for part, items, _ in by_size for item in items[FIRST_ITEMS:].tolist())
+    seen = set[int]()
+    for part, item in chain(first, rest):
+        for text in part.texts_of(item):
+            if (key := hash(text)) not in seen:
+                seen.add(key)
+                yield key, text
 
 
-def _all_with_rows(parts: Mapping[Identity, Part], known: Mapping[str, int]) -> dict[Identity, Part]:
+def _all_with_rows(parts: Mapping[Identity, Part], known: Mapping[int, int]) -> dict[Identity, Part]:
     return {identity: part if part.complete else _with_rows(part, known) for identity, part in parts.items()}
 
 
-def _with_rows(part: Part, known: Mapping[str, int]) -> Part:
+def _with_rows(part: Part, known: Mapping[int, int]) -> Part:
     """Return the part with the rows of those texts whose vectors are known by now."""
     rows, ready = part.rows.copy(), part.ready.copy()
     starts = np.cumsum(part.reading.sizes) - part.reading.sizes
     for item in np.flatnonzero(~part.ready):
-        texts, start = part.reading.chunks[item], int(starts[item])
-        if all(text in known for text in texts):
-            rows[start : start + len(texts)] = [known[text] for text in texts]
+        span = slice(starts[item], starts[item] + part.reading.sizes[item])
+        keys = part.reading.texts[span].tolist()
+        if all(key in known for key in keys):
+            rows[span] = [known[key] for key in keys]
             ready[item] = True
-    return replace(part, rows=rows, ready=ready, complete=bool(ready.all()) and not part.unread)
+    texts = tuple(
+        () if is_ready and isinstance(item, Tool) else own
+        for item, is_ready, own in zip(part.reading.items, ready.tolist(), part.texts, strict=True)
+    )
+    complete = bool(ready.all()) and not part.unread
+    return replace(part, rows=rows, ready=ready, texts=texts, complete=complete)
 
 
 def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identity, Part], Pool]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -84,6 +84,9 @@ BLOCKS_A_SCORE = 2
 """Least number of blocks for each score that is wanted; with fewer, most blocks have one of them."""
 
 
+Number = TypeVar("Number", bound="np.generic")
+
+
 class DenseIndex(Struct, frozen=True, eq=False, dict=True):
     """The vectors of the chunks of some items, in the order of the items."""
 
@@ -104,7 +107,7 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
         if items.size == self.sizes.size:
             return self
         sizes = self.sizes[items]
-        return DenseIndex(self.vectors, _spans(self.rows, self.starts[items], sizes)[0], sizes)
+        return DenseIndex(self.vectors, spans(self.rows, self.starts[items], sizes)[0], sizes)
 
     def vectors_of(self, item: int) -> NDArray[np.float32]:
         """Return the vectors of an item's chunks, one below the other."""
@@ -167,12 +170,12 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
     def _further_rows(self) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.int64]]:
         """Items with several chunks, the rows of all but their first, and where those of each begin."""
         items = np.flatnonzero(self.sizes > 1)
-        return items, *_spans(self.rows, self.starts[items] + 1, self.sizes[items] - 1)
+        return items, *spans(self.rows, self.starts[items] + 1, self.sizes[items] - 1)
 
 
-def _spans(
-    rows: NDArray[np.int32], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def spans(
+    rows: NDArray[Number], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[Number], NDArray[np.int64]]:
     """Return some pieces of an array, one after the other, and where each of them begins then."""
     begins = np.cumsum(sizes) - sizes
     return rows[np.repeat(starts - begins, sizes) + np.arange(int(sizes.sum()))], begins
