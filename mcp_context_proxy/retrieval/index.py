@@ -174,7 +174,7 @@ class Part(Struct, frozen=True, eq=False):
     reading: Reading
     """The items that can be found, by name."""
     texts: tuple[tuple[str, ...], ...]
-    """The texts of each item; none of a tool that has its vectors, for they can be made again."""
+    """The texts of each item; none of a tool with vectors, or of one of many tools: they are made again."""
     counts: TermCounts
     rows: NDArray[np.int32]
     """Row of the vector of each text, in order; `NOWHERE` while its item is not ready."""

@@ -52,6 +52,10 @@ READING_SECONDS = 0.7
 BATCH_ITEMS = 64
 """Items whose words are read in one go: some 10 ms."""
 
+TEXTS_KEPT = 10_000
+"""Items of a catalog up to which the texts of tools are kept until they are embedded: 5 MB, most of which
+Python would keep after them. In a larger one they are made again, in 0.05 ms each."""
+
 WORDS_OF_BATCH = 5_000
 """Words of the names of a batch with which queries are corrected; real ones have some 300."""
 
@@ -110,6 +114,7 @@ def read(
     # The kind as plain text: an enumeration is hashed in Python, and there may be thousands of sources.
     sources = {(one.key, str(one.items[0].kind) if one.items else ""): one for one in snapshot.sources}
     several = sum(kind == Kind.TOOL for _, kind in sources) > 1
+    keeps_texts = with_model and sum(len(one.items) for one in snapshot.sources) <= TEXTS_KEPT
     pool = Pool() if previous is None else previous.pool
     before = {} if previous is None else previous.parts
     found: dict[Identity, Part] = {}
@@ -122,7 +127,7 @@ def read(
     for _, identity in sorted(fresh):
         if began and time.perf_counter() >= until:
             break
-        opened[identity] = one = _Opened(sources[identity], several, before.get(identity))
+        opened[identity] = one = _Opened(sources[identity], several, before.get(identity), keeps_texts)
         one.read_batch()
         began = True
     left = {identity: part.unread for identity, part in found.items() if part.unread}
@@ -131,7 +136,7 @@ def read(
         if began and time.perf_counter() >= until:
             break
         if identity not in opened:
-            opened[identity] = _Opened(sources[identity], several, found[identity])
+            opened[identity] = _Opened(sources[identity], several, found[identity], keeps_texts)
         while opened[identity].left and not (began and time.perf_counter() >= until):
             opened[identity].read_batch()
             began = True
@@ -157,8 +162,8 @@ def _turn(items: int, calls: int) -> tuple[bool, int, int]:
 class _Opened:
     """A source that is being read; what the part before has of unchanged items is used again."""
 
-    def __init__(self, source: Source, several: bool, before: Part | None) -> None:
-        self._source, self._several = source, several
+    def __init__(self, source: Source, several: bool, before: Part | None, keeps_texts: bool) -> None:
+        self._source, self._several, self._keeps_texts = source, several, keeps_texts
         self._before = before if before is not None and before.several_servers == several else None
         searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
         self._items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
@@ -188,7 +193,11 @@ class _Opened:
         if batch:
             reading, counts, texts = read_items(batch, self._several)
             self._batches.append((reading, counts))
-            self._texts += texts
+            kept = self._keeps_texts
+            self._texts += (
+                own if kept or not isinstance(item, Tool) else ()
+                for item, own in zip(batch, texts, strict=True)
+            )
 
     def part(self, pool: Pool) -> Part:
         """Return what is read by now, with the vectors that the part before or the source has of it."""

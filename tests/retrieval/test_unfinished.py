@@ -10,12 +10,13 @@ import pytest
 
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.indexing import (
     BATCH_BYTES,
     BATCH_ITEMS,
     FIRST_ITEMS,
     TEXTS_A_STEP,
+    TEXTS_KEPT,
     embedded,
     read,
 )
@@ -278,6 +279,21 @@ def test_an_index_of_many_batches_is_that_of_one(
     assert texts[0] == texts[1]
     for weights in ({"thing": 1.0}, {"3": 1.0, "doe": 0.5}, {"tool": 1.0}):
         assert np.array_equal(index.lexical.score(weights).scores, whole.lexical.score(weights).scores)
+
+
+def test_a_catalog_too_large_to_keep_its_texts_is_indexed_as_any_other(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    tools = [tool(f"tool_{n}", f"Does thing {n % 50}.") for n in range(TEXTS_KEPT + 1)]
+    large, small = word_vectors(), word_vectors()
+    engine, catalog = Engine(large), snapshot(*tools)
+    engine.index(catalog)
+    Engine(small).index(snapshot(*tools[:-1]))
+
+    assert set(small.texts) < set(large.texts)
+    assert len(large.texts) == len(set(large.texts)) == TEXTS_KEPT + 1
+    ranking = engine.search("tool_7", catalog, options=SearchOptions(top_n=1, include_score=9))
+    assert ranking.results[0].chunk == "tool 7: Does thing 7."
 
 
 def test_a_list_that_changes_while_it_is_read_keeps_what_was_read(
