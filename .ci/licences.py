@@ -79,13 +79,11 @@ def embedded(manifest: Path) -> dict[str, set[str]]:
 def licences(package: Distribution) -> set[str]:
     """Return the licences that a package names: in an expression, else by classifiers, else in words."""
     metadata = package.metadata
-    said = metadata.get("License-Expression")
-    if said is None:
-        classified = [one for one in metadata.get_all("Classifier", []) if one.startswith("License :: OSI")]
-        if classified:
-            return {one.rsplit(" :: ", 1)[1] for one in classified}
-        said = metadata.get("License") or ""
-    return {one.strip() for one in re.split(r"\bAND\b|\bOR\b|[()]", said) if one.strip()}
+    classified = [one for one in metadata.get_all("Classifier", []) if one.startswith("License :: OSI")]
+    expression, words = (" ".join(metadata.get_all(name, [])) for name in ("License-Expression", "License"))
+    if classified and not expression:
+        return {one.rsplit(" :: ", 1)[1] for one in classified}
+    return {one.strip() for one in re.split(r"\bAND\b|\bOR\b|[()]", expression or words) if one.strip()}
 
 
 if __name__ == "__main__":

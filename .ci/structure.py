@@ -78,8 +78,8 @@ def fragments(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def unnamed_arguments(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line of each constructor with many arguments that are not named."""
-    for owner in ast.walk(tree):
-        for node in owner.body if isinstance(owner, ast.ClassDef) else ():
+    for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for node in owner.body:
             if not isinstance(node, ast.FunctionDef) or node.name != "__init__":
                 continue
             if (count := len(node.args.args) - 1) > MOST_POSITIONAL:

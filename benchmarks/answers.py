@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -29,11 +29,12 @@ from mcp_context_proxy.catalog.definitions import names_within
 from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import HOSTS, NAME_LENGTHS, room_given
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer
+from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer
 from mcp_context_proxy.context.session import Sessions
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
@@ -140,7 +141,8 @@ def _source(server: str, tools: Sequence[Mapping[str, Any]]) -> Source:
         name, *wider = names_within(server, tool["name"], NAME_LENGTHS)
         fingerprint = f"{server} {tool['name']}"
         made.append(Tool(server, tool["name"], name, told, definition, fingerprint, wider_names=tuple(wider)))
-    return Source(server, tuple(sorted(made, key=lambda tool: tool.exposed_name)))
+    made.sort(key=lambda tool: tool.exposed_name)
+    return Source(server, tuple(made))
 
 
 def _required(answer: SearchAnswer, name_of: NameOf) -> Iterator[tuple[str, str]]:
@@ -163,7 +165,7 @@ Found: TypeAlias = dict[str, list[Measured]]
 """Answers by the kind of catalog, or that nothing fits."""
 
 
-async def measure(folder: Path, store: str) -> dict[int, Found]:
+async def measure(folder: Path, store: Path | Literal["memory"]) -> dict[int, Found]:
     """Return all answers for each length of names."""
     lists, model = lists_in(folder), LazyModel()
     requests = [json.loads(line) for line in REQUESTS.read_text(encoding="utf-8").splitlines()]

@@ -35,8 +35,8 @@ class Server:
     async def start(self, number: int, tools: int) -> list[Any]:
         """Start it, and return its tools."""
         command = [sys.executable, "-S", "-E", str(TOOL_SERVER), str(number), str(tools)]
-        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        process = await asyncio.create_subprocess_exec(*command, **pipes, limit=LINE)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE)
         assert process.stdin is not None and process.stdout is not None
         self.pipe = process.stdin
         self.reading = asyncio.create_task(self._read(process.stdout))
@@ -76,9 +76,7 @@ async def serve(servers: int, count_of_tools: int, port: int) -> None:
         elif method == "tools/call":
             name, _, params["name"] = params["name"].partition("__")
             response = running[name].request("tools/call", params)
-            response.add_done_callback(
-                lambda done, request_id=request_id: answer(request_id, done.result()["result"])
-            )
+            response.add_done_callback(lambda done: answer(request_id, done.result()["result"]))
         elif method == "tools/list":
             listing = asyncio.create_task(list_tools(request_id, answer))
             listing.add_done_callback(lambda done: done.result())

@@ -52,7 +52,8 @@ class Copies:
             [np.random.default_rng(_seed(text)).standard_normal(rows.shape[1]) for text in texts]
         )
         rows = rows + STEP * steps / np.linalg.norm(steps, axis=1, keepdims=True)
-        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+        moved: np.ndarray = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+        return moved
 
 
 def lists_in(folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -20,21 +20,21 @@ import definitions
 from figures import Figure, percentile, table
 
 from mcp_context_proxy.config import Config
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.records import NO_OVERRIDES, Overrides, RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Costs
+from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import Item
-from mcp_context_proxy.library import Catalog, reference, rule, tool
+from mcp_context_proxy.library import Catalog, Include, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.engine import query_vectors
 from mcp_context_proxy.retrieval.expansion import Expander
-from mcp_context_proxy.retrieval.queries import read_query
+from mcp_context_proxy.retrieval.queries import query_vectors, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Store, open_store
 
@@ -48,7 +48,7 @@ def items() -> Iterator[Item]:
     """The tools and documents; some of either are in every session."""
     for server, index in itertools.product(range(SERVERS), range(TOOLS_EACH)):
         one = definitions.tool(server, index)
-        mode = "always" if server == 0 and index < 5 else "agent"
+        mode: Include = "always" if server == 0 and index < 5 else "agent"
         yield tool(one["name"], one["description"], one["inputSchema"], server=f"s{server}", include=mode)
     for number in range(DOCUMENTS):
         verb, _, noun = definitions.name_of(number).partition("_")

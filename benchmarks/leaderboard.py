@@ -193,7 +193,10 @@ def own_sets() -> list[PublicSet]:
     sources = tuple(replace(one, about=said[one.key.removesuffix("-c0")]) for one in recorded.sources)
     recorded = replace(recorded, sources=sources)
     recorded = replace(recorded, tools={tool.exposed_name: tool for tool in tools_in(recorded)})
-    of_server = {source.key: frozenset(tool.key for tool in source.items) for source in recorded.sources}
+    of_server = {
+        source.key: frozenset(tool.key for tool in source.items if isinstance(tool, Tool))
+        for source in recorded.sources
+    }
     lines = [json.loads(line) for line in REQUESTS.read_text("utf-8").splitlines()]
     queries = [
         EvalQuery(line["request"], (of_server[f"{line['list']}-c0"],))

@@ -31,8 +31,7 @@ from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.learning.pairs import MOST_PAIRS, Signal, Use, key_of
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.engine import query_vectors
-from mcp_context_proxy.retrieval.queries import read_query
+from mcp_context_proxy.retrieval.queries import query_vectors, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Pair, open_store
 

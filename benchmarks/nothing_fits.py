@@ -139,13 +139,13 @@ def ask_all(sets: Sequence[Named], embedder: Embedder, query_embedder: Embedder)
             impossible = list(_unread(sets, catalog, embedder))
         accidents.append((catalog, [line["query"] for line in here if line["answerable"]]))
         parts = [_part(catalog, at, PARTS[name]) for at in range(PARTS.get(name, 0))]
-        for put, is_part in (([catalog], False), (parts, True)):
-            yield ask(name, is_part, True, [(tools, _answerable(own, tools)) for tools in put])
-            yield ask(name, is_part, False, [(tools, impossible) for tools in put])
+        for several, is_part in (([catalog], False), (parts, True)):
+            yield ask(name, is_part, True, [(tools, _answerable(own, tools)) for tools in several])
+            yield ask(name, is_part, False, [(tools, impossible) for tools in several])
     for put in _written():
-        several = ", ".join(source.key for source in put.catalog.sources[:2]) + ", ..."
-        yield ask(several, False, True, [(put.catalog, put.answerable)])
-        yield ask(several, False, False, [(put.catalog, put.impossible)])
+        first = ", ".join(source.key for source in put.catalog.sources[:2]) + ", ..."
+        yield ask(first, False, True, [(put.catalog, put.answerable)])
+        yield ask(first, False, False, [(put.catalog, put.impossible)])
     alone = [one for put in _written() for one in put.alone()]
     yield ask("each of these servers", True, True, [(one.catalog, one.answerable) for one in alone])
     yield ask("each of these servers", True, False, [(one.catalog, one.impossible) for one in alone])

@@ -12,10 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from operator import sub
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 import anyio
 import numpy as np
@@ -32,6 +30,9 @@ from support.raw_client import RawClient
 from support.replicas import until_ready
 
 from mcp_context_proxy.config import StoreConfig
+from mcp_context_proxy.embedding import LazyModel
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.models import Matrix
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
@@ -130,7 +131,7 @@ async def calls(say: Say, server: PostgresServer, folder: Path, turns: int = 30)
 
 
 def _added(turns: dict[str, list[float]], kind: str) -> float:
-    return median(map(sub, turns[kind], turns["file"]))
+    return median(one - file for one, file in zip(turns[kind], turns["file"], strict=True))
 
 
 @asynccontextmanager
@@ -256,10 +257,13 @@ async def cuts(say: Say, server: PostgresServer, folder: Path, times: int = 200)
     say(f"answers to COMMIT lost {times} times: {found - times:+d} counted (bar 0)")
 
 
-class Words:
+class Words(QueryEmbedder):
     """A model whose vectors are made from the text alone."""
 
-    def vectors(self, texts: Sequence[str]) -> tuple[str, Any]:
+    def __init__(self) -> None:
+        super().__init__(LazyModel())
+
+    def vectors(self, texts: Sequence[str]) -> tuple[str, Matrix]:
         """Return unit vectors."""
         rows = []
         for text in texts:

@@ -1,6 +1,10 @@
 """People's requests to catalogs of every size: what they mean is found, and what nothing can do is refused.
 
     python benchmarks/people.py [--half "looked at"] [--tools N ...] [--failures] [--output FILE]
+    python benchmarks/people.py --unembedded
+
+The second puts them to all 1,035 tools while none is embedded: by words alone, with what a search embeds of
+the likeliest tools, and when all are.
 
 ``several_needs.jsonl`` has 496 requests that need two to four tools, each put to the servers that it names.
 
@@ -14,22 +18,27 @@ that could are left out.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from catalogs import LISTS, lists_in, published
-from msgspec.structs import replace
+from msgspec.structs import replace as with_
 from nothing_fits import catalog_of, pairs
 
-from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
+from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Item, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import FITTING, Engine, queries
@@ -44,6 +53,8 @@ HALVES = (
     "second held out",
     "third looked at",
     "third held out",
+    "fourth looked at",
+    "fourth held out",
 )
 
 SIZES = (6, 20, 60, 300, 1_035)
@@ -58,6 +69,36 @@ SEVERAL_NEEDS = Path(__file__).with_name("several_needs.jsonl")
 
 MANY = 8
 """Places among which the tools for all needs of a request are looked for."""
+
+
+STORIES = (
+    "We've been at this since Monday and my boss is getting impatient. {q}",
+    "I'm in a train with bad wifi, so only short answers. {q}",
+    "hey, hope you had a nice weekend. {q}",
+    "My colleague usually does this but she is on holiday, so {q}",
+    "Ok so here is the thing. The client called twice today and he was not amused. {q}",
+    "Sorry if I asked this before, my memory is terrible these days. {q}",
+    "There was a long discussion in the meeting this morning and nobody agreed on anything. In the "
+    "end it was decided that I take care of it. {q}",
+    "I tried it by hand and gave up after half an hour because everything looks different since the "
+    "update. {q}",
+    "{q} I'd do it myself but I don't have the time today.",
+    "You did a great job with the last one, the team was really happy. {q}",
+    "our intern set all this up last summer and left no notes whatsoever, which is why I'm lost. {q}",
+    "it's almost six and I want to go home, {q}",
+    "The release is on Thursday and half of the people are ill. {q}",
+    "I just came back from vacation and there are three hundred mails waiting for me. {q}",
+    "{q} Thanks, you're saving my day, the auditors arrive tomorrow.",
+    "ok thanks, that worked. Next thing on my list, which somebody should have done a year ago: {q}",
+    "Jan from accounting keeps bugging me about it, and I promised him it would be done by noon. {q}",
+    "not urgent, I'm only curious because of what you said earlier. {q}",
+)
+"""What people say around a request. The first twelve were looked at."""
+
+STORIES_LOOKED_AT = 12
+
+OWN_FORM = frozenset({"small model", "command", "hurried", "shell", "language", "followup", "nothing"})
+"""Callers who tell no stories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +157,7 @@ def main() -> None:
     parser.add_argument("--half", choices=HALVES, help="only this one")
     parser.add_argument("--tools", type=int, nargs="+", choices=SIZES, default=SIZES, help="only these sizes")
     parser.add_argument("--failures", action="store_true", help="names each request that failed")
+    parser.add_argument("--unembedded", action="store_true", help="what is found before all is embedded")
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     parser.add_argument("--store", type=Path, help="keeps vectors between runs; not the store of a proxy")
     arguments = parser.parse_args()
@@ -123,13 +165,21 @@ def main() -> None:
     chosen = [one for one in requests() if one.half in halves and one.tools in arguments.tools]
     with open_store(arguments.store or "memory") as store:
         embedder = CachedEmbedder(LazyModel(), store.vectors)
+        if arguments.unembedded:
+            sys.stdout.writelines(f"{line}\n" for line in unembedded(embedder, halves))
+            return
         answered = [answer(one, embedder) for one in chosen]
         several = [one for one in several_needs(embedder) if one.half in halves]
+        told = [
+            (looked_at, answer(story, embedder), answer(plain, embedder))
+            for story, plain, looked_at in stories()
+            if plain.half in halves
+        ]
         with patch.object(queries, "needs_of", undivided):
             whole = [one for one in several_needs(embedder) if one.half in halves]
     if arguments.failures:
         sys.stdout.write("".join(f"{line}\n" for line in failures(answered, several)))
-    text = "\n".join([*page(answered), *page_of_several(several, whole)]) + "\n"
+    text = "\n".join([*page(answered), *page_of_stories(told), *page_of_several(several, whole)]) + "\n"
     if arguments.output is None:
         sys.stdout.write(text)
     else:
@@ -175,28 +225,75 @@ def catalog(request: Request) -> Snapshot:
         if target is not None and source is target[0] and target[1] not in own:
             own[0] = target[1]
         if own:
-            chosen.append(replace(source, items=tuple(own)))
+            chosen.append(with_(source, items=tuple(own)))
         left -= len(own)
     return catalog_of(tuple(chosen))
 
 
 @cache
-def engine(embedder: Embedder, without: tuple[str, ...]) -> Engine:
+def engine(embedder: CachedEmbedder, without: tuple[str, ...]) -> Engine:
     """Return an engine for all lists but some."""
     return Engine(embedder, embedder, calibration=packaged_background())
 
 
-def answer(request: Request, embedder: Embedder) -> Answered:
+WHOLLY: Mapping[str, Any] = {}
+
+STATES: Mapping[str, Mapping[str, Any]] = {
+    "by words": {"wait": False},
+    "with the likeliest": {"wait": False, "ahead": math.inf},
+    "all embedded": WHOLLY,
+}
+"""What is embedded when a request is put, and how the engine is asked then."""
+
+
+def unembedded(embedder: CachedEmbedder, halves: Collection[str]) -> Iterator[str]:
+    """Yield a table of what is found in each state: vectors that are known take no part in the choice."""
+    whole = [one for one in requests() if one.half in halves and one.tools == WHOLE]
+    head = ("state", "requests", "right at once", f"among {SHOWN}", "refused", "several needs", "all met")
+    yield from (f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head)))
+    for state, asked in STATES.items():
+        put = cache(lambda without: reading_engine(embedder, all_but(without)))
+        answered = [answer(one, embedder, put(one.without), asked) for one in whole]
+        several = [one for one in several_needs(embedder, asked) if one.half in halves]
+        served = [one for one in answered if one.request.right]
+        found = [_share([one.fits and (one.place or 99) <= most for one in served]) for most in (1, SHOWN)]
+        refused = _share([not one.fits for one in answered if not one.request.right])
+        met = _share([one.met(MANY) == 1 for one in several])
+        yield f"| {' | '.join((state, str(len(served)), *found, refused, str(len(several)), met))} |"
+
+
+def reading_engine(embedder: CachedEmbedder, catalog: Snapshot) -> Engine:
+    """Return an engine that has read the words of a catalog, and embedded nothing of it."""
+    reading = Engine(embedder, embedder, calibration=packaged_background(), sketch=embedder.sketches)
+    with suppress(EmbeddingCancelledError):
+        reading.index(catalog, cancelled=lambda: not reading.index_of(catalog).unread)
+    return reading
+
+
+def answer(
+    request: Request, embedder: CachedEmbedder, put: Engine | None = None, asked: Mapping[str, Any] = WHOLLY
+) -> Answered:
     """Put a request to its catalog."""
-    if request.tools == WHOLE:
+    if put is None and request.tools == WHOLE:
         put = engine(embedder, request.without)
-    else:
+    elif put is None:
         put = Engine(embedder, embedder, calibration=packaged_background())
-    ranking = put.search(request.query, catalog(request), TOOLS, replace(FITTING, depth=SHOWN))
+    ranking = put.search(request.query, catalog(request), TOOLS, with_(FITTING, depth=SHOWN), **asked)
     order = [*(ranking.results or ranking.near_misses), *ranking.others]
     place = next((at for at, one in enumerate(order, 1) if request.is_served_by(one.item)), None)
     shown = tuple(f"{one.item.server}/{one.item.name}" for one in order if isinstance(one.item, Tool))
     return Answered(request, ranking.fits, place, shown, ranking.evidence or 0.0)
+
+
+def stories() -> Iterator[tuple[Request, Request, bool]]:
+    """Yield requests to all lists in a story and without it, and whether the story was looked at."""
+    for one in requests():
+        if one.tools == WHOLE and one.right and one.persona not in OWN_FORM:
+            at = int(hashlib.sha256(one.query.encode()).hexdigest(), 16) % len(STORIES)
+            story, query = STORIES[at], one.query
+            if story.endswith((", {q}", ": {q}", "so {q}")) and not query[:2].isupper():
+                query = query[0].lower() + query[1:]
+            yield replace(one, query=story.replace("{q}", query)), one, at < STORIES_LOOKED_AT
 
 
 def undivided(query: str) -> list[tuple[int, int]]:
@@ -204,7 +301,7 @@ def undivided(query: str) -> list[tuple[int, int]]:
     return [(0, len(query))]
 
 
-def several_needs(embedder: Embedder) -> Iterator[SeveralNeeds]:
+def several_needs(embedder: CachedEmbedder, asked: Mapping[str, Any] = WHOLLY) -> Iterator[SeveralNeeds]:
     """Put each request with several needs to the servers that it names."""
     tools = pairs.read_tools()
     put = dict[tuple[str, ...], tuple[Engine, Snapshot]]()
@@ -214,10 +311,10 @@ def several_needs(embedder: Embedder) -> Iterator[SeveralNeeds]:
         if servers not in put:
             others = pairs.catalog(key for key in tools if key[0] in servers and key[0] not in sources())
             recorded = tuple(sources()[name] for name in servers if name in sources())
-            engine_of = Engine(embedder, embedder, calibration=packaged_background())
-            put[servers] = engine_of, catalog_of((*recorded, *others.sources))
+            all_of_them = catalog_of((*recorded, *others.sources))
+            put[servers] = reading_engine(embedder, all_of_them), all_of_them
         searched, catalog = put[servers]
-        ranking = searched.search(one["query"], catalog, TOOLS, replace(FITTING, depth=MANY))
+        ranking = searched.search(one["query"], catalog, TOOLS, with_(FITTING, depth=MANY), **asked)
         order = [*(ranking.results or ranking.near_misses), *ranking.others]
         yield SeveralNeeds(
             one["half"],
@@ -262,6 +359,36 @@ def page(answered: Sequence[Answered]) -> list[str]:
         "Each request is put to a catalog of each size: parts of servers drawn at random, with one tool that",
         "can serve it, and all lists together. For a quarter of the requests nothing there can; servers that",
         "could are left out. A request for which nothing is said to fit counts as not found.",
+        "",
+        *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
+    ]
+
+
+def page_of_stories(told: Sequence[tuple[bool, Answered, Answered]]) -> list[str]:
+    """Return the section on requests in a story."""
+    head = (
+        "stories",
+        "number",
+        f"among {FIRST}",
+        f"among {SHOWN}",
+        "fit",
+        f"without it: among {FIRST}",
+        "fit",
+    )
+    rows = []
+    for looked_at in (True, False):
+        here = [(story, plain) for looked, story, plain in told if looked is looked_at]
+        if here:
+            in_story, alone = _row("", [one for one, _ in here]), _row("", [one for _, one in here])
+            name = "looked at" if looked_at else "held out"
+            rows.append([name, *in_story[1:5], alone[2], alone[4]])
+    return [
+        "",
+        "## Stories",
+        "",
+        f"People tell what happened before they ask, as hooks pass it on. {len(STORIES)} stories are put",
+        "around the requests above, each with the story that its hash tells, and put to all lists together.",
+        "Of six of the stories no answer was looked at.",
         "",
         *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
     ]
@@ -325,10 +452,12 @@ def _share(values: Sequence[float]) -> str:
 def failures(answered: Sequence[Answered], several: Sequence[SeveralNeeds]) -> Iterator[str]:
     """Yield a line for each request whose right tool is not among the first, or that is kept or refused."""
     for many in several:
-        if many.half == HALVES[0] and many.met(MANY) < 1:
+        if many.half.endswith("looked at") and many.met(MANY) < 1:
             yield f"{many.query!r} {', '.join(many.order)}"
     for one in answered:
         request = one.request
+        if not request.half.endswith("looked at"):
+            continue
         if bool(request.right) != one.fits or (request.right and (one.place or 99) > FIRST):
             fits = "fits" if one.fits else "nothing fits"
             found = f"{fits} ({one.evidence:.2f}), place {one.place}: {', '.join(one.shown)}"

@@ -222,7 +222,7 @@ def _from_anthropic(asked: Any) -> Request:
 
 
 def _anthropic(call: Call) -> Iterator[tuple[str, Any]]:
-    message = {
+    message: dict[str, Any] = {
         "id": "msg_1",
         "type": "message",
         "role": "assistant",
@@ -297,7 +297,7 @@ def _responses(call: Call, asked: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _from_chat(asked: Any) -> Request:
-    said, results = [], []
+    said, results = list[str](), list[str]()
     for message in asked.get("messages", []):
         (results if message["role"] == "tool" else said).append(_texts(message.get("content")))
     tools = {
@@ -566,14 +566,14 @@ def visit(host: Host, programs: Path, folder: Path) -> Visit:
         file.write_text(file.read_text("utf-8").replace(ours, str(tee)), "utf-8")
     program = programs / "node_modules" / ".bin" / host.program
     version = _run([str(program), "--version"], environ)
-    with (folder / "host.txt").open("wb") as said:
+    with (folder / "host.txt").open("wb") as output:
         child = subprocess.Popen(
             host.command(str(program), "Fill in the form about the owl."),
             env=environ,
             cwd=work,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
         try:
@@ -626,7 +626,9 @@ def facts(done: Visit) -> dict[str, str]:
     """Row of the table for one host."""
     sent = "".join(part["host"] for part in done.wire if "host" in part)
     began = ('"initialize"', '"server/discover"')
-    opening = next((json.loads(line) for line in sent.splitlines() if any(one in line for one in began)), {})
+    opening: dict[str, Any] = next(
+        (json.loads(line) for line in sent.splitlines() if any(one in line for one in began)), {}
+    )
     params = opening.get("params", {})
     params |= {key.rpartition("/")[2]: value for key, value in params.get("_meta", {}).items()}
     requests = done.model.requests
@@ -634,7 +636,7 @@ def facts(done: Visit) -> dict[str, str]:
     first = requests[0] if requests else last
     search = next((name for name in first.tools if name.endswith("search_available_tools")), "-")
     got = [*last.results, *[""] * 6]
-    environment = next((part["environment"] for part in done.wire if "environment" in part), [])
+    environment: list[str] = next((part["environment"] for part in done.wire if "environment" in part), [])
     form = {
         (True, False): "the text",
         (False, True): "the data",

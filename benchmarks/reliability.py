@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -166,6 +167,10 @@ def _stopped(client: StdioClient, left: list[int], under_way: int = 0) -> float:
     return seconds
 
 
+def has_children(number: int, client: StdioClient) -> bool:
+    return len(children_of(client.process.pid)) == number
+
+
 def idle(bench: FaultyBench, rounds: int) -> list[Figure]:
     """The processor time of a proxy whose servers are there and of which nobody wants anything."""
     values: dict[int, list[float]] = {0: [], SERVERS: []}
@@ -173,7 +178,7 @@ def idle(bench: FaultyBench, rounds: int) -> list[Figure]:
         config = bench.faulty({f"s{n}": {"mode": "normal"} for n in range(number)}, stop_seconds=0.2)
         client = bench.proxy(config)
         client.open()
-        client.until(lambda client, number=number: len(children_of(client.process.pid)) == number, 300)
+        client.until(partial(has_children, number), 300)
         if number:
             client.until(lambda client: is_ready(client, f"s{SERVERS - 1}__safe"), 120)
         time.sleep(IDLE_SECONDS / 2)

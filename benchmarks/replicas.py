@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -291,6 +292,10 @@ async def parked(
     say(f"replies to questions of servers behind a balancer: {answered} of {replies}")
 
 
+def has_heard(times: int, client: RawClient) -> bool:
+    return len(client.notified(UPDATED)) >= times
+
+
 async def hints(say: Say, server: PostgresServer, folder: Path, rounds: int = 10) -> None:
     """Have a server at one replica announce a resource to which clients of another one are subscribed."""
     took: dict[str, list[float]] = {"handshake": [], "modern": []}
@@ -300,7 +305,9 @@ async def hints(say: Say, server: PostgresServer, folder: Path, rounds: int = 10
         async with wires.http(there, "modern") as caller, AsyncExitStack() as stack:
             clients = {era: await stack.enter_async_context(wires.http(here, era)) for era in took}
             await clients["handshake"].request("resources/subscribe", {"uri": NOTE})
-            await clients["handshake"].wire.listening.wait()
+            wire = clients["handshake"].wire
+            assert isinstance(wire, wires.HttpWire)
+            await wire.listening.wait()
             wanted = {"notifications": {"resourceSubscriptions": [NOTE]}}
             await clients["modern"].start("subscriptions/listen", wanted, request_id="listening")
             await anyio.sleep(1)
@@ -308,7 +315,7 @@ async def hints(say: Say, server: PostgresServer, folder: Path, rounds: int = 10
                 began = time.perf_counter()
                 await caller.call("work__change", {})
                 for era, client in clients.items():
-                    await client.until(lambda one, number=number: len(one.notified(UPDATED)) >= number)
+                    await client.until(partial(has_heard, number))
                     took[era].append(time.perf_counter() - began)
                 # An announcement of the same within two seconds is one.
                 await anyio.sleep(2.2)

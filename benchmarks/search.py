@@ -238,7 +238,7 @@ def agreed(engine: Engine, catalog: Snapshot) -> float:
 def ten_best(engine: Engine, catalog: Snapshot, query: str) -> set[tuple[str, str]]:
     options = SearchOptions(top_k=100, top_n=TOP, include_score=2)
     ranking = engine.search(query, catalog, options=options)
-    return {(r.item.server, r.item.name) for r in ranking.results or ranking.near_misses}  # type: ignore[union-attr]
+    return {(r.item.server, r.item.name) for r in ranking.results or ranking.near_misses}
 
 
 def bm25s_search(catalog: Snapshot) -> Callable[[str], Any]:

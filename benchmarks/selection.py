@@ -21,9 +21,9 @@ from msgspec import structs
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
 from mcp_context_proxy.config.settings import PRESETS
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
-from mcp_context_proxy.context.selection import Costs
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter
@@ -90,6 +90,12 @@ class Subject:
         rows = [self._row(query, select(query)) for query in queries or self.of.queries if query.needs]
         return Quality(*map(float, np.mean(np.array(rows, np.float64), axis=0)))
 
+    def quality_by_text(
+        self, select: Callable[[str], Sequence[Tool]], queries: Sequence[EvalQuery] | None = None
+    ) -> Quality:
+        """Measures of a selection that needs nothing of a query but its text."""
+        return self.quality(lambda query: select(query.text), queries)
+
     def _row(self, query: EvalQuery, tools: Iterable[Tool]) -> tuple[float, float, float, float]:
         tools = list(tools)
         keys: list[ToolKey] = [(tool.server, tool.name) for tool in tools]
@@ -146,7 +152,7 @@ def presets(subjects: Sequence[Subject]) -> list[str]:
         rows.append([subject.of.name, "everything", "", "", f"{len(tools)}", f"{tokens:,}"])
         for name, numbers in PRESETS.items():
             options = tool_search(DomainOptions.of(numbers))
-            quality = subject.quality(lambda query, by=options, of=subject: of.search(query.text, by))
+            quality = subject.quality_by_text(partial(subject.search, options=options))
             found[name].append(quality)
             rows.append(["", name, *quality.cells()])
     rows += [["**macro**", name, *mean(qualities).cells()] for name, qualities in found.items()]
@@ -161,8 +167,9 @@ def chunking(subjects: Sequence[Subject]) -> list[str]:
         several = [query for query in queries if sentences(query.text) > 1]
         if not several:
             continue
-        whole = subject.quality(lambda query, of=subject: of.search(as_one_text(query.text)), several)
-        parts = subject.quality(lambda query, of=subject: of.search(query.text), several)
+        undivided = [replace(query, text=as_one_text(query.text)) for query in several]
+        whole = subject.quality_by_text(subject.search, undivided)
+        parts = subject.quality_by_text(subject.search, several)
         rows.append([f"{subject.of.name} ({len(several)})", "as one text", *whole.cells()])
         rows.append(["", "by sentence", *parts.cells()])
     head = ["set (queries)", "query", *HEAD]
@@ -177,14 +184,14 @@ def expansion(subjects: Sequence[Subject]) -> list[str]:
     """Finds of expansion, beside as many more tools of the ranking itself."""
     rows = []
     for subject in subjects:
-        plain = subject.quality(lambda query, of=subject: of.search(query.text))
+        plain = subject.quality_by_text(subject.search)
         rows.append([subject.of.name, "none", *plain.cells()])
         for options in EXPANSIONS:
-            quality = subject.quality(lambda query, by=options, of=subject: of.expanded(query.text, by))
+            quality = subject.quality_by_text(partial(subject.expanded, options=options))
             name = f"depth {options.depth}, threshold {options.threshold}"
             rows.append(["", name, *quality.cells()])
         deeper = SearchOptions(top_k=40, top_n=NORMAL.top_n + 3, include_score=NORMAL.include_score)
-        more = subject.quality(lambda query, by=deeper, of=subject: of.search(query.text, by))
+        more = subject.quality_by_text(partial(subject.search, options=deeper))
         rows.append(["", "none, top_n 8", *more.cells()])
     return ["## Context expansion, five tools", "", *table(["set", "expansion", *HEAD], rows)]
 

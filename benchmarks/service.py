@@ -17,11 +17,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import definitions
 import numpy as np
@@ -67,15 +68,20 @@ def main() -> None:
 def measured(bench: Workbench, rounds: int, requests: int) -> list[Figure]:
     words = requests_made()
     empty, full = bench.folder / "empty.sqlite3", bench.folder / "full.sqlite3"
-    switched_off = {"learning": {"enabled": False}, "limits": {"indexing_wait_seconds": 600.0}}
+    switched_off: dict[str, Any] = {
+        "learning": {"enabled": False},
+        "limits": {"indexing_wait_seconds": 600.0},
+    }
     without = bench.config(TOOLS_EACH, store=empty, **switched_off)
     with serving(bench, without, words):
         pass  # the tools are embedded once, for both
     shutil.copyfile(empty, full)
     fill(full, words)
-    remembering = {"interactions": {"enabled": True, "recall_tool": True}}
-    limits = {"limits": {"indexing_wait_seconds": 600.0}}
-    filled = bench.config(TOOLS_EACH, store=full, **remembering, **limits)
+    remembering: dict[str, Any] = {
+        "interactions": {"enabled": True, "recall_tool": True},
+        "limits": {"indexing_wait_seconds": 600.0},
+    }
+    filled = bench.config(TOOLS_EACH, store=full, **remembering)
     with serving(bench, without, words) as one, serving(bench, filled, words) as other:
         recall = partial(other.call, RECALL)
         assert other.data(RECALL, query=next(words))["known"] >= INTERACTIONS
@@ -101,7 +107,7 @@ def requests_made() -> Words:
 
 
 def timed(
-    subjects: dict[str, Callable[..., object]], words: Words, rounds: int, requests: int
+    subjects: Mapping[str, Callable[..., object]], words: Words, rounds: int, requests: int
 ) -> list[Figure]:
     """The median and p99 of each, measured in turns."""
     found: dict[str, list[list[float]]] = {name: [] for name in subjects}

@@ -176,4 +176,4 @@ def _memory_of_all() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -102,13 +102,13 @@ def calls(bench: Workbench, pythons: dict[str, str], rounds: int) -> Figures:
 
     for era in ("handshake", "modern"):
         with _ready(bench, pythons, bench.config(modern=era == "modern"), era) as clients:
-            batches = {
+            batches: dict[str, Callable[[StdioClient], float]] = {
                 f"{era} call, p50": partial(p50, method="tools/call", params=small, count=CALLS),
                 f"{era} list, p50": partial(p50, method="tools/list", params={}, count=LISTS),
                 f"{era} call, 32 in flight": in_flight,
             }
             for name, batch in batches.items():
-                subjects = {version: partial(batch, client) for version, client in clients.items()}
+                subjects: Batches = {version: partial(batch, client) for version, client in clients.items()}
                 found[name] = _in_turn(subjects, rounds)
     return found
 

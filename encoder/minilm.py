@@ -103,7 +103,7 @@ class MiniLM(nn.Module):
     def freeze(self, layers: int) -> None:
         """Keep the embeddings and the lowest ``layers`` as they are."""
         self.embeddings.requires_grad_(False)
-        for layer in list(self.encoder["layer"])[:layers]:  # type: ignore[call-overload]
+        for layer in list(self.encoder["layer"])[:layers]:
             layer.requires_grad_(False)
 
 

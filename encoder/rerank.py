@@ -236,7 +236,7 @@ class Trainer:
                 group["lr"] = settings.rate * group["share"] * share
             loss = self._loss(batch)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             optimizer.step()
             pairs_seen += sum(min(SHOWN, len(one.tools)) for one in batch)

@@ -48,7 +48,7 @@ from pairs import (
 from torch import Tensor
 from torch.nn import functional
 
-from mcp_context_proxy.items import ToolKey
+from mcp_context_proxy.items import Tool, ToolKey
 from mcp_context_proxy.retrieval import Engine
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
@@ -321,7 +321,7 @@ class Trainer:
                 group["lr"] = settings.rate * min(1, step / WARM_UP) * share
             loss = self.loss(self.batch())
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             smooth = loss.item() if step == 1 else 0.95 * smooth + 0.05 * loss.item()
@@ -382,7 +382,7 @@ class WordScores:
         """Index the words of tools."""
         snapshot = catalog(keys)
         self._index = Engine(None).index(snapshot)
-        self._place = {tool.key: at for at, tool in enumerate(self._index.items)}
+        self._place = {tool.key: at for at, tool in enumerate(self._index.items) if isinstance(tool, Tool)}
         self._known: dict[str, Tensor] = {}
 
     def of(self, texts: Sequence[str], keys: Sequence[ToolKey]) -> Tensor:

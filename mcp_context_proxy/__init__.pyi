@@ -2,6 +2,9 @@ from mcp_context_proxy.library import (
     Catalog as Catalog,
 )
 from mcp_context_proxy.library import (
+    Config as Config,
+)
+from mcp_context_proxy.library import (
     ContextEngine as ContextEngine,
 )
 from mcp_context_proxy.library import (

@@ -16,6 +16,13 @@ OWN_VARIABLE = "MCP_CONTEXT_PROXY_OWN"
 
 def main() -> None:
     """Run the command line, or only what it leads to: a bridge to a shared proxy, a host's hook, a proxy."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # or else the next file would have its number, and be taken for a stream
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8")
     arguments = sys.argv[1:]
     # A port instead of a socket has never been tried on Windows, so there it is for those who ask for it.
     meets = sys.platform != "win32" or bool(os.environ.get("MCP_CONTEXT_PROXY_LOOPBACK"))

@@ -144,6 +144,14 @@ class UnknownItemError(ContextProxyError):
         super().__init__(f"unknown {kind} {name!r}{hint}")
 
 
+class SharedNameError(UnknownItemError):
+    """Several servers have an item of that own name; `names` are those to choose from."""
+
+    def __init__(self, kind: str, name: str, names: Sequence[str]) -> None:
+        super().__init__(kind, name)
+        self.args = (f"several servers have a {kind} {name!r}: use {' or '.join(names)}",)
+
+
 class TurnedOffError(UnknownItemError):
     """The configuration turns the tool off; `reason` says by which setting, in which line of which file."""
 
@@ -287,6 +295,8 @@ class Fault(StrEnum):
     """A package runner has half a package in its cache; the cause names the folder to delete."""
     SILENT = "silent"
     """There was no response in time."""
+    SERVES_HTTP = "serves HTTP"
+    """The program says that it listens at an address, and nothing over stdio."""
     NO_MCP = "no MCP"
     """There was a response that is none of the protocol."""
     REFUSED = "refused"

@@ -184,6 +184,8 @@ class Document(Struct, frozen=True):
     """Server whose skill it describes, under the skill's URI as name; empty for the user's own documents."""
     roots: tuple[str, ...] = ()
     """Folders of the projects that it is for; none for all projects."""
+    patterns: tuple[str, ...] = ()
+    """Patterns of the files that it is for, such as ``src/**/*.ts``; a request that names one means it."""
 
     @property
     def uri(self) -> str:

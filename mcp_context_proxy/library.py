@@ -19,6 +19,7 @@ from mcp_context_proxy.catalog.definitions import class_of, exposed_name, finger
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.context import engine
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import (
     ContextItem,
     DomainOptions,
@@ -33,16 +34,16 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Costs, Selection
+from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
-    Embeddings,
     LazyModel,
     QueryEmbedder,
     open_model,
 )
+from mcp_context_proxy.embedding.models import Matrix
 from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import (
@@ -54,6 +55,7 @@ from mcp_context_proxy.items import (
     Snapshots,
     Source,
     Tool,
+    Vector,
     item_by,
 )
 from mcp_context_proxy.retrieval.engine import Engine
@@ -64,6 +66,7 @@ from mcp_context_proxy.store import IN_MEMORY, Interaction, open_store
 
 __all__ = [
     "Catalog",
+    "Config",
     "ContextEngine",
     "ContextItem",
     "DomainOverrides",
@@ -326,3 +329,73 @@ def _selected(item: ContextItem, snapshot: Snapshot) -> SelectedItem:
 async def _nothing_starts(seconds: float, on_wait: OnWait | None) -> None:
     """Return at once, because there are no servers to wait for."""
     del seconds, on_wait
+
+
+class Embeddings:
+    """Embeds texts with the model of a configuration, by default the packaged one.
+
+    Every vector is a float32 array of `dimension` numbers with norm 1, so the cosine of two is their dot
+    product, -1 to 1. Blocking and thread-safe. Close it, or use it as a context manager. Methods raise
+    `ModelError` if the model cannot be opened or fails.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        """Open nothing yet; the model is opened at the first use."""
+        self._model = LazyModel(partial(open_model, config or Config()))
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a vector: 384 with the packaged model."""
+        return self._model.run(lambda model: model.dimensions)
+
+    def embed(self, text: str) -> Vector:
+        """Return the vector of one text, of shape ``(dimension,)``."""
+        vector: Vector = self.embed_many([text])[0]
+        return vector
+
+    def embed_many(self, texts: Sequence[str]) -> Matrix:
+        """Return the vectors of texts, one a row, of shape ``(len(texts), dimension)``.
+
+        Raises:
+            TypeError: ``texts`` is one text, or one of them is none.
+        """
+        if isinstance(texts, str):
+            raise TypeError("texts is one text; embed_many takes a list of them, and embed takes one")
+        given = list(texts)
+        for one in list[object](given):
+            if not isinstance(one, str):
+                raise TypeError(f"a text is {type(one).__name__}; only strings can be embedded")
+        return self._model.run(lambda model: model.embed(given))
+
+    def embed_query(self, query: str) -> Vector:
+        """Return the vector of a query; some models read queries otherwise than texts."""
+        vector: Vector = self._model.run(lambda model: model.embed_queries([query]))[0]
+        return vector
+
+    def cosine(self, one: str, other: str) -> float:
+        """Return the cosine of two texts, -1 to 1; 1 is the same direction."""
+        first, second = self.embed_many([one, other])
+        return float(first @ second)
+
+    def most_similar(self, query: str, texts: Sequence[str], top_k: int = 10) -> list[tuple[int, float]]:
+        """Return the texts that are nearest to a query: the position of each, and its cosine, best first.
+
+        Raises:
+            ValueError: `top_k` is below 1.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}; it must be at least 1")
+        if not texts:
+            return []
+        cosines = self.embed_many(texts) @ self.embed_query(query)
+        best = (-cosines).argsort(kind="stable")[:top_k]
+        return [(int(at), float(cosines[at])) for at in best]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._model.close()

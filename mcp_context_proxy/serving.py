@@ -7,16 +7,18 @@ so the rest is imported when it is needed.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mcp_context_proxy.errors import ContextProxyError, ServeError, innermost
+from mcp_context_proxy.bridge.session import unread
+from mcp_context_proxy.errors import ContextProxyError, innermost
 from mcp_context_proxy.protocol.strangers import LogFormatter, clean
 
 if TYPE_CHECKING:
@@ -29,11 +31,19 @@ each processor, and interrupts a process that it can give none; searches take as
 LEVELS: Final = ("debug", "info", "warning", "error")
 SERVING_LEVEL: Final = "warning"
 
+UNAVAILABLE: Final = -32_000
+"""Code of the error that a host gets from a proxy that does not start."""
+FIRST_REQUEST_SECONDS: Final = 3.0
+"""Time for a host to send its first request. Hosts send it at once."""
+
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
 """As a shell reports a program that Ctrl-C ended."""
 EXIT_BROKEN_PIPE: Final = 141
 """As a shell reports a program whose reader has gone, such as ``| head``."""
+
+LOG_SECONDS: Final = 0.05
+"""Time for which a message waits for a reader of stderr that is only busy."""
 
 ENDINGS: Final = (ContextProxyError, KeyboardInterrupt, BrokenPipeError)
 """Errors that end a program in order; all others are bugs."""
@@ -51,10 +61,11 @@ def main(file: str | None, log_level: str, listen_on: str | None) -> int:
 
     redact: Callable[[str], str] | None = None
     try:
-        message = begin_if_new(path)
-        if message is not None:
-            print(message, file=sys.stderr)  # noqa: T201 - stderr is for people
-        config = load(path)
+        with telling_the_host(over_stdio=listen_on is None):
+            message = begin_if_new(path)
+            if message is not None:
+                print(message, file=sys.stderr)  # noqa: T201 - stderr is for people
+            config = load(path)
         redact = Redactor(all_secrets_of(config))
         serve(config, listen_on=listen_on)
     except ENDINGS as error:
@@ -70,7 +81,9 @@ def prepare(log_level: str, *, serving: bool) -> None:
     close_to_others()
     if serving:
         ignore_sighup()
-    handler = logging.StreamHandler(sys.stderr)
+    # Other commands have a person before them, who reads.
+    unread = serving and sys.platform != "win32"
+    handler: logging.Handler = HostLog() if unread else logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     # A failed login is reported as a sentence; the SDK logs a traceback, too.
@@ -82,6 +95,71 @@ def prepare(log_level: str, *, serving: bool) -> None:
         # The libraries' own messages explain nothing to a user.
         for name in ("mcp", "httpx2", "httpcore2", "asyncio", "watchfiles"):
             logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def telling_the_host(*, over_stdio: bool) -> Iterator[None]:
+    """Answer the first request of a host with the fault that keeps a proxy from serving it.
+
+    Most hosts show nothing but "disconnected" where a program ends without an answer.
+    """
+    try:
+        yield
+    except Exception as error:
+        # A person at a terminal reads stderr.
+        if over_stdio and sys.stdin is not None and not sys.stdin.isatty():
+            asking = threading.Thread(target=_answer_first_request, args=(clean(str(error)),), daemon=True)
+            asking.start()
+            asking.join(FIRST_REQUEST_SECONDS)
+        raise
+
+
+def _answer_first_request(fault: str) -> None:
+    from mcp_context_proxy.protocol import envelope
+
+    # A descriptor, and no buffer: at its end the interpreter would wait for the lock of a reader.
+    data = b""
+    while b"\n" not in data and (more := os.read(0, envelope.TAKEN_APART_BYTES)):
+        data += more
+    with suppress(ValueError, OSError):
+        request = envelope.decode_from_client(data.partition(b"\n")[0])
+        if isinstance(request.method, str) and isinstance(request.id, int | str):
+            text = " ".join(f"the proxy does not start: {fault}".split())
+            os.write(1, envelope.error_reply(request.id, UNAVAILABLE, text) + b"\n")
+
+
+class HostLog(logging.Handler):
+    """Writes to stderr while somebody reads it; whoever started the proxy may not, and a full pipe blocks.
+
+    Messages without room are counted, and their number is told when there is room again.
+    """
+
+    def __init__(self) -> None:
+        """Write to the stderr of each moment."""
+        super().__init__()
+        self._rest = b""
+        """The end of a message that has begun."""
+        self._missing = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message, or count it."""
+        message = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        try:
+            descriptor = sys.stderr.fileno()
+            patience = 0 if self._rest or self._missing else LOG_SECONDS
+            self._rest = unread(descriptor, self._rest, patience)
+            if self._rest:
+                self._missing += 1
+                return
+            if self._missing:
+                message = b"mcp-context-proxy: %d messages that nobody read are missing here\n%b" % (
+                    self._missing,
+                    message,
+                )
+            left = unread(descriptor, message, patience)
+            self._missing, self._rest = (self._missing + 1, b"") if left == message else (0, left)
+        except (OSError, ValueError, AttributeError):
+            return  # it is closed, and `mcp-context-proxy logs` has the message
 
 
 def begin_if_new(path: Path | None) -> str | None:
@@ -137,14 +215,7 @@ def serve(
     try:
         anyio.run(app.serve, config, front, load_again)
     except BaseExceptionGroup as group:
-        error = innermost(group)
-        if isinstance(error, OSError):
-            address = f"{config.http.host}:{config.http.port}"
-            why = f"{error.strerror or error}"
-            if error.errno == errno.EADDRINUSE:
-                why += "; end what listens there, or take another port with --port or http.port"
-            raise ServeError(f"cannot listen on {address}: {why}") from None
-        raise error from None
+        raise innermost(group) from None
 
 
 def ended_by(error: BaseException, redact: Callable[[str], str] | None) -> int:

@@ -71,8 +71,8 @@ def main() -> None:
     tells = (offered > 0).sum(axis=1) > 1
     prior = np.zeros((len(words), actions), np.float32)
     for verb, action in VERBS.items():
-        if (at := column.get(stem(verb))) is not None:
-            prior[at, ACTIONS.index(action)] = PRIOR
+        if (word := stem(verb)) in column:
+            prior[column[word], ACTIONS.index(action)] = PRIOR
     learned = fit(has[tells], right[tells], offered[tells], prior)
     points = np.rint(learned * SCALE / UNIT).astype(int)
     lines = [f"{word} {' '.join(map(str, row))}" for word, row in zip(words, points, strict=True)]

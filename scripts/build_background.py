@@ -44,10 +44,10 @@ def ordinary_terms() -> Counter[str]:
     for tool in pairs.read_tools().values():
         if tool.split == "train":
             servers.setdefault(tool.key[0], []).append(set(terms(tool.among_others)))
-    shares = Counter[str]()
+    shares = dict[str, float]()
     for own in servers.values():
         for term in (term for having in own for term in having):
-            shares[term] += 1 / len(own) / len(servers)
+            shares[term] = shares.get(term, 0.0) + 1 / len(own) / len(servers)
     return Counter({term: round(1000 * share) for term, share in shares.items() if share >= LEAST_SHARE})
 
 

@@ -32,7 +32,7 @@ async def rug_pull(at: Attacked) -> str:
 
 @attack("A server has another description of a tool after a restart, in the same version.")
 async def rug_pull_over_a_restart(at: Attacked) -> str:
-    tables = {"store": {"path": str(at.folder / "store.sqlite3")}}
+    tables: dict[str, Any] = {"store": {"path": str(at.folder / "store.sqlite3")}}
     server = at.workshop.server("calc", tools=[HONEST, OTHER])
     async with at.client(**tables) as client:
         await client.until_listed("calc__add")

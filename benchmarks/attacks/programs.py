@@ -56,7 +56,8 @@ async def environment(at: Attacked) -> str:
 
 async def _in_repository(at: Attacked, *arguments: str) -> str:
     repository, person = at.folder / "repository", at.folder / "person"
-    repository.mkdir(), person.mkdir()
+    repository.mkdir()
+    person.mkdir()
     trap = f"open({str(at.folder / 'trapped')!r}, 'w')\n"
     (repository / "colorsys.py").write_text(trap)
     (repository / "tool").write_text(f"#!{sys.executable}\n{trap}")

@@ -96,7 +96,7 @@ async def reached(client: RawClient) -> list[str]:
 
 async def pulled(at: Attacked, mode: ApprovalMode, *, restart: bool) -> str:
     """Have a server pull; return how much of it was withheld, and what reached a client."""
-    settings = {
+    settings: dict[str, Any] = {
         "store": {"path": str(at.folder / "store.sqlite3")},
         "approval": {"mode": mode},
         "expose": {"mode": "all"},

@@ -20,7 +20,7 @@ async def asked(at: Attacked, method: str, params: dict[str, Any]) -> dict[str, 
     )
     no = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "no"}}
     answers = {"elicitation/create": lambda _: {"action": "decline"}, "sampling/createMessage": lambda _: no}
-    capabilities = {"elicitation": {"form": {}, "url": {}}, "sampling": {"context": {}}}
+    capabilities: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"context": {}}}
     async with at.client(answers=answers, capabilities=capabilities) as client:
         await client.until_listed("helper__ask")
         result = await client.call("helper__ask")

@@ -13,22 +13,24 @@ import gzip
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import anyio
 import numpy as np
 
 from benchmarks.contexts import sets
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.records import Mode
+from mcp_context_proxy.context.records import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
+from mcp_context_proxy.embedding.models import Matrix
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Session, reference, rule, tool
 from mcp_context_proxy.retrieval import text
-from mcp_context_proxy.retrieval.next_steps import KnownSteps
+from mcp_context_proxy.retrieval.next_steps import Embed, KnownSteps
 
 LISTS = Path(__file__).parents[2] / "tests" / "data" / "tools"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,7 +68,7 @@ class Rates:
 
     def add(
         self, needs: Sequence[sets.Need], brought: Iterable[tuple[str, str]], held: Iterable[tuple[str, str]]
-    ):
+    ) -> None:
         """Count the tools brought for some needs, which those held beside may meet as well."""
         brought, held = set(brought), set(held)
         self.needs += len(needs)
@@ -80,7 +82,9 @@ class Rates:
         return f"recall {recall:.3f} ({met}), precision {precision:.3f} ({right})"
 
 
-def keys(engine: ContextEngine, context, modes=None) -> set[tuple[str, str]]:
+def keys(
+    engine: ContextEngine, context: RequestContext, modes: Set[Mode] | None = None
+) -> set[tuple[str, str]]:
     """Tools of a context by server and own name; exposed names may be shortened."""
     tools = engine._catalog.snapshot.tools
     return {
@@ -88,7 +92,7 @@ def keys(engine: ContextEngine, context, modes=None) -> set[tuple[str, str]]:
     }
 
 
-def brought_by(engine: ContextEngine, context, document: str) -> set[tuple[str, str]]:
+def brought_by(engine: ContextEngine, context: RequestContext, document: str) -> set[tuple[str, str]]:
     """Tools that a document brought; others that were found beside it may bring their own."""
     why = {f"named in {document}", f"described in {document}"}
     tools = engine._catalog.snapshot.tools
@@ -119,11 +123,16 @@ async def expansion(
     print(f"{title}: found by its request {shown}/{len(documents)}; in context then: {by_request}")
 
 
-async def meant(engine, documents, requests, title: str, catalog) -> None:
+async def meant(
+    engine: ContextEngine,
+    documents: Sequence[sets.Written],
+    requests: Mapping[str, Set[str]],
+    title: str,
+) -> None:
     """Documents shown for requests that mean none, and for those that mean one."""
     found, present, extra = [0, 0], [0, 0], 0
     for one in documents:
-        if one.name not in {item.name for item in catalog.snapshot.documents.values()}:
+        if one.name not in {item.name for item in engine._catalog.snapshot.documents.values()}:
             continue
         present[one.later] += 1
         context = await engine.build(one.request, remember=False)
@@ -169,17 +178,19 @@ LIKE_A_KNOWN_STEP = 0.85
 class Without(KnownSteps):
     """Known steps without those whose first name is like the called tool's, as for a server never seen."""
 
-    def __init__(self, embed, alike: float) -> None:
+    def __init__(self, embed: Embed, alike: float) -> None:
         super().__init__(embed)
         self._alike = alike
 
-    def cosines(self, called, names):
+    def cosines(self, called: str, names: Sequence[str]) -> tuple[Matrix, Matrix] | None:
         """Return the cosines, 0 for a known step that is alike."""
-        before, after = super().cosines(called, names)
+        if (cosines := super().cosines(called, names)) is None:
+            return None
+        before, after = cosines
         return np.where(before < self._alike, before, 0), after
 
 
-async def after_results(engine, results: Sequence[sets.Recorded], title: str) -> None:
+async def after_results(engine: ContextEngine, results: Sequence[sets.Recorded], title: str) -> None:
     rates = Rates()
     tools = {(one.server, one.name): one for one in engine._catalog.snapshot.tools.values()}
     for one in results:
@@ -203,9 +214,11 @@ async def handbooks(tools: Sequence[Tool], documents: Sequence[sets.Written], ti
         for number, own in enumerate(files)
     ]
     for way, characters in (("packed", 0), ("a chunk for each paragraph", text.TOPICS_CHARACTERS)):
-        text.TOPICS_CHARACTERS = characters
         found = first = brought = needed = 0
-        with ContextEngine(Catalog([*tools, *written]), store=STORE) as engine:
+        with (
+            patch.object(text, "TOPICS_CHARACTERS", characters),
+            ContextEngine(Catalog([*tools, *written]), store=STORE) as engine,
+        ):
             for number, own in enumerate(files):
                 for one in own:
                     context = await engine.build(one.request, remember=False)
@@ -242,9 +255,14 @@ async def long_documents(tools: Sequence[Tool], requests: Iterable[str], title: 
     )
 
 
-async def speed(lists, documents, requests) -> None:
+async def speed(
+    lists: Mapping[str, Sequence[Tool]], documents: Sequence[sets.Written], requests: Iterable[str]
+) -> None:
     """Processor time of a request with and without expansion, in turn, on the same catalog."""
-    items = [*(one for own in lists.values() for one in own), *map(made, documents[:DOCUMENTS_PRESENT])]
+    items: list[Tool | Document] = [
+        *(one for own in lists.values() for one in own),
+        *map(made, documents[:DOCUMENTS_PRESENT]),
+    ]
     took: dict[int, list[float]] = {0: [], 1: []}
     engines = {
         depth: ContextEngine(Catalog(items), Config.of({"context": {"expansion_depth": depth}}), STORE)
@@ -306,7 +324,7 @@ async def main(part: str, catalogs: int, with_speed: bool) -> None:
                         best = (await engine.build(asked, remember=False)).of(Kind.TOOL)
                         if best:
                             SERVER_OF.setdefault(asked, best[0].server or "")
-                await meant(engine, [d for d in present if d in fitting], served, title, catalog)
+                await meant(engine, [d for d in present if d in fitting], served, title)
                 if not number:
                     await repeated(engine, present, title)
         if not number:

@@ -49,8 +49,8 @@ def quality() -> None:
     print("| queries | number | first | among five | shown | nothing shown |")
     print("|---|---|---|---|---|---|")
     for kind, results in found.items():
-        places = [place for place, _ in results]
-        first, five = places.count(1), sum(place is not None and place <= 5 for place in places)
+        ranks = [rank for rank, _ in results if rank is not None]
+        first, five = ranks.count(1), sum(rank <= 5 for rank in ranks)
         shown = statistics.mean(count for _, count in results)
         empty = sum(count == 0 for _, count in results)
         print(f"| {kind} | {len(results)} | {first} | {five} | {shown:.1f} | {empty} |")

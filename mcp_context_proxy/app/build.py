@@ -10,11 +10,12 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.engine import ContextEngine, Recollector
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
 from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search_filters import Figures
-from mcp_context_proxy.context.selection import ContextExpander, Costs
+from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, NotedClients, ResultReading, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
@@ -150,7 +151,7 @@ def build(config: Config, store: Store) -> Proxy:
     pending_input = PendingInput(config.limits.parked_calls, config.limits.ask_seconds)
     forwarder = Forwarder(pending_input)
     forwarder.audit = audit
-    redact = Redactor(all_secrets_of(config))
+    redact = contexts.redact = Redactor(all_secrets_of(config))
     skills = Skills(catalog=catalog, library=library, fleet=fleet, forwarder=forwarder)
     resources = Resources(
         catalog=catalog,

@@ -8,10 +8,10 @@ from functools import partial
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import SearchStatistics
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Figures, OnWait
-from mcp_context_proxy.context.selection import Costs
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
@@ -64,6 +64,7 @@ class SearchParts:
             learned=self.learned,
             novel=None if self.learned is None else Novelty(store.statistics, self.learned.tools).additions,
             stands_for=config.search.synonyms,
+            sketch=embedder.sketches,
         )
         background = calibration if isinstance(calibration, Background) else None
         self.expander = Expander(self.engine.index_of, queries, catalog=embedder, background=background)

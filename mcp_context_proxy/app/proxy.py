@@ -38,10 +38,10 @@ from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.server.meta_tools import instructions_by_server
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
 from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.rendering import PastRequests
+from mcp_context_proxy.server.search_answers import instructions_by_server
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Store

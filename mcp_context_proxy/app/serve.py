@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -22,6 +23,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.programs import first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
+from mcp_context_proxy.errors import ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
 from mcp_context_proxy.store import open_store
@@ -276,24 +278,25 @@ async def _answer_commands(proxy: Proxy) -> None:
     if path is None:
         return
     await _first_lists_are_out(proxy)
-    from mcp_context_proxy.bridge import meeting  # noqa: PLC0415 - only after the start
 
-    if sys.platform == "win32" and not os.environ.get(meeting.PORT_VARIABLE):
-        return
+    def opened() -> Callable[[], Awaitable[None]] | None:
+        from mcp_context_proxy.bridge import meeting  # noqa: PLC0415 - only after the start
+        from mcp_context_proxy.front import local  # noqa: PLC0415 - the same
 
-    def opened() -> tuple[str, socket.socket, bytes | None] | None:
-        try:
-            own = meeting.own_socket(path, os.environ)
-            return own, *meeting.listen(own, os.environ)
-        except (meeting.JoinError, OSError) as error:
-            logger.debug("commands cannot ask this proxy: %s", error)
+        if sys.platform == "win32" and not os.environ.get(meeting.PORT_VARIABLE):
             return None
+        own = meeting.own_socket(path, os.environ)
+        place = meeting.listen(own, os.environ)
+        return partial(local.serve_commands, proxy.config.limits, own, *place, partial(_local_api, proxy))
 
-    place = await in_thread(opened)
-    if place is not None:
-        from mcp_context_proxy.front import local  # noqa: PLC0415 - POSIX only
-
-        await local.serve_commands(proxy.config.limits, *place, partial(_local_api, proxy))
+    try:
+        served = await in_thread(opened)
+    except Exception as error:
+        # boundary: without a place for a socket, or a free descriptor to read the modules, hosts are served
+        logger.debug("commands cannot ask this proxy: %s", error)
+        return
+    if served is not None:
+        await served()
 
 
 def launch_folder() -> str | None:
@@ -363,7 +366,7 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
 
     Raises:
         ConfigError: without a token, the front would be open to other machines.
-        OSError: the address is in use or not available.
+        ServeError: the address is in use or not available.
     """
     from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.issuer import IssuedTokens, ResourceMetadata  # noqa: PLC0415
@@ -377,7 +380,13 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     resource = None if issued is None else ResourceMetadata(proxy.config)
     if credentials.token is not None:
         proxy.fleet.known.know_own(("the bearer token", credentials.token))
-    bound = http.listen(settings.host, settings.port)
+    try:
+        bound = http.listen(settings.host, settings.port)
+    except OSError as error:
+        why = f"{error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            why += "; end what listens there, or take another port with --port or http.port"
+        raise ServeError(f"cannot listen on {settings.host}:{settings.port}: {why}") from None
     port = bound.getsockname()[1]
     policy = auth.policy(settings.host, port, settings.allowed_hosts, credentials.token)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

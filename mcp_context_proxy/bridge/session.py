@@ -54,6 +54,9 @@ HELD_BYTES: Final = 32 << 20
 """Part of a line that is held until it is whole; a longer one, which the proxy refuses, passes in parts."""
 LAST_LINES_SECONDS: Final = 30.0
 """Time for the last answers after the host has closed its end. A proxy that runs takes half a second."""
+STDERR: Final = 2
+TOLD_SECONDS: Final = 1.0
+"""Time for which a session waits for its host to read what is written for people."""
 SILENT_SECONDS: Final = 20.0
 """Time after which the host's log is told of a proxy that has not answered the first request."""
 LOG_SHOWN: Final = 2_000
@@ -245,7 +248,7 @@ class Bridge:
             with open(self._place.log, "rb") as file:
                 file.seek(self._log_start if self._log_start <= os.fstat(file.fileno()).st_size else 0)
                 said = file.read()[-LOG_SHOWN:].decode("utf-8", "replace")
-            sys.stderr.write(said)
+            _tell(said)
             text = f"the shared proxy does not start: {_reason(said)}; its messages: {self._place.log}"
         for key in sorted(self._under_way, key=str):
             _write(_error(key, text))
@@ -270,8 +273,28 @@ def _reason(said: str) -> str:
 
 def _log(lines: Iterable[str]) -> None:
     """Write lines into the log that the host keeps of the programs that it starts."""
-    sys.stderr.write("".join(f"mcp-context-proxy: {line}\n" for line in lines))
-    sys.stderr.flush()
+    _tell("".join(f"mcp-context-proxy: {line}\n" for line in lines))
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):
+        unread(STDERR, text.encode(errors="backslashreplace"), TOLD_SECONDS)
+
+
+def unread(descriptor: int, data: bytes, patience: float) -> bytes:
+    """Write what is read within `patience` seconds; return the rest.
+
+    Many hosts never read what is written for people, and a full pipe stops whoever writes to it.
+    """
+    if sys.platform == "win32":  # where only sockets can be waited for
+        return data[os.write(descriptor, data) :]
+    while data and select.select([], [descriptor], [], patience)[1]:
+        try:
+            # A pipe with room takes as many without waiting.
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]
+        except BlockingIOError:
+            break
+    return data
 
 
 def _blocks(source: int | _socket.socket, held: float = inf) -> Iterator[bytes]:
@@ -347,10 +370,10 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         is_named = options_of(arguments, "--config") or environ.get(CONFIG_VARIABLE)
         if is_named or (message := begin(environ)) is None:
             return False  # nothing is configured, and the command says so
-        sys.stderr.write(f"{message}\n")
+        _tell(f"{message}\n")
         return run(arguments, environ)
     except (JoinError, OSError) as error:
-        sys.stderr.write(f"mcp-context-proxy: no shared proxy: {error}; this session has one of its own\n")
+        _log([f"no shared proxy: {error}; this session has one of its own"])
         return False
     if sys.platform != "win32":
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)

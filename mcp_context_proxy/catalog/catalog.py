@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.definitions import UnfitError
 from mcp_context_proxy.catalog.documents import DocumentLibrary
-from mcp_context_proxy.catalog.names import ParsedTools, ToolLists, checked, entry_withheld
+from mcp_context_proxy.catalog.names import Entry, ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
     OWN_SKILLS,
@@ -66,7 +66,6 @@ from mcp_context_proxy.trust.principals import ACTING, Principal
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", Tool, Prompt)
-Entry = TypeVar("Entry")
 
 PARTS_KEPT = 32
 """Parts of the catalog for principals with limits; another is made in some milliseconds."""

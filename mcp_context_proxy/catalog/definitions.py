@@ -119,6 +119,8 @@ def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> t
             raise UnfitError(f"its {name} has more than {limits.schema_nodes:,} values")
     if nests_deeper(definition, limits.nesting_definitions):
         raise UnfitError(f"it nests deeper than {limits.nesting_definitions} levels")
+    if (read_alike := _without_misread(members)) is not None:
+        definition, is_plain = envelope.encode(read_alike), None
     is_plain = fingerprints.is_plain(definition) if is_plain is None else is_plain
     if not is_plain or not definition.isascii() or _is_suspect(definition):
         objects = _Objects()
@@ -148,6 +150,21 @@ def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> t
     kept = description[:limit].decode("utf-8", "ignore")
     shown["description"] = envelope.raw(f"{kept} … [cut here: {limit:,} of {size:,} bytes]")
     return envelope.encode(shown), f"its description is cut: {limit:,} of {size:,} bytes are shown"
+
+
+def _without_misread(definition: Members) -> Members | None:
+    """Return a definition without members that some hosts read as others; None if it has none.
+
+    Such a host would show and do what nobody has judged, such as a ``Description`` beside the description.
+    """
+    hints = _members(definition.get("annotations"))
+    if envelope.misread(definition) is None and envelope.misread(hints) is None:
+        return None
+    kept = {name: raw for name, raw in definition.items() if envelope.misread((name,)) is None}
+    if hints:
+        own = {name: raw for name, raw in hints.items() if envelope.misread((name,)) is None}
+        kept["annotations"] = envelope.raw(own)
+    return kept
 
 
 def _is_suspect(definition: bytes) -> bool:

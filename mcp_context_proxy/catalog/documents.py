@@ -44,6 +44,7 @@ from mcp_context_proxy.catalog.front_matter import (
     Problem,
     default_name,
     format_of,
+    patterns_text,
     read_front_matter,
     shorten,
 )
@@ -77,6 +78,8 @@ _LOOKED_AT: Final = 4096
 
 _FENCE: Final = pattern(r"[ \t]*(`{3,}|~{3,})(.*)", re.DOTALL)
 """A fence of code at any depth: the blocks of a list are indented with it."""
+_IMPORT: Final = pattern(r"^@[\w./~-]+[ \t]*$", re.MULTILINE)
+"""A line that has an agent read another file in its place."""
 _COMMENT: Final = pattern(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 """A comment; one that is not closed goes to the end."""
 _HEADING: Final = pattern(r" {0,3}#{1,6}[ \t]+(.*)")
@@ -217,8 +220,6 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
         return [], [Finding(file.path, line, f"left out: {message}")]
 
     form = format_of(file.relative)
-    default = Kind.RULE if form is Format.CURSOR else Kind.REFERENCE
-    kind = Kind(folder.kind or default)
     try:
         raw = file.data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -226,6 +227,8 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
         return unusable(line, "it is not UTF-8; save it as UTF-8")
     text = clean(raw)
     front = read_front_matter(text, form)
+    is_rule = form is Format.CURSOR or (form is Format.MARKDOWN and front.is_rule)
+    kind = Kind(folder.kind or (Kind.RULE if is_rule else Kind.REFERENCE))
     name = front.name
     if name is None:
         name = default_name(file.relative, file.path.absolute().parent.name)
@@ -233,9 +236,11 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
             return unusable(None, "its file name is not UTF-8; rename it")
         name = one_line(name) or "document"
     body = front.body.strip()
+    if form is Format.AGENTS and body and not (body := _IMPORT.sub("", body).strip()):
+        return unusable(None, "it only imports other files; configure those")
     description = front.description or overview(body)
-    if front.patterns:
-        description = f"{description} (for files: {front.patterns})".lstrip()
+    if told := patterns_text(front.patterns):
+        description = f"{description} (for files: {told})".lstrip()
     parts, undivided = [(name, description, body)], 0
     # A rule is followed as a whole; a reference for agents is looked up by its sections.
     if form is Format.AGENTS and kind is Kind.REFERENCE:
@@ -250,10 +255,11 @@ def _parse(file: MarkdownFile, folder: DocumentsConfig) -> Parsed:
     for name, description, part in parts:
         facts = (kind, normalized("NFC", name), description, part)
         # As a JSON array, in which no two different lists look alike.
-        identity = json.dumps((*facts, include, priority, front.tags), ensure_ascii=True)
+        identity = json.dumps((*facts, include, priority, front.tags, *front.patterns), ensure_ascii=True)
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         bound = tuple(map(str, folder.roots))
-        documents.append(Document(*facts, fingerprint, include, priority, front.tags, skill, roots=bound))
+        more = (include, priority, front.tags, skill)
+        documents.append(Document(*facts, fingerprint, *more, roots=bound, patterns=front.patterns))
     problems: list[Problem] = [*front.problems]
     if form is Format.SKILL and not front.description:
         problems.append((1, "the front matter of a skill needs a 'description'; its first words are used"))

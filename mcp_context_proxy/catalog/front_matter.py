@@ -47,6 +47,30 @@ _NOT_PLAIN: Final = ("'", '"', "|", ">", "[", "{")
 _NOT_GIVEN: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _MARK: Final = pattern(r"[,{}]")
 
+PATTERN_KEYS: Final = ("globs", "paths", "applyTo", "fileMatchPattern")
+"""Keys under which editors and agents keep the patterns of the files that a rule is for: those of Cursor,
+Claude Code, VS Code and Kiro; others use the same."""
+
+_PATTERNS: Final = pattern(rf"^(?:{'|'.join(PATTERN_KEYS)})[ \t]*:", re.MULTILINE)
+
+_WHEN: Final = {
+    "trigger": {
+        "always_on": IncludeMode.ALWAYS,
+        "glob": IncludeMode.AGENT,
+        "model_decision": IncludeMode.AGENT,
+        "manual": IncludeMode.MANUAL,
+    },
+    "inclusion": {
+        "always": IncludeMode.ALWAYS,
+        "fileMatch": IncludeMode.AGENT,
+        "auto": IncludeMode.AGENT,
+        "manual": IncludeMode.MANUAL,
+    },
+}
+"""Words of Windsurf and of Kiro for when a rule applies."""
+
+_EVERY_FILE: Final = frozenset({"*", "**", "**/*"})
+
 WORDS_LIMIT: Final = 100
 """Words of a list that are used: each is kept with every section of a file."""
 
@@ -66,7 +90,7 @@ class Format(Enum):
     SKILL = auto()
     """An Agent Skill: ``SKILL.md`` in a folder called as the skill is."""
     AGENTS = auto()
-    """Instructions of a project for coding agents: ``AGENTS.md`` or ``CLAUDE.md``."""
+    """Instructions of a project for coding agents, such as ``AGENTS.md`` and ``CLAUDE.md``."""
 
 
 _BY_NAME: Final = {
@@ -74,6 +98,8 @@ _BY_NAME: Final = {
     "skill.md": Format.SKILL,
     "agents.md": Format.AGENTS,
     "claude.md": Format.AGENTS,
+    "claude.local.md": Format.AGENTS,
+    "gemini.md": Format.AGENTS,
 }
 
 
@@ -109,8 +135,10 @@ class FrontMatter(Struct, frozen=True):
     include: IncludeMode | None = None
     priority: int | None = None
     tags: tuple[str, ...] = ()
-    patterns: str = ""
-    """The files that it is about; empty when it names none."""
+    patterns: tuple[str, ...] = ()
+    """Patterns of the files that it is for; none where it names none."""
+    is_rule: bool = False
+    """True if it says when it applies, as rules of editors and agents do."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -127,13 +155,10 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
         message = "the front matter is not closed by a line '---'; all of it is taken as text"
         return FrontMatter(body=text, problems=((1, message),))
     entries = _Entries()
-    if not entries.read(text[opening.end() : closing.start()], loose=form is Format.CURSOR):
+    source = text[opening.end() : closing.start()]
+    # Editors write patterns that are no YAML, such as one that begins with an asterisk.
+    if not entries.read(source, loose=form is Format.CURSOR or _PATTERNS.search(source) is not None):
         return FrontMatter(body=text, problems=tuple(entries.problems))
-    patterns = ""
-    if form is Format.CURSOR:
-        # Patterns for every file say nothing.
-        distinctive = (pattern for pattern in entries.words("globs") if re.search(r"\w", pattern))
-        patterns = shorten(", ".join(distinctive), PATTERNS_LIMIT)
     return FrontMatter(
         body=text[closing.end() :],
         name=entries.name(),
@@ -141,7 +166,8 @@ def read_front_matter(text: str, form: Format = Format.MARKDOWN) -> FrontMatter:
         include=entries.include(form),
         priority=entries.priority(),
         tags=entries.words("tags"),
-        patterns=patterns,
+        patterns=entries.patterns(),
+        is_rule=entries.is_rule(),
         problems=tuple(sorted(dict.fromkeys(entries.problems), key=lambda problem: problem[0] or 0)),
     )
 
@@ -221,15 +247,33 @@ class _Entries(Struct):
                 return IncludeMode(text.lower())
             except ValueError:
                 self._problem("include", f"must be one of {', '.join(IncludeMode)} and is ignored")
-        if form is Format.CURSOR and (always := self._flag("alwaysApply")) is not None:
+        if form is not Format.SKILL and (always := self._flag("alwaysApply")) is not None:
             # As Cursor does: always, or when the description or a file calls for it, or only by name.
             if always:
                 return IncludeMode.ALWAYS
-            called_for = self._text("description") or self.words("globs")
+            called_for = self._text("description") or self.patterns()
             return IncludeMode.AGENT if called_for else IncludeMode.MANUAL
         if form is Format.SKILL and self._flag("disable-model-invocation"):
             return IncludeMode.MANUAL
-        return None
+        return None if form in (Format.CURSOR, Format.SKILL) else self._when()
+
+    def patterns(self) -> tuple[str, ...]:
+        """Return the patterns of the files that the document is for."""
+        return next((found for key in PATTERN_KEYS if (found := self.words(key))), ())
+
+    def is_rule(self) -> bool:
+        """Return whether the entries say when a rule applies."""
+        return "alwaysApply" in self.nodes or bool(self.patterns()) or self._when() is not None
+
+    def _when(self) -> IncludeMode | None:
+        """Return when a rule of another program than Cursor applies; None where it does not say that."""
+        for key, modes in _WHEN.items():
+            if key in self.nodes and (mode := modes.get(self._text(key) or "")) is not None:
+                return mode
+        patterns = self.patterns()
+        if patterns and "globs" not in self.nodes and _EVERY_FILE.issuperset(patterns):
+            return IncludeMode.ALWAYS
+        return IncludeMode.AGENT if patterns else None
 
     def priority(self) -> int | None:
         text = self._text("priority")
@@ -305,10 +349,15 @@ class _Entries(Struct):
         value = rest.split(" #", 1)[0].strip()
         if not colon or any(other.strip() and not other.startswith("#") for other in others):
             return False
-        if key.strip() != "globs" and value.startswith(_NOT_PLAIN):
+        if key.strip() not in PATTERN_KEYS and value.startswith(_NOT_PLAIN):
             return False
         self.nodes[key.strip()] = yaml.ScalarNode("", value), line
         return True
+
+
+def patterns_text(patterns: Iterable[str]) -> str:
+    """Return the patterns that tell files apart, as part of a description; those of every file do not."""
+    return shorten(", ".join(one for one in patterns if re.search(r"\w", one)), PATTERNS_LIMIT)
 
 
 def _yaml_problem(error: Exception) -> Problem:

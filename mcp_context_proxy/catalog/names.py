@@ -50,6 +50,7 @@ from mcp_context_proxy.config.tables import (
 from mcp_context_proxy.errors import (
     COMPARED_CHARACTERS,
     AwaitedServersError,
+    SharedNameError,
     TurnedOffError,
     UnknownItemError,
     WithheldError,
@@ -215,10 +216,10 @@ def tool_named(
         raise AwaitedServersError("tool", name, snapshot.unlisted, known=names, nearest=near)
     if len(same) == 1:
         return same[0]
-    if not same:
-        _raise_if_turned_off(snapshot, name, server)
-    names = names or suggested(tools, name, snapshot.servers, compared, name_of)
-    raise UnknownItemError("tool", name, names)
+    if same:
+        raise SharedNameError("tool", name, names)
+    _raise_if_turned_off(snapshot, name, server)
+    raise UnknownItemError("tool", name, suggested(tools, name, snapshot.servers, compared, name_of))
 
 
 def raise_if_withheld(

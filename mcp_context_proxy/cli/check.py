@@ -24,14 +24,17 @@ from mcp_context_proxy.cli.main import config_option, load_config, open_configur
 from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.config.programs import differs_from_shell
+from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_output
 from mcp_context_proxy.config.source import read
+from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
 from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
-from mcp_context_proxy.items import Kind, Tool, ToolClass, TurnedOffTool
+from mcp_context_proxy.installation.editing import EditError
+from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.server.search_answers import some_of
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.web.inventory import remarks
+from mcp_context_proxy.web.inventory import remarks_together
 
 if TYPE_CHECKING:
     from mcp_context_proxy.app import Proxy
@@ -39,12 +42,10 @@ if TYPE_CHECKING:
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 
-
 VARIABLES_NAMED: Final = 8
 """Variables that a remedy names; a shell has dozens."""
 
-NAMED: Final = 5
-"""Tools turned off that a line names."""
+APPLIES: Final = {IncludeMode.ALWAYS: "in every context", IncludeMode.MANUAL: "only by hand"}
 
 TAKEN_DAYS: Final = 7
 """Days for which a change that was taken without a person is repeated."""
@@ -62,6 +63,10 @@ _INSTALL: Final = {
     "pipx": "install pipx: https://pipx.pypa.io",
     "docker": "install Docker: https://docs.docker.com/get-docker",
 }
+
+
+ENVIRONMENT: Final = "environment"
+"""Subject of the verdict about the variables that servers do not get."""
 
 
 class Level(StrEnum):
@@ -179,13 +184,15 @@ def _pins(
     try:
         pinning = pins.pin(config.path, versions)
         of_host = read(config.path).of_host and not host_file
-        backup = None if of_host or pinning.after == pinning.before else pins.write(config.path, pinning)
+        backup = pins.write_keeping(pinning.change) if pinning.lines and not of_host else None
+    except EditError as error:
+        return [Verdict(Level.PROBLEM, "pins", str(error))]
     except (OSError, ConfigError) as error:
-        reason = error.strerror or "it cannot be written" if isinstance(error, OSError) else str(error)
+        reason = error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
         return [Verdict(Level.PROBLEM, "pins", f"{config.path}: {reason}")]
-    for line in pinning.difference():
+    for line in pinning.lines:
         console.say(Text(line.strip("\r"), style="green" if line.startswith("+") else "red"))
-    if of_host and pinning.after != pinning.before:
+    if of_host and pinning.lines:
         remedy = "change these lines yourself, or add --host-file"
         return [
             Verdict(Level.WARNING, "pins", f"{config.path} belongs to a host: nothing written", (), remedy)
@@ -264,6 +271,7 @@ async def _check_proxy(
     async with app.open_proxy(replace(config, servers=servers)) as proxy:
         seconds = await terminal.settle(proxy)
         verdicts = list(_documents(proxy))
+        failed: list[DownstreamClient] = []
         for name, server in config.servers.items():
             client = proxy.fleet.clients.get(name)
             if client is None:
@@ -276,6 +284,8 @@ async def _check_proxy(
             offered = sum(tool.server == name for tool in snapshot.tools.values())
             off = [tool for tool in snapshot.turned_off.values() if tool.server == name]
             verdicts.append(await _server(client, offered, len(off), seconds[name]))
+            if verdicts[-1].level is Level.PROBLEM and client.fault in _MAY_MISS_VARIABLES and server.command:
+                failed.append(client)
             verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
             verdicts += _turned_off(name, off)
             verdicts += _dangers(name, snapshot.tools.values())
@@ -284,7 +294,8 @@ async def _check_proxy(
                 version = await in_thread(partial(version_that_runs, server, missing, group))
                 if version is not None:
                     versions[name] = (missing, server, version)
-        for name, message in remarks(proxy):
+        verdicts += _variables(failed)
+        for name, message in remarks_together(proxy):
             verdicts.append(Verdict(Level.WARNING, name or "catalog", message))
         verdicts += await in_thread(_taken_lately, proxy)
         verdicts += await _copies(proxy)
@@ -312,6 +323,12 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
         rules = sum(document.kind is Kind.RULE for document in documents)
         found = f"{counted(rules, 'rule')}, {counted(len(documents) - rules, 'reference')}"
         yield Verdict(Level.OK if documents else Level.WARNING, "documents", found)
+        when: dict[str, list[str]] = {}
+        for one in documents:
+            if said := APPLIES.get(one.include) or ("for files" if one.patterns else ""):
+                when.setdefault(said, []).append(one_line(one.name, NAME_CHARACTERS))
+        for said, names in when.items():
+            yield Verdict(Level.OK, "documents", f"{said}: {some_of(names)}")
     for finding in proxy.library.loaded.findings:
         yield Verdict(Level.WARNING, "documents", str(finding))
 
@@ -322,8 +339,7 @@ def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict
     for tool in tools:
         by_reason.setdefault(tool.reason, []).append(one_line(tool.name, NAME_CHARACTERS))
     for reason, names in by_reason.items():
-        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-        yield Verdict(Level.OK, server, f"turned off {reason}: {', '.join(names[:NAMED])}{more}")
+        yield Verdict(Level.OK, server, f"turned off {reason}: {some_of(names)}")
 
 
 def _taken_lately(proxy: Proxy) -> list[Verdict]:
@@ -334,9 +350,8 @@ def _taken_lately(proxy: Proxy) -> list[Verdict]:
     for name in proxy.fleet.clients:
         taken = [one for one in changes(proxy.store, name, days=TAKEN_DAYS) if one.taken_by_mode]
         if taken:
-            names = ", ".join(one_line(one.row.name, NAME_CHARACTERS) for one in taken[:NAMED])
-            more = f" and {len(taken) - NAMED:,} more" if len(taken) > NAMED else ""
-            message = f"changed or new in the last {TAKEN_DAYS} days, and taken: {names}{more}"
+            names = some_of([one_line(one.row.name, NAME_CHARACTERS) for one in taken])
+            message = f"changed or new in the last {TAKEN_DAYS} days, and taken: {names}"
             remedy = f"look: mcp-context-proxy changes {name}"
             verdicts.append(Verdict(Level.OK, name, message, remedy=remedy))
     return verdicts
@@ -357,8 +372,7 @@ async def _copies(proxy: Proxy) -> list[Verdict]:
     remedy = "searches put them after those; if only one server is wanted, turn the other off"
     verdicts = []
     for (server, older), pairs in by_servers.items():
-        more = f" and {len(pairs) - NAMED:,} more" if len(pairs) > NAMED else ""
-        message = f"says nearly the same as {older}, which was there before: {', '.join(pairs[:NAMED])}{more}"
+        message = f"says nearly the same as {older}, which was there before: {some_of(pairs)}"
         verdicts.append(Verdict(Level.WARNING, server, message, remedy=remedy))
     return verdicts
 
@@ -380,9 +394,7 @@ async def _server(client: DownstreamClient, offered: int, turned_off: int, secon
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
         shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = remedy_for(config, client.fault, status, bool(stray))
-        if config.command is not None and client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}:
-            remedy += f". {_unlike_the_shell(config, client.stderr)}"
+        remedy = _hint(client) or remedy_for(config, client.fault, status, bool(stray))
         return Verdict(Level.PROBLEM, client.name, shown, (*last_output(client), *stray), remedy)
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -418,7 +430,8 @@ def start_once(
     chosen = {name: config.servers[name] for name in names if name in config.servers}
     versions: dict[str, tuple[Unpinned, ServerConfig, str]] = {}
     only = replace(config, servers=chosen, documents=(), off={})
-    verdicts = [one for one in run(_check_proxy, only, None, versions) if one.subject in chosen]
+    told = chosen.keys() | {ENVIRONMENT}
+    verdicts = [one for one in run(_check_proxy, only, None, versions) if one.subject in told]
     for name in names:
         if name in config.off:
             verdicts.append(Verdict(Level.PROBLEM, name, f"off: {config.off[name]}"))
@@ -468,22 +481,39 @@ def _counts(problems: int, warnings: int) -> str:
     return f"{found}, {counted(warnings, 'warning')}" if warnings else found
 
 
-def _unlike_the_shell(config: ServerConfig, output: Iterable[str]) -> str:
-    """Return a sentence that names the variables of this shell that a server does not get, or gets otherwise.
+_MAY_MISS_VARIABLES: Final = frozenset({Fault.EXITED, Fault.SILENT, Fault.REFUSED})
+"""Faults that a variable may explain."""
 
-    Those that its output mentions come first. Values are not shown.
+
+def _hint(client: DownstreamClient) -> str:
+    """Return the remedy for what the output of a program that has ended says; empty if none is known."""
+    if client.fault is not Fault.EXITED or client.config.command is None:
+        return ""
+    return remedy_for_output("\n".join(client.stderr))
+
+
+def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
+    """Yield the variables of this shell that servers which failed do not get; values are not shown.
+
+    Those that the output of a server mentions come first.
     """
-    missing, other = differs_from_shell(config, os.environ)
-    said = " ".join(output)
-    missing.sort(key=lambda name: name not in said)
-    more = f" and {len(missing) - VARIABLES_NAMED} more" if len(missing) > VARIABLES_NAMED else ""
-    differing = f", and {', '.join(other[:VARIABLES_NAMED])} with other values" if other else ""
-    if not missing:
-        return f"It gets all variables of this shell{differing}"
-    return (
-        f"It does not get these variables of this shell{differing}: {', '.join(missing[:VARIABLES_NAMED])}"
-        f"{more}; name those that it needs in inherit"
-    )
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[DownstreamClient]] = {}
+    for client in failed:
+        missing, other = differs_from_shell(client.config, os.environ)
+        groups.setdefault((tuple(missing), tuple(other)), []).append(client)
+    for (absent, others), clients in groups.items():
+        names = ", ".join(client.name for client in clients)
+        differing = f"; {', '.join(others[:VARIABLES_NAMED])} have other values" if others else ""
+        if not absent:
+            if differing:
+                yield Verdict(Level.OK, ENVIRONMENT, f"{names} had all variables of this shell{differing}")
+            continue
+        said = " ".join(line for client in clients for line in client.stderr)
+        ranked = sorted(absent, key=lambda name: name not in said)
+        listed = f"{some_of(ranked, VARIABLES_NAMED)}{differing}"
+        remedy = "name those that a server needs in its inherit"
+        message = f"{names} failed without these variables of this shell: {listed}"
+        yield Verdict(Level.OK, ENVIRONMENT, message, remedy=remedy)
 
 
 def remedy_for(
@@ -508,10 +538,14 @@ def remedy_for(
         case Fault.EXITED if config.command is not None:
             return f"run it by hand to see why: {address(config)}"
         case Fault.SILENT:
-            seconds = config.first_connect_timeout or config.connect_timeout
             return (
                 "if it starts slowly, such as with a download at its first start, raise connect_timeout "
-                f"under servers.{config.name}, now {seconds:g} s. If it is no MCP server, correct the command"
+                f"under servers.{config.name}. If it is no MCP server, correct the command"
+            )
+        case Fault.SERVES_HTTP:
+            return (
+                "give it the option that makes it speak over stdio, such as --stdio or --transport stdio; or "
+                "start it yourself and configure its url instead of a command"
             )
         case Fault.NO_MCP | Fault.REFUSED if config.command is not None:
             return "if it is no MCP server, correct the command"
@@ -521,7 +555,7 @@ def remedy_for(
 def _remedy_for_status(config: ServerConfig, status: int) -> str:
     if status < 400:
         return "it has moved: configure the URL that it redirects to"
-    if status in {401, 403}:
+    if status in CREDENTIALS_WANTED:
         return (
             f"it needs credentials, or other ones: run mcp-context-proxy login {config.name}, "
             f"or set headers.Authorization under servers.{config.name}"

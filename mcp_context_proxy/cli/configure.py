@@ -530,8 +530,8 @@ def _try_and_pin(console: Terminal, file: Path, name: str) -> None:
     show(console, verdicts)
     if name in versions:
         pinning = pins.pin(file, versions)
-        if pinning.after != pinning.before:
-            write(FileChange(file, pinning.before, pinning.after))
+        if pinning.lines:
+            write(pinning.change)
             console.say(f"Pinned to the version that ran: {versions[name][0].pinned(versions[name][2])}")
     if any(verdict.level is Level.PROBLEM for verdict in verdicts):
         console.note(f"It stays in the configuration; '{PROGRAM} remove {name}' removes it.")

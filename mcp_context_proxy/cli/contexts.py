@@ -398,16 +398,20 @@ def _show(console: Terminal, explained: Mapping[str, Any]) -> None:
         if options["include_score"] is None
         else f", and all with a similarity of {options['include_score']:g} or more"
     )
-    rows.append(("selected are", f"{options['top_n']} of the {options['top_k']} closest{always}"))
+    number = "those that fit," if options["by_fit"] else f"the best {options['top_n']}"
+    rows.append(("chosen are", f"{number} of the {options['top_k']} closest{always}"))
     budget = "no limit" if explained["max_tokens"] is None else f"of {explained['max_tokens']:,}"
     rows.append(("tokens", f"{explained['tokens']:,}, {budget}"))
-    if explained["type"] is not Kind.TOOL:
+    if explained["type"] != Kind.TOOL:
         rows.append(
             (
                 "text",
                 "not given to a model" if explained["delivered"] is None else GIVEN[explained["delivered"]],
             )
         )
+    if explained["selected"] is None and explained["server"] is not None:
+        table = f"[servers.{explained['server']}.tools.NAME]"
+        rows.append(("to have it found", f"write what it is asked for into use_cases in {table}"))
     width = max(len(label) for label, _ in rows) + 2
     for label, value in rows:
         console.prose(f"{label:<{width}}{value}", indent=2, hanging=width)

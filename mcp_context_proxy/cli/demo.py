@@ -315,7 +315,8 @@ def _show_next(console: Terminal, seconds: float) -> None:
     entry = f'{{ "mcpServers": {{ "context-proxy": {{\n  "command": {command} }} }} }}'
     console.section("Next: your own servers")
     for step, snippet in (
-        (f"1. Add them to {default_path(os.environ)}", OWN_SERVER),
+        ("If a host has them already, this moves them here and connects it", f"{PROGRAM} install"),
+        (f"Otherwise: 1. Add them to {default_path(os.environ)}", OWN_SERVER),
         ("2. Check that they all start", f"{PROGRAM} check"),
         ("3. In your host's configuration, replace them with this one", entry),
     ):

@@ -142,8 +142,9 @@ def load_config(
 ) -> Config:
     """Load the configuration named on the command line, or the user's own; raises `ConfigError`.
 
-    With `complain`, mistakes that cost only a part of it are printed on stderr. `skipped` gets the notes on
-    entries of a host's file that are left out, which are logged otherwise.
+    With `complain`, mistakes that cost only a part of it are printed on stderr; the servers that are off are
+    named by the commands that start the others. `skipped` gets the notes on entries of a host's file that are
+    left out, which are logged otherwise.
     """
     from mcp_context_proxy.config import load
     from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
@@ -154,8 +155,9 @@ def load_config(
     else:
         config = load(path, overrides=overrides or {}, warn=skipped.append)
     ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
-    for complaint in config.complaints() if complain else ():
-        click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
+    if complain:
+        for complaint in config.complaints(servers=False):
+            click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
     return config
 
 

@@ -13,10 +13,8 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import unified_diff
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -43,6 +41,9 @@ from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
 from mcp_context_proxy.config.source import KeyPath, parse, read
 from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.installation.editing import EditError
+from mcp_context_proxy.installation.journal import write
+from mcp_context_proxy.installation.plan import FileChange
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
@@ -159,15 +160,15 @@ def _digest(config: ServerConfig, image: str) -> str | None:
 class Pinning(Struct, frozen=True):
     """Versions written into the text of a file."""
 
-    before: str
-    after: str
+    change: FileChange
     by_hand: tuple[str, ...]
     """Servers whose argument is not found in the file as it is, such as one with a variable in it."""
 
-    def difference(self) -> list[str]:
-        """Return the lines that change, as ``diff`` shows them."""
-        lines = unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0)
-        return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    @property
+    def lines(self) -> list[str]:
+        """Return the lines that change, without those around them."""
+        changed = (line for line in self.change.difference() if line.startswith(("-", "+")))
+        return [line for line in changed if not line.startswith(("---", "+++"))]
 
 
 def pin(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> Pinning:
@@ -191,7 +192,7 @@ def pin(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> P
             by_hand.append(name)
         else:
             text = changed
-    return Pinning(before, text, tuple(by_hand))
+    return Pinning(FileChange(file, before, text), tuple(by_hand))
 
 
 def _replaced(file: Path, text: str, path: KeyPath, old: str, new: str) -> str | None:
@@ -221,42 +222,20 @@ def _plain(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def write(file: Path, pinning: Pinning) -> Path:
-    """Write the pinned configuration, and return the copy of the file as it was before.
+def write_keeping(change: FileChange) -> Path:
+    """Write a changed configuration, and return the copy of the file as it was before.
 
     Raises:
-        OSError: the folder or the file cannot be written.
+        EditError: the folder or the file cannot be written, or it has changed since it was read.
     """
-    file = file.resolve()
-    mode = file.stat().st_mode & 0o777
-    backup = _first_free(file.with_name(f"{file.name}{end}") for end in (".bak", *_numbered(".bak")))
-    _create(backup, pinning.before, mode)
-    handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(pinning.after.encode("utf-8"))
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    file = change.file.resolve()
+    places = (file.with_name(f"{file.name}.bak{number}") for number in ("", *range(2, 1000)))
+    backup = next((place for place in places if not place.exists()), None)
+    if backup is None:
+        raise EditError(f"{file} has too many copies already")
+    write(FileChange(backup, None, change.before or ""))
+    write(change)
     return backup
-
-
-def _numbered(end: str) -> Sequence[str]:
-    return [f"{end}{number}" for number in range(2, 1000)]
-
-
-def _first_free(places: Iterable[Path]) -> Path:
-    found = next((place for place in places if not place.exists()), None)
-    if found is None:
-        raise FileExistsError("there are too many copies of this file already")
-    return found
-
-
-def _create(file: Path, text: str, mode: int) -> None:
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-        stream.write(text.encode("utf-8"))
 
 
 NAMED: Final = 3

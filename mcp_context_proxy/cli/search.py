@@ -210,7 +210,7 @@ def _show(console: Terminal, found: Mapping[str, Any]) -> None:
     elif nearest:
         console.say(f"Nothing fits {asked} well. Closest of {found['known']} (probably not what you need):")
         _show_all(console, "", nearest)
-    elif not found["filter_note"]:
+    elif not (found["filter_note"] or found["over_budget"]):
         console.say(f"Nothing was found for {asked} among {counted(found['known'], 'item')}.")
 
 

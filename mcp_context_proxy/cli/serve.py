@@ -9,7 +9,7 @@ import click
 from msgspec.structs import replace
 
 from mcp_context_proxy.cli.main import WholeNumber, config_option, load_config, named_path
-from mcp_context_proxy.serving import begin_if_new, serve
+from mcp_context_proxy.serving import begin_if_new, serve, telling_the_host
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen on but not connect to, and the one of this machine to connect to instead."""
@@ -73,14 +73,15 @@ def serve_command(
         "http.auth": False if no_auth else None,
         "http.api_port": api_port,
     }
-    if (message := begin_if_new(named_path(ctx, config_path))) is not None:
-        click.echo(message, err=True)
-    # The log has what is wrong with it.
-    config = load_config(ctx, config_path, overrides, complain=False)
-    if profile is not None and profile not in config.clients:
-        known = ", ".join(config.clients)
-        there = f"there are: {known}" if known else "there are none"
-        raise click.UsageError(f"--profile: there is no table [clients.{profile}]; {there}")
+    with telling_the_host(over_stdio=not http and listen_on is None):
+        if (message := begin_if_new(named_path(ctx, config_path))) is not None:
+            click.echo(message, err=True)
+        # The log has what is wrong with it.
+        config = load_config(ctx, config_path, overrides, complain=False)
+        if profile is not None and profile not in config.clients:
+            known = ", ".join(config.clients)
+            there = f"there are: {known}" if known else "there are none"
+            raise click.UsageError(f"--profile: there is no table [clients.{profile}]; {there}")
     serve(config, overrides=overrides, http=http, profile=profile, presets=presets, listen_on=listen_on)
 
 

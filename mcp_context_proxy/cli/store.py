@@ -45,6 +45,10 @@ CONFIGURED: Final = "configured"
 """Stands for the store of the configuration, so that no password need be on the command line."""
 
 
+EVERYONE: Final = "everyone"
+"""Owner of the pairs that rank for all."""
+
+
 @click.group("learning", invoke_without_command=True)
 @config_option
 @click.pass_context
@@ -69,6 +73,7 @@ def stats(config: Config, as_json: bool) -> None:
             uses = sum(pair.uses for pair in best)
             shown = [
                 {
+                    "owner": pair.owner,
                     "query": pair.query,
                     "server": pair.tool[0],
                     "tool": pair.tool[1],
@@ -88,10 +93,11 @@ def stats(config: Config, as_json: bool) -> None:
         if not enabled:
             console.say("Learning is switched off, so they have no effect.")
         console.say()
-        rows = [("confidence", "uses", "tool", "query")]
+        rows = [("confidence", "uses", "whose", "tool", "query")]
         for pair in best[:SHOWN]:
             query = "(text not kept)" if pair.query is None else one_line(pair.query)
-            rows.append((f"{pair.confidence_at(now):.2f}", str(pair.uses), "__".join(pair.tool), query))
+            certain, whose = f"{pair.confidence_at(now):.2f}", pair.owner or EVERYONE
+            rows.append((certain, str(pair.uses), whose, "__".join(pair.tool), query))
         console.columns(rows, right=(0, 1))
 
 
@@ -142,14 +148,17 @@ def import_(config: Config, file: Path) -> None:
 @configured
 @click.option("--tool", help="Forget the pairs of this tool, by the name that hosts see or its own.")
 @click.option("--query", help="Forget the pairs of this query, and of queries with the same meaning.")
+@click.option("--owner", help="Forget the pairs of this client or person, as stats has it.")
 @click.option("--all", "everything", is_flag=True, help="Forget all pairs.")
-def forget(config: Config, tool: str | None, query: str | None, everything: bool) -> None:
-    """Forget the pairs of a tool or a query, or all of them."""
-    if sum((tool is not None, query is not None, everything)) != 1:
-        raise click.UsageError("give exactly one of --tool, --query and --all")
+def forget(config: Config, tool: str | None, query: str | None, owner: str | None, everything: bool) -> None:
+    """Forget the pairs of a tool, a query or an owner, or all of them."""
+    if sum((tool is not None, query is not None, owner is not None, everything)) != 1:
+        raise click.UsageError("give exactly one of --tool, --query, --owner and --all")
     with _opened(config) as (tier, model, sessions, _):
         if query is not None:
             gone = tier.forget_query(model.vectors([query])[1][0], query)
+        elif owner is not None:
+            gone = tier.forget(lambda pair: (pair.owner or EVERYONE) == owner)
         else:
             gone = tier.forget(lambda pair: everything or _is_meant(pair.tool, tool))
             sessions.forget(key for key in sessions.tools() if everything or _is_meant(key, tool))

@@ -8,11 +8,13 @@ never cut. Everything is cleaned and redacted as it is printed (`shown`), and is
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
@@ -37,6 +39,9 @@ STATUS_SECONDS: Final = 1.0
 
 LINE_SECONDS: Final = 10.0
 """Time after which a download is reported without a terminal, and twice that for the next report."""
+
+DOWNLOAD_SECONDS: Final = 60.0
+"""Time that a command for a question, such as a search, waits for a server that is still downloaded."""
 
 NAMED: Final = 4
 """Starting servers that the progress line names; the others are counted."""
@@ -173,8 +178,14 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
     from mcp_context_proxy import app
     from mcp_context_proxy.web.inventory import failures
 
+    for complaint in replace(config, mistakes=()).complaints():
+        messages().say(Text(f"mcp-context-proxy: {complaint}"))
     async with app.open_proxy(config) as proxy:
-        await settle(proxy)
+        settled = await settle(proxy, DOWNLOAD_SECONDS)
+        for name, client in proxy.fleet.clients.items():
+            if name not in settled:
+                late = f"Server {name} is not waited for any longer: {client.standing}"
+                messages().say(Text(late, style="yellow"))
         for name, cause in failures(proxy).items():
             known = "as last known" if proxy.fleet.clients[name].remembered else "unknown"
             failed = f"Server {name} has failed, and its items are {known}: {cause}"
@@ -184,8 +195,11 @@ async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIt
         yield proxy
 
 
-async def settle(proxy: Proxy) -> dict[str, float]:
-    """Wait until each server is ready or has failed once; return the seconds it took, by server."""
+async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, float]:
+    """Wait until each server is ready or has failed once; return the seconds it took, by server.
+
+    Those that take longer than `seconds_each`, such as for a download, are left out.
+    """
     import anyio
 
     began = anyio.current_time()
@@ -206,8 +220,10 @@ async def settle(proxy: Proxy) -> dict[str, float]:
     with console.status(progress()) as status:
 
         async def wait(client: DownstreamClient) -> None:
-            await client.wait_first_connect()
-            seconds[client.name] = anyio.current_time() - began
+            with anyio.move_on_after(seconds_each) as scope:
+                await client.wait_first_connect()
+            if not scope.cancelled_caught:
+                seconds[client.name] = anyio.current_time() - began
             del waiting[client.name]
             status.update(progress())
 
@@ -218,7 +234,7 @@ async def settle(proxy: Proxy) -> dict[str, float]:
                 status.update(progress())
                 downloads: dict[str, list[str]] = {}
                 for client in proxy.fleet.clients.values():
-                    if client.downloading is not None:
+                    if client.name in waiting and client.downloading is not None:
                         downloads.setdefault(client.standing, []).append(client.name)
                 if downloads and not console.is_terminal and anyio.current_time() - began >= lines:
                     # Where nobody sees the status line, such as in CI, which stops what is silent for long.
@@ -232,7 +248,10 @@ async def settle(proxy: Proxy) -> dict[str, float]:
                 for client in proxy.fleet.clients.values():
                     group.start_soon(wait, client)
             telling.cancel_scope.cancel()
-        await proxy.wait_first_connect()
+        if len(seconds) == len(proxy.fleet.clients):
+            await proxy.wait_first_connect()
+        else:
+            await proxy.wait_for_starting_servers(0)
     return seconds
 
 

@@ -76,6 +76,11 @@ def inherited_secrets(server: ServerConfig, environ: Mapping[str, str]) -> Itera
 _OF_THE_SHELL: Final = frozenset({"_", "COLUMNS", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL"})
 """Variables that differ from shell to shell and decide nothing."""
 
+_OF_THE_PROXY: Final = frozenset(
+    {"OPENBLAS_NUM_THREADS", "ORT_DISABLE_TELEMETRY", "PYDANTIC_DISABLE_PLUGINS"}
+)
+"""Variables that the proxy sets for itself: no shell has them."""
+
 
 def differs_from_shell(server: ServerConfig, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Return the names of variables that a server does not get, and of those that it gets with another value.
@@ -83,7 +88,7 @@ def differs_from_shell(server: ServerConfig, environ: Mapping[str, str]) -> tupl
     Both are compared with the environment of this process, in which a command that is run by hand would work.
     """
     given = environment_of(server, environ)
-    missing = sorted(environ.keys() - given.keys() - _OF_THE_SHELL)
+    missing = sorted(environ.keys() - given.keys() - _OF_THE_SHELL - _OF_THE_PROXY)
     return missing, sorted(name for name in given if given[name] != environ.get(name, given[name]))
 
 
@@ -500,3 +505,27 @@ def _program(command: str, path: str | None, folder: Path) -> str | None:
     places = os.defpath if path is None else path
     entries = [str(folder / entry) for entry in places.split(os.pathsep)]
     return shutil.which(command, path=os.pathsep.join(entries))
+
+
+_HINTS: Final = (
+    (
+        pattern(r"EADDRINUSE|[Aa]ddress already in use"),
+        "a port that it wants is taken, perhaps by another copy of it. Behind the proxy it should speak over "
+        "stdio: look for an option such as --stdio or --transport stdio",
+    ),
+    (
+        pattern(r"'\w*Server' object has no attribute|No module named 'mcp\.|from 'mcp(?:\.\w+)*'"),
+        "it seems to be written for version 1 of the Python SDK of MCP and to run with version 2: with uvx, "
+        'begin its args with "--with", "mcp<2"',
+    ),
+    (
+        pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
+        'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
+    ),
+)
+"""What the output of a program that has ended may say, and the remedy; the first that fits counts."""
+
+
+def remedy_for_output(output: str) -> str:
+    """Return the remedy for a program that has ended, by what it said; empty if it says nothing known."""
+    return next((remedy for said, remedy in _HINTS if said.search(output)), "")

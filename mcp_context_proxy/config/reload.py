@@ -31,6 +31,8 @@ from mcp_context_proxy.errors import NOTICE, ConfigError
 from mcp_context_proxy.system.later import watchfiles
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
+logger = logging.getLogger(__name__)
+
 LOOK_MS: Final = 1_000
 """Time between two looks when no change is reported; each costs one `stat`."""
 
@@ -45,6 +47,9 @@ SETTLE_LOOKS: Final = 20
 
 MISSING_LOOKS: Final = 10
 """Looks that a missing file gets, because some editors delete a file before they write it."""
+
+SECOND_LOOK_SECONDS: Final = 1.0
+"""Wait before a file that lacks a server is read again, because it may be half written."""
 
 MAX_LINKS: Final = 40
 """Longest chain of symbolic links; the limit of the system."""
@@ -196,11 +201,6 @@ def _differing(started: Config, now: Config) -> Iterator[str]:
             at_start = marked(type(new), Reload.RESTART) if table in live else new.__struct_fields__
             yield from (f"{table}.{key}" for key in at_start if getattr(old, key) != getattr(new, key))
 
-
-logger = logging.getLogger(__name__)
-
-SECOND_LOOK_SECONDS: Final = 1.0
-"""Wait before a file that lacks a server is read again, because it may be half written."""
 
 Load = Callable[[], Config]
 """Loads the configuration again from the same place.

@@ -1,8 +1,8 @@
-"""Settings of ``config.toml``: one frozen struct per table; `Limits` has a module of its own.
+"""Settings of ``config.toml``: one frozen struct per table.
 
-Types and checks of fields are those of the values in a file. Mistakes that span several keys, files or the
-environment are found while loading, so that all are reported together. A marker on a field says whether a
-running proxy applies a change (`Reload`).
+`config/tables.py` has those of limits, tools, profiles and identity. Types and checks of fields are those of
+the values in a file. Mistakes that span several keys, files or the environment are found while loading, so
+that all are reported together. A marker on a field says whether a running proxy applies a change (`Reload`).
 """
 
 from __future__ import annotations
@@ -579,14 +579,17 @@ class Config(Table, frozen=True):
     mistakes: Annotated[tuple[ConfigProblem, ...], Reload.LIVE] = ()
     """Mistakes outside of the servers. What they stand in has its default, or a more cautious value."""
 
-    def complaints(self, instead: str = "has a default or more cautious value") -> Iterator[str]:
+    def complaints(
+        self, instead: str = "has a default or more cautious value", *, servers: bool = True
+    ) -> Iterator[str]:
         """Yield a line for each server that is off because of a mistake, and for each other mistake.
 
-        `instead` is the end of the sentence about anything else that has a mistake: its replacement.
+        `instead` is the end of the sentence about anything else that has a mistake: its replacement. Without
+        `servers`, nothing is said of them.
         """
         others = sum(server.enabled for server in self.servers.values())
         rest = "1 other starts" if others == 1 else f"{others} others start" if others else "no other starts"
-        for name, off in self.off.items():
+        for name, off in self.off.items() if servers else ():
             yield f"server {name}: off: {off}; {rest}"
             yield from (f"server {name}: also {problem}" for problem in off.problems[1:])
         for problem in self.mistakes:

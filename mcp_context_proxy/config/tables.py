@@ -276,7 +276,9 @@ RoleName: TypeAlias = Literal["use", "view", "operate", "admin"]
 LONGEST_LEEWAY = 300.0
 """Clocks that differ by more than five minutes are wrong, and every second of leeway prolongs each token."""
 
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names that count as one origin: on a given port each is the same front. Other names of this machine may
+belong to others."""
 
 
 class GroupConfig(Table, frozen=True):
@@ -416,8 +418,8 @@ class Limits(Table, frozen=True):
     """Largest request body at the HTTP front; arguments are small."""
     nesting_definitions: Levels = 64
     """Deepest tool definition; no honest schema is deeper."""
-    nesting_results: Levels = 190
-    """Deepest result; common JSON parsers stop at 200."""
+    nesting_results: Levels = 120
+    """Deepest result or params of a call. Programs in Rust read 127 levels, some end at what is deeper."""
 
     probe_seconds: Seconds = 2.0
     """Wait for `server/discover` before the handshake, because old servers ignore the probe silently."""
@@ -476,7 +478,7 @@ class Limits(Table, frozen=True):
     """Pending requests of the stdio host; bounds memory, not speed."""
 
     indexing_wait_seconds: Seconds = 1.5
-    """Time that a search waits for indexing; then it uses words and the vectors that are ready."""
+    """Time that a search waits for indexing, if that may be ready by then."""
 
     embedding_seconds: Annotated[Seconds, Reload.RESTART] = 60.0
     """Timeout for embedding a batch of texts at `embedding.endpoint`, all attempts together."""

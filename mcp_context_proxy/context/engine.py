@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import RerankMode
 from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.delivery import Deliver, given_now
+from mcp_context_proxy.context.delivery import Costs, Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.records import (
     NO_OVERRIDES,
@@ -38,7 +38,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, Costs, SearchAnswer, Selection, Selector
+from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     NO_SESSION,
@@ -125,8 +125,7 @@ class Recollector:
 
     def _telling(self, found: tuple[Recollection, ...], query: str) -> Iterator[Recollection]:
         """Yield those that tell more than the query itself, such as when it was searched for before."""
-        asked = _words(query)
-        return (one for one in found if _words(one.interaction.content) != asked)
+        return (one for one in found if _words(one.interaction.content) != _words(query))
 
 
 def _words(text: str) -> str:
@@ -220,11 +219,12 @@ class ContextEngine:
         """Presets that sessions may begin with."""
         self.recollector: Recollector | None = None
         """Adds remembered interactions to contexts; None if nothing is remembered."""
+        self.redact: Callable[[str], str] = str
+        """Removes secrets from a query: it is kept, and models and endpoints may read it."""
         self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
-        self.sessions, self.records = sessions, records
+        self.sessions, self.records, self._ab_share = sessions, records, ab_share
         self.count_tokens = costs.of_text
         """Returns the estimated tokens of a text. Blocks."""
-        self._ab_share = ab_share
         self.configure(options, reading)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
@@ -293,7 +293,7 @@ class ContextEngine:
         Raises:
             UnknownFilterError: a server, category or tag in the scope does not exist.
         """
-        query = clean(query[: context_session.QUERY_CHARACTERS])
+        query = self.redact(clean(query[: context_session.QUERY_CHARACTERS]))
         begun_with = ACTING.get().all_presets
         levels = [NO_OVERRIDES if session is None else session.overrides, overrides]
         if begun_with:
@@ -595,6 +595,6 @@ def _why_not(item: Item, context: RequestContext, ranking: Ranking, place: int |
         return "nothing fits the query well enough"
     if place is None:
         return "it has nothing in common with the query"
-    last = ranking.results[-1].score if ranking.results else 0.0
-    higher = "another ranks" if len(ranking.results) == 1 else f"{len(ranking.results)} others rank"
-    return f"{higher} higher; the last one that was chosen scores {last:.2f}"
+    score = (*ranking.results, *ranking.near_misses, *ranking.others)[place].score
+    best = f"the best {len(ranking.results)}, down to {ranking.results[-1].score:.2f}, are chosen"
+    return f"it is number {place + 1:,} with a score of {score:.2f}, and {best}"

@@ -564,11 +564,17 @@ def _documents(context: RequestContext) -> Iterator[DocumentUsage]:
 
 
 def _found(context: RequestContext) -> list[ContextItem]:
-    """Return the tools selected by the query, best first."""
+    """Return the tools selected by the query, best first, and after them those that others brought."""
     scored = [item for item in context.of(Kind.TOOL) if item.score is not None]
-    if _is_reranked(context):
-        return scored
-    return sorted(scored, key=lambda item: -(item.score or 0.0))
+    is_reranked = _is_reranked(context)
+    # The score of what was brought is that of a link, and says nothing about the query.
+    return sorted(
+        scored,
+        key=lambda item: (
+            item.include_mode is Mode.EXPANSION,
+            0.0 if is_reranked else -(item.score or 0.0),
+        ),
+    )
 
 
 def _is_reranked(context: RequestContext) -> bool:

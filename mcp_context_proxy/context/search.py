@@ -33,6 +33,7 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.index import Filters
+from mcp_context_proxy.retrieval.links import files_named, is_for
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
@@ -93,8 +94,11 @@ class Found(Struct, frozen=True):
 
     @property
     def near_misses(self) -> tuple[Result, ...]:
-        """Closest items if no tool fits: tools, then documents if those do not fit either."""
-        if self.tools.results:
+        """Closest items if no tool fits: tools, then documents if those do not fit either.
+
+        None where one fits and only the budget has no room for it.
+        """
+        if self.tools.results or self.tools.fits:
             return ()
         documents = self.documents.near_misses if self.documents else ()
         return self.tools.near_misses + documents
@@ -214,6 +218,10 @@ class ResultCache(Generic[Answer]):
             if len(self._answers) > ANSWERS:
                 self._answers.popitem(last=False)
 
+
+EMBEDDING_SECONDS: Final = 1.0
+"""Time for which a search embeds what it is likely to find, while the whole is being indexed. With the
+packaged model a fifth of it is enough; a larger model or a busy machine may need more."""
 
 SEARCHES_AT_ONCE = 4
 """Worker threads for searches; more would only share the same processors."""
@@ -402,7 +410,9 @@ class Searcher:
 
         def ranked(kinds: frozenset[Kind], options: SearchOptions) -> Ranking:
             of_kinds = replace(filters, kinds=kinds)
-            return self._engine.search(query, snapshot, of_kinds, options, wait=False, history=history)
+            return self._engine.search(
+                query, snapshot, of_kinds, options, wait=False, history=history, ahead=EMBEDDING_SECONDS
+            )
 
         found = ranked(
             tools,
@@ -439,16 +449,19 @@ class Searcher:
         nearer = NEARER_BY_PASSAGES * math.log(max(self._engine.passages(snapshot) / FEW_PASSAGES, 1.0))
         least, about = max(here, elsewhere) + nearer, max(min(here, REPEATED), elsewhere) + nearer
         share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
+        files = files_named(query)
 
         def is_meant(one: Result) -> bool:
             score = _plain_score(one)
             if one.score < share and not one.exact:
                 return False
+            assert isinstance(one.item, Document)
+            if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
+                return one.exact  # it is for other files than those named
             if one.exact or score >= least - BEHIND_TOOL:
                 return True
             if score < about - BEHIND_TOOL - FOR_TOOL or best is None or self._expander is None:
                 return False
-            assert isinstance(one.item, Document)
             return self._expander.is_about(one.item, best.item, snapshot, query)
 
         results = tuple(one for one in candidates if is_meant(one))

@@ -163,13 +163,28 @@ class Indexed(Struct, frozen=True):
     """True if nothing is left to index; without a model nothing ever is."""
 
 
-class _Wanted(Struct, frozen=True, eq=False):
+class _Wanted(Struct, eq=False):
     """A snapshot that a search wants indexed."""
 
     snapshot: Snapshot
     since: float = field(default_factory=anyio.current_time)
     ended: anyio.Event = field(default_factory=anyio.Event)
     """Set once it is indexed, or indexing was given up."""
+    progress: list[tuple[float, int]] = field(default_factory=list)
+    """Times of the latest two reports, each with the number of texts."""
+    seconds_left: float = 0.0
+    """Time that it takes from the latest report on, as far as that can be told."""
+    told: anyio.Event = field(default_factory=anyio.Event)
+    """Set at each report, and renewed."""
+
+    def report(self, done: int, total: int) -> None:
+        """Note how far indexing is."""
+        self.progress[:] = [*self.progress[-1:], (anyio.current_time(), done)]
+        (began, first), (now, latest) = self.progress[0], self.progress[-1]
+        if latest > first:
+            self.seconds_left = (now - began) / (latest - first) * (total - latest)
+        self.told.set()
+        self.told = anyio.Event()
 
 
 class BackgroundIndexing:
@@ -218,6 +233,7 @@ class BackgroundIndexing:
             return self._wanted is not wanted
 
         def report(done: int, total: int) -> None:
+            wanted.report(done, total)
             for listener in self._listeners:
                 listener(done, total)
 
@@ -231,6 +247,7 @@ class BackgroundIndexing:
             logger.exception("indexing failed")
         finally:
             wanted.ended.set()
+            wanted.told.set()
         if self._after is not None and self._engine.indexed(wanted.snapshot):
             try:
                 await in_thread(partial(self._after, wanted.snapshot), abandon_on_cancel=True)
@@ -250,7 +267,7 @@ class BackgroundIndexing:
     async def wait(
         self, snapshot: Snapshot, until: float, patience: float, on_progress: OnProgress | None
     ) -> None:
-        """Wait for the index of a snapshot.
+        """Wait for the index of a snapshot, as long as it may be ready in time.
 
         The search waits ``until`` its deadline, by the clock of the event loop; after ``patience`` seconds no
         search waits for this snapshot any more.
@@ -260,9 +277,12 @@ class BackgroundIndexing:
             return
         if on_progress is not None:
             self._listeners.append(on_progress)
+        wanted = self._wanted
+        deadline = min(until, wanted.since + patience)
         try:
-            with anyio.move_on_at(min(until, self._wanted.since + patience)):
-                await self._wanted.ended.wait()
+            with anyio.move_on_at(deadline):
+                while not wanted.ended.is_set() and anyio.current_time() + wanted.seconds_left < deadline:
+                    await wanted.told.wait()
         finally:
             if on_progress is not None:
                 self._listeners.remove(on_progress)

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
-from mcp_context_proxy.catalog.definitions import SEPARATOR, tool_definition
-from mcp_context_proxy.context.delivery import Deliver, ToldDocument, as_prompt, deliver
+from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.context.delivery import Costs, Deliver, ToldDocument, as_prompt, deliver
 from mcp_context_proxy.context.records import (
     SESSION_MODES,
     ContextItem,
@@ -32,10 +29,8 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
-from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import (
     NO_FILTERS,
-    Document,
     IncludeMode,
     Item,
     ItemKey,
@@ -47,7 +42,7 @@ from mcp_context_proxy.items import (
 from mcp_context_proxy.learning.pairs import WorkingSet
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import NAMED
+from mcp_context_proxy.retrieval.links import NAMED, files_named, is_for
 from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result
 from mcp_context_proxy.statistics.report import Arm
@@ -118,10 +113,9 @@ class Selection(Struct, kw_only=True):
         """
         if self.options.max_tokens is None:
             return
-        left = self.left(self.options.max_tokens)
-        left += sum(item.tokens for item in self.items.values() if item.include_mode not in SESSION_MODES)
         others = [item for item in self.items.values() if item.include_mode not in SESSION_MODES]
-        others.sort(key=lambda item: ((item.type, item.name) in self.brought_by, -(item.score or 0.0)))
+        others.sort(key=lambda item: (self._steps((item.type, item.name)), -(item.score or 0.0)))
+        left = self.left(self.options.max_tokens) + sum(item.tokens for item in others)
         dropped: list[ContextItem] = []
         for item in others:
             key = (item.type, item.name)
@@ -132,6 +126,11 @@ class Selection(Struct, kw_only=True):
                 dropped.append(item)
                 del self.items[key]
         self.dropped = tuple(dropped)
+
+    def _steps(self, key: ItemKey) -> int:
+        """Return how many items lie between one and those that came by themselves."""
+        source = self.brought_by.get(key)
+        return 0 if source is None else 1 + self._steps(source)
 
     def left(self, budget: int) -> int:
         """Return how many tokens of a budget the items leave."""
@@ -173,6 +172,8 @@ class SearchAnswer(Struct, frozen=True):
     """Rules and references as the answer tells them; none where it tells only names."""
     recalled: tuple[str, ...] = ()
     """Remembered interactions in the context, a line each."""
+    brought_by: Mapping[ItemKey, ItemKey] = field(default_factory=dict)
+    """The item that brought each of those that came with another one."""
 
     @property
     def tool_names(self) -> list[str]:
@@ -256,16 +257,13 @@ class Selector:
 
     def _delivered(self, selection: Selection, found: Found) -> SearchAnswer:
         """Return the answer with the documents that it gives to a model."""
-        context = selection.context()
-        if selection.deliver == "nothing" or not found.snapshot.documents:
-            return SearchAnswer(context, found)
-        if selection.deliver == "prompt":
+        context, session, told = selection.context(), selection.session, tuple[ToldDocument, ...]()
+        if selection.deliver == "prompt" and found.snapshot.documents:
             context, told = as_prompt(context, found)
-            return SearchAnswer(context, found, told)
-        session = selection.session
-        delivered = None if session.id is None else session.delivered
-        context, told = deliver(context, found, delivered, self._costs.of_text)
-        return SearchAnswer(context, found, told)
+        elif selection.deliver == "answer" and found.snapshot.documents:
+            delivered = None if session.id is None else session.delivered
+            context, told = deliver(context, found, delivered, self._costs.of_text)
+        return SearchAnswer(context, found, told, brought_by=selection.brought_by)
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:
         """Yield the items that a session has for any query."""
@@ -430,9 +428,9 @@ class Companion(Struct, frozen=True):
 class ContextExpander:
     """Finds the items that come with those of a context: selected, called a moment ago, or the session's.
 
-    These are recently called tools, the targets of configured rules, the tools that documents name or
-    describe, the documents that name a tool in use, and the tools that fit after a result. Items that are
-    ``manual`` or were removed by hand never come this way.
+    These are recently called tools, the documents for a file that the request names, the targets of
+    configured rules, the tools that documents name or describe, the documents that name a tool in use, and
+    the tools that fit after a result. Items that are ``manual`` or were removed by hand never come this way.
     """
 
     def __init__(self, expander: Expander, rules: Mapping[str, Sequence[str]]) -> None:
@@ -465,7 +463,10 @@ class ContextExpander:
 
         used = [tool for name in session.used if (tool := snapshot.tools.get(name)) is not None]
         companions = [Companion(tool, Mode.RETAINED, None, "called a moment ago") for tool in used]
-        sources = list({key_of(item): item for item in (*found, *filter(allowed, used), *standing)}.values())
+        for_files = [one for one in _for_files(selection.query, snapshot) if allowed(one.item)]
+        companions += for_files
+        meant = [*found, *(one.item for one in for_files)]
+        sources = list({key_of(item): item for item in (*meant, *filter(allowed, used), *standing)}.values())
         for item in sources if self.rules else ():
             name = key_of(item)[1]
             full = f"{item.server}{SEPARATOR}{item.name}" if isinstance(item, Tool) else name
@@ -476,7 +477,8 @@ class ContextExpander:
         # Without a threshold items come by links, and every link begins or ends at a document.
         by_links = expansion.threshold is None
         if expansion.depth and (snapshot.documents or not by_links):
-            near = self._expander.expand(sources, selection.query, snapshot, expansion, allowed)
+            not_meant = set(map(key_of, standing)) - {*map(key_of, meant), *session.added}
+            near = self._expander.expand(sources, selection.query, snapshot, expansion, allowed, not_meant)
             companions += [_near(one) for one in near]
         if expansion.depth and by_links and snapshot.documents:
             by_hand = [item for item in standing if isinstance(item, Tool) and key_of(item) in session.added]
@@ -518,6 +520,15 @@ class ContextExpander:
         ]
 
 
+def _for_files(query: str, snapshot: Snapshot) -> Iterator[Companion]:
+    """Yield the documents whose patterns fit a file that a query names."""
+    files = files_named(query)
+    for document in snapshot.documents.values() if files else ():
+        file = next((one for one in files if is_for(document.patterns, one)), None)
+        if file is not None:
+            yield Companion(document, Mode.EXPANSION, RULE_SCORE, f"for the file {file}")
+
+
 def _near(one: Expanded) -> Companion:
     """Return an item that is near to another one, with the reason."""
     if one.via is None:
@@ -540,55 +551,3 @@ def _named(name: str, beside: Item, snapshot: Snapshot) -> Iterator[Item]:
         own = same
     yield from own
     yield from (document for document in snapshot.documents.values() if document.name == name)
-
-
-ITEMS_KEPT = 20_000
-"""Items whose costs are cached, in some 3 MB."""
-
-
-class Costs:
-    """Estimates the tokens that a model needs to read items, once for each version of an item.
-
-    A tool costs its definition as listed, a document its text. Blocks for about 0.2 ms for a new item.
-    Thread-safe.
-    """
-
-    def __init__(self, counter: TokenCounter) -> None:
-        self._counter = counter
-        self._known: OrderedDict[str, int] = OrderedDict()
-        self._counting = threading.Lock()
-
-    def of(self, item: Item) -> int:
-        """Return the tokens of one item."""
-        known = self._known.get(item.fingerprint)
-        if known is None:
-            if isinstance(item, Document):
-                text = item.text
-            else:
-                text = bytes(tool_definition(item)).decode("utf-8", "replace")
-            known = self._known[item.fingerprint] = self._counter.count(text)
-            if len(self._known) > ITEMS_KEPT:
-                self._known.popitem(last=False)
-        return known
-
-    def of_text(self, text: str) -> int:
-        """Return the tokens of a text, which are not remembered."""
-        return self._counter.count(text)
-
-    def know(self, tokens: Mapping[str, int]) -> None:
-        """Take the counts of an earlier run, by fingerprint, as far as there is room."""
-        for fingerprint, count in islice(tokens.items(), max(0, ITEMS_KEPT - len(self._known))):
-            self._known.setdefault(fingerprint, count)
-
-    def behind(self, snapshot: Snapshot) -> int | None:
-        """Return the tokens of a whole snapshot, which a model would read without the proxy.
-
-        None while another thread counts them: the first count of a large catalog takes seconds.
-        """
-        if not self._counting.acquire(blocking=False):
-            return None
-        try:
-            tools, documents = snapshot.tools.values(), snapshot.documents.values()
-            return sum(map(self.of, tools)) + sum(map(self.of, documents))
-        finally:
-            self._counting.release()

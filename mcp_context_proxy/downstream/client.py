@@ -48,15 +48,24 @@ from mcp_context_proxy.errors import (
 )
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError, nests_deeper
+from mcp_context_proxy.protocol.envelope import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    Members,
+    RequestError,
+    nests_deeper,
+)
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets
+from mcp_context_proxy.trust.principals import ACTING, Role
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = (0, 0)
 
 PENDING_SHARE = 2
 """Divisor of the largest message size that bounds the params of all pending requests to one server.
@@ -116,6 +125,8 @@ class DownstreamClient(ServerLifecycle):
         self._redact.on_learned = partial(known.learn, config.name)
         self._admission = Admission(config.name)
         self._pending, self._pending_bytes = 0, 0
+        self._pending_of: dict[str | None, tuple[int, int]] = {}
+        """Number and bytes of the requests of each person, but for administrators."""
         self._none_pending: anyio.Event | None = None
         """Set when no request is pending; None while nobody waits for that."""
         self._stop = anyio.Event()
@@ -200,14 +211,21 @@ class DownstreamClient(ServerLifecycle):
 
         Raises:
             DownstreamError: see `Link.request`; or too much is pending.
+            RequestError: the server may not be able to read it.
         """
         limits = self._limits
         size = sum(map(len, params.values()))
         # First, because it may wait for a thread: nothing may come between the bounds and the count.
-        if size > REDACTED_IN_LOOP_BYTES:
+        large = size > REDACTED_IN_LOOP_BYTES
+        fault = await in_thread(_unsendable, params, limits) if large else _unsendable(params, limits)
+        if fault is not None:
+            raise RequestError(INVALID_PARAMS, f"{outgoing.subject} was not sent to {self.name!r}: {fault}")
+        if large:
             await self.refuse_secrets(params, outgoing.subject)
         elif (secret := self._known.in_params(self.name, params)) is not None:
             raise self._refused(secret, outgoing.subject)
+        rights = ACTING.get()
+        own = None if rights.may(Role.ADMIN) else self._pending_of.get(rights.person, _NOTHING)
         if self._pending >= limits.in_flight_per_server:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._pending} requests are under way; try again"
@@ -215,6 +233,11 @@ class DownstreamClient(ServerLifecycle):
         if self._pending_bytes and self._pending_bytes + size > limits.message_bytes // PENDING_SHARE:
             waiting = f"{self._pending_bytes:,} bytes of requests are under way; try again"
             raise ServerUnavailableError(self.name, "busy", waiting)
+        if own is not None:
+            share = rights.share(limits.message_bytes // PENDING_SHARE)
+            if own[0] >= rights.share(limits.in_flight_per_server) or (own[1] and own[1] + size > share):
+                told = f"{own[0]} of your requests, with {own[1]:,} bytes, are under way; try again"
+                raise ServerUnavailableError(self.name, "busy", told)
         outgoing = msgspec.structs.replace(
             outgoing,
             timeout=self.config.call_timeout if outgoing.timeout is None else outgoing.timeout,
@@ -222,6 +245,8 @@ class DownstreamClient(ServerLifecycle):
             ask=outgoing.ask and self._noting(self._guarded(outgoing.ask), outgoing.party),
         )
         self._pending, self._pending_bytes = self._pending + 1, self._pending_bytes + size
+        if own is not None:
+            self._pending_of[rights.person] = own[0] + 1, own[1] + size
         if outgoing.on_counted is not None:
             outgoing.on_counted()
         try:
@@ -255,6 +280,10 @@ class DownstreamClient(ServerLifecycle):
             raise redacted(error, self._redact) from None
         finally:
             self._pending, self._pending_bytes = self._pending - 1, self._pending_bytes - size
+            if own is not None:
+                count, held = self._pending_of.pop(rights.person)
+                if count > 1:
+                    self._pending_of[rights.person] = count - 1, held - size
             self._idle.last_used = time.monotonic()
             if not self._pending and self._none_pending is not None:
                 self._none_pending.set()
@@ -485,10 +514,22 @@ def _may_report_error(result: bytes) -> bool:
     return b'"isError"' in result or b"\\u00" in result
 
 
+def _unsendable(params: Members, limits: Limits) -> str | None:
+    """Return why a server may end over a request, and with it those of others; None if it can be read."""
+    for raw in params.values():
+        if nests_deeper(value := bytes(raw), limits.nesting_results):
+            return f"it nests deeper than {limits.nesting_results} levels"
+        if envelope.overflows(value):
+            return "it has a number too large to be read"
+    return None
+
+
 def _fault_of(result: bytes, limits: Limits) -> str | None:
     """Return why a result is not taken; None if it is. A large one needs a worker thread."""
     if nests_deeper(result, limits.nesting_results):
         return f"with a result nested deeper than {limits.nesting_results} levels"
     if envelope.holds_a_flood(result):
         return f"with a result of more than {envelope.MOST_ENTRIES:,} members"
+    if envelope.overflows(result):
+        return "with a result that has a number too large to be read"
     return None

@@ -50,6 +50,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF
 from mcp_context_proxy.system.threads import load_sdk
+from mcp_context_proxy.trust.principals import ACTING
 
 if TYPE_CHECKING:
     import httpx2
@@ -261,6 +262,8 @@ class DedicatedConnection(Struct, eq=False):
     """The latest request, which says how its client can be asked."""
     exclusive: bool
     """True for one request at a time: it belongs to no session, and its client may be asked."""
+    person: str | None
+    """The person whose request has opened it; see `Principal.person`."""
     expired: bool = False
     """True once the server has forgotten its session; it ends when every pending request is answered."""
     users: int = 0
@@ -386,17 +389,20 @@ class DedicatedConnections:
         name = self._config.name
         if self._group is None:
             raise ServerUnavailableError(name, "stopped")
-        if len(self._connections) >= self._limits.lanes_per_server:
-            idle = [each for each in self._connections if not each.users]
+        most, rights = self._limits.lanes_per_server, ACTING.get()
+        taken = [each for each in self._connections if each.person == rights.person]
+        # Whoever has many of their own makes room with those, and not with those of others.
+        crowded = len(taken) >= rights.share(most)
+        taken = taken if crowded else self._connections
+        if crowded or len(taken) >= most:
+            idle = [each for each in taken if not each.users]
             if not idle:
-                raise ServerUnavailableError(
-                    name, "busy", f"{len(self._connections)} connections are in use; try again"
-                )
+                raise ServerUnavailableError(name, "busy", f"{len(taken)} connections are in use; try again")
             oldest = min(idle, key=lambda each: each.idle_since)
             self._connections.remove(oldest)
             oldest.ending.set()
         exclusive = not party.lasting and bool(capabilities_to_ask(outgoing))
-        opened = DedicatedConnection(key, party, outgoing, exclusive)
+        opened = DedicatedConnection(key, party, outgoing, exclusive, rights.person)
         self._connections.append(opened)
         self._group.start_soon(self._own, opened)
         return opened

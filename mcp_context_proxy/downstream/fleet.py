@@ -408,9 +408,19 @@ def failure(client: DownstreamClient) -> str:
 
 
 def last_output(client: DownstreamClient) -> tuple[str, ...]:
-    """Return the last lines of a server on stderr; lines that it repeats at each restart once."""
-    lines = dict.fromkeys(redacted(client.config, line) for line in reversed(client.stderr))
-    return tuple(lines)[:STDERR_SHOWN][::-1]
+    """Return the last lines of a server on stderr; lines that it repeats at each restart once.
+
+    If none of them states an error, the last line that does stands before them.
+    """
+    lines = [*dict.fromkeys(redacted(client.config, line) for line in reversed(client.stderr))]
+    shown = lines[:STDERR_SHOWN]
+    if not any(map(_STATES_ERROR.search, shown)):
+        earlier = next(filter(_STATES_ERROR.search, lines[STDERR_SHOWN:]), None)
+        shown = shown if earlier is None else [*shown[:-1], earlier]
+    return tuple(shown[::-1])
+
+
+_STATES_ERROR: Final = pattern(r"\w*(?:Error|Exception)\b|(?i:\berror:|\bfatal\b|\bbecause the\b|^[×✘] )")
 
 
 def strays(client: DownstreamClient) -> tuple[str, ...]:

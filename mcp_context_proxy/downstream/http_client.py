@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -56,6 +57,17 @@ KEPT_ALIVE_SECONDS = 4.0
 
 Most servers close idle connections after 5 s or more, and a request that is sent at that moment is lost:
 nobody knows whether it was read. A shorter time costs agents a new connection for nearly each call."""
+
+STREAM_WATCH: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, option), value)
+        for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+        if hasattr(socket, option)
+    ),
+)
+"""Options of an event stream's connection: after a minute of silence the system asks whether its other end is
+there, and a minute later it is given up. By itself Linux asks after two hours."""
 
 METHOD_KEPT = frozenset({307, 308})
 """Redirects after which a request is repeated with its method and body; after others it would be a GET."""
@@ -104,7 +116,9 @@ async def client_of(config: ServerConfig, limits: Limits, auth: httpx2.Auth | No
         verify=await threads.trusted_certificates(),
         follow_redirects=True,
         max_redirects=REDIRECTS,
-        event_hooks={"response": [_redirects_within_origin(config.name), _packed_once(config.name)]},
+        event_hooks={
+            "response": [_redirects_within_origin(config.name), _packed_once(config.name), _watched]
+        },
     )
 
 
@@ -188,6 +202,20 @@ def _packed_once(server: str) -> Callable[[httpx2.Response], Awaitable[None]]:
             raise BadAnswerError(server, "with content that is compressed more than once")
 
     return refuse
+
+
+async def _watched(response: httpx2.Response) -> None:
+    """Have the system end an event stream whose other end is gone, as after a machine has slept.
+
+    Nothing is sent on it from here, so it would never be noticed: the server's announcements would end.
+    """
+    stream = response.extensions.get("network_stream")
+    if stream is None or not response.headers.get("content-type", "").startswith("text/event-stream"):
+        return
+    connected = stream.get_extra_info("socket")
+    for level, option, value in STREAM_WATCH if connected is not None else ():
+        with contextlib.suppress(OSError):
+            connected.setsockopt(level, option, value)
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:

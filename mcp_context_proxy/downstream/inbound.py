@@ -19,6 +19,7 @@ a new subscription, so after the first one, and after a loss, all lists are fetc
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +52,7 @@ from mcp_context_proxy.protocol.strangers import (
     stranger_text,
     unmarked,
 )
+from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,7 @@ async def answer(peer: Peer, method: str, params: Members, owner: Outgoing | Non
         return await latest.ask(method, params)
 
 
+_NUMBERS = frozenset({"progress", "total"})
 _EXACT = frozenset({"uri", eras.ELICITATION_ID})
 """Params that a client compares with what it knows already. Only secrets are removed from them."""
 
@@ -148,6 +151,8 @@ def shown_params(server: str, method: str, params: Members, redact: Redactor) ->
             redact.json(bytes(value)) if name in _EXACT else stranger_data(bytes(value), redact.json)
         )
         for name, value in params.items()
+        if envelope.misread((clean(name),)) is None
+        and not (name in _NUMBERS and envelope.overflows(bytes(value)))
     }
     if (given := shown.pop("_meta", None)) is not None:
         # Cleaned first: a key is what it is for its reader.
@@ -172,10 +177,10 @@ def waiting_facts(seconds: float, standing: str) -> Members:
 class Admission:
     """Bounds on the notifications of one server, over all its connections."""
 
-    def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._server, self._clock = server, clock
-        self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE, clock)
-        self._completions = Bucket(COMPLETIONS_PER_SECOND, COMPLETIONS_AT_ONCE, clock)
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._logs = Bucket(LOGS_PER_SECOND, LOGS_AT_ONCE)
+        self._completions = Bucket(COMPLETIONS_PER_SECOND, COMPLETIONS_AT_ONCE)
         self._elicitations: OrderedDict[str, Party] = OrderedDict()
         """Parties that were asked to visit a URL, by the id of the elicitation, oldest first."""
         self._dropped, self._told = 0, -DROPPED_SECONDS
@@ -231,7 +236,7 @@ class Admission:
     def _drop(self, method: str, why: str) -> bool:
         """Count a notification that is not passed on, and say so once in a while; return False."""
         self._dropped += 1
-        now = self._clock()
+        now = time.monotonic()
         if now - self._told >= DROPPED_SECONDS:
             count, self._dropped, self._told = self._dropped, 0, now
             text = "server %s: %d notifications were not passed on; the latest is a %s: %s"
@@ -256,6 +261,10 @@ class Output:
         self._server, self._limits, self._redact, self._clock = server, limits, redact, clock
         self.strays: list[str] = []
         """The first lines on stdout that are no messages, oldest first; a repeated line is kept once."""
+        self.address = ""
+        """URL at which the program says that it serves HTTP; empty if it says none."""
+        self.on_address: Callable[[], None] | None = None
+        """Called once, when it says so."""
         self._kept = bytearray()
         self._second, self._logged, self._skipped = 0, 0, 0
         self._unlogged = bytearray()
@@ -263,11 +272,16 @@ class Output:
     def begin(self) -> None:
         """Forget the stderr of the program before: it would be taken for that of the next one."""
         self._kept.clear()
+        self.address, self.on_address = "", None
 
     def feed_stderr(self, data: bytes) -> None:
         """Add stderr that was read."""
         limit = self._limits.stderr_kept_bytes
         self._kept += data
+        if not self.address and b"://" in data and (found := _SERVES_HTTP.search(self._kept)):
+            self.address = self._readable(found[1])
+            if self.on_address is not None:
+                self.on_address()
         # Twice the bound before anything is moved: each byte is then moved once at most.
         if len(self._kept) > 2 * limit:
             del self._kept[:-limit]
@@ -320,6 +334,13 @@ class Output:
             self.strays.append(shown)
             logger.warning("%s: skipped a line that is not a message: %r", self._server, shown)
 
+
+_SERVES_HTTP = pattern(
+    rb"(?i)^(?![^\n]*(?:auth|callback|dashboard|inspector|log-?in|metrics))[^\n]*\b(?:listening|running|serving|started|available|server)\b[^\n]{0,120}?"
+    rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)",
+    re.MULTILINE,
+)
+"""A line on stderr in which a program says where it serves HTTP; not one about a login or its pages."""
 
 CONFIRM_SECONDS = 2.0
 """Time for a server to confirm a subscription; then its client is answered anyway."""

@@ -248,6 +248,7 @@ class ServerLifecycle:
             self._log_download(self._began)
             # One scope with a movable deadline: a time limit must not end inside the contexts it guards.
             with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+                self.output.on_address = partial(self._hurry, scope)
                 patient = replace(self.config, connect_timeout=seconds)
                 config = self._era_memory.applied_to(patient)
                 async with connect(
@@ -270,7 +271,11 @@ class ServerLifecycle:
                     logger.info("server %s ready: %d tool%s", self.name, tools, "" if tools == 1 else "s")
                     await self._serve(connected)
                     while_idle = connected.loss.while_idle
-            if scope.cancelled_caught:
+            if scope.cancelled_caught and (address := self.output.address):
+                patience = min(seconds, self.config.connect_timeout)
+                cause = f"it serves HTTP at {address}, and has not answered over stdio within {patience:g} s"
+                await self._fail(cause, Fault.SERVES_HTTP)
+            elif scope.cancelled_caught:
                 await self._fail(f"it was not ready within {seconds:g} s", Fault.SILENT)
             elif self.state is not ServerState.ASLEEP:
                 await self._fail(f"it {connected.loss.cause}", Fault.EXITED)
@@ -285,6 +290,11 @@ class ServerLifecycle:
             return 0.0
         lasted = 0.0 if ready_at is None else anyio.current_time() - ready_at
         return self._backoff.seconds(lasted, useful=self._has_answered, left=while_idle)
+
+    def _hurry(self, scope: anyio.CancelScope) -> None:
+        """Wait no longer than usual for a program that is downloaded: it says that it serves HTTP."""
+        if self.state is ServerState.STARTING:
+            scope.deadline = min(scope.deadline, anyio.current_time() + self.config.connect_timeout)
 
     async def _fail(self, cause: str, fault: Fault) -> None:
         """Enter the failed state; the cause also names a broken cache, which would fail every start."""
@@ -422,6 +432,9 @@ class ServerLifecycle:
                 f"{state} {self._backoff.failures} times in a row, tried again every "
                 f"{self._limits.breaker_seconds:g} s"
             )
+        elif self.state is ServerState.STARTING and self.cause:
+            # The cause is that of the attempt before.
+            state = f"{'starting' if self.downloading is None else state} again; before"
         last_output = self.stderr[-QUOTED_LINES:] or self.output.strays
         return ServerUnavailableError(self.name, state, self.cause, last_output)
 

@@ -20,9 +20,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -39,10 +39,11 @@ from mcp_context_proxy.embedding.models import (
     are_unit,
     model_of,
     read_folder,
+    shipped_sketcher,
     shipped_vectors,
     unit_rows,
 )
-from mcp_context_proxy.embedding.tokens import Ids, open_ids
+from mcp_context_proxy.embedding.tokens import Ids, open_ids, packaged_pieces
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import VectorStore
@@ -243,9 +244,12 @@ T = TypeVar("T")
 RETRY_SECONDS = 30.0
 """Pause after a failure of the model. A search may wait for a dead endpoint once in this time."""
 
-BATCH = 64
+BATCH = 32
 """Texts between two writes, two reports of progress and two checks for cancellation: about a tenth of a
 second of work with the packaged model, the most that an interrupted indexing can lose."""
+
+SKETCHED_CHARACTERS = 200
+"""Characters of a text that its sketch is made of: the name and the first sentence. More add nothing."""
 
 REMEMBERED_QUERIES = 1000
 """The texts of a hundred requests with all their sentences: 1.5 MB."""
@@ -409,6 +413,18 @@ class CachedEmbedder:
 
         return self._model.run(embed)
 
+    def sketches(self, texts: Sequence[str]) -> Matrix | None:
+        """Return guesses of the vectors of texts (`Sketcher`), in order; None without a map for the model.
+
+        Raises:
+            ModelError: the model cannot be opened.
+        """
+        if (sketcher := shipped_sketcher(self._model.get().model_id)) is None:
+            return None
+        pieces = packaged_pieces()
+        cut = (text[:SKETCHED_CHARACTERS].encode("utf-8", "replace").decode("utf-8") for text in texts)
+        return sketcher.of([pieces.pieces(text) or [0] for text in cut])
+
 
 class Lookups(Struct):
     """Counts the hits and misses of a cache."""
@@ -458,63 +474,3 @@ class QueryEmbedder:
                 while len(self._latest) > self._remembered:
                     self._latest.popitem(last=False)
         return self._model_id, np.stack([known[text] for text in texts])
-
-
-class Embeddings:
-    """Embeds texts with the model of a configuration, by default the packaged one.
-
-    Every vector is a float32 array of `dimension` numbers with norm 1, so the cosine of two is their dot
-    product, -1 to 1. Blocking and thread-safe. Close it, or use it as a context manager. Methods raise
-    `ModelError` if the model cannot be opened or fails.
-    """
-
-    def __init__(self, config: Config | None = None) -> None:
-        """Open nothing yet; the model is opened at the first use."""
-        self._model = LazyModel(partial(open_model, config or Config()))
-
-    @property
-    def dimension(self) -> int:
-        """Numbers of a vector: 384 with the packaged model."""
-        return self._model.run(lambda model: model.dimensions)
-
-    def embed(self, text: str) -> Vector:
-        """Return the vector of one text, of shape ``(dimension,)``."""
-        vector: Vector = self.embed_many([text])[0]
-        return vector
-
-    def embed_many(self, texts: Sequence[str]) -> Matrix:
-        """Return the vectors of texts, one a row, of shape ``(len(texts), dimension)``."""
-        return self._model.run(lambda model: model.embed(list(texts)))
-
-    def embed_query(self, query: str) -> Vector:
-        """Return the vector of a query; some models read queries otherwise than texts."""
-        vector: Vector = self._model.run(lambda model: model.embed_queries([query]))[0]
-        return vector
-
-    def cosine(self, one: str, other: str) -> float:
-        """Return the cosine of two texts, -1 to 1; 1 is the same direction."""
-        first, second = self.embed_many([one, other])
-        return float(first @ second)
-
-    def most_similar(self, query: str, texts: Sequence[str], top_k: int = 10) -> list[tuple[int, float]]:
-        """Return the texts that are nearest to a query: the position of each, and its cosine, best first.
-
-        Raises:
-            ValueError: `top_k` is below 1.
-        """
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; it must be at least 1")
-        if not texts:
-            return []
-        cosines = self.embed_many(texts) @ self.embed_query(query)
-        best = np.argsort(-cosines, kind="stable")[:top_k]
-        return [(int(at), float(cosines[at])) for at in best]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._model.close()

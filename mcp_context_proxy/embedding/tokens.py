@@ -221,6 +221,13 @@ def _pieces_of(path: Path) -> WordPieces | None:
     return opened
 
 
+def packaged_pieces() -> WordPieces:
+    """Return the word pieces of the packaged models."""
+    pieces = _pieces_of(PACKAGED_MODEL / TOKENIZER)
+    assert pieces is not None
+    return pieces
+
+
 def open_ids(path: Path, max_tokens: int) -> Ids:
     """Open a tokenizer that cuts a text after ``max_tokens``; raises whatever its library raises."""
     pieces = _pieces_of(path)
@@ -277,6 +284,5 @@ class TokenCounter:
             return -(-len(word) // PUNCTUATION)
         with self._lock:
             if self._pieces is None:
-                self._pieces = _pieces_of(PACKAGED_MODEL / TOKENIZER)
-        assert self._pieces is not None
+                self._pieces = packaged_pieces()
         return len(self._pieces.pieces(word))

@@ -30,6 +30,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_context_proxy.config import Config, HttpConfig
+from mcp_context_proxy.config.tables import LOOPBACK_NAMES
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
 from mcp_context_proxy.front.issuer import (
     NEEDED,
@@ -44,6 +45,7 @@ from mcp_context_proxy.front.issuer import (
 )
 from mcp_context_proxy.protocol.headers import HeaderFields
 from mcp_context_proxy.server.gateway import Drain
+from mcp_context_proxy.server.negotiation import LISTEN
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
@@ -335,9 +337,6 @@ UNKNOWN: Final = "the bearer token is not known here, or has expired"
 _TOKEN_KEY: Final = "mcp-context-proxy/token"
 """Key of an ASGI scope: the named or issued token of the request, if it has one."""
 
-LISTEN: Final = "subscriptions/listen"
-"""Method of the modern era whose response never ends by itself; a header has to name it."""
-
 
 def _bearer(given: list[str]) -> str:
     """Return the token of a request; empty if it has none, or several."""
@@ -513,10 +512,6 @@ def _unusable(path: Path, message: str) -> ConfigError:
 # Following a link to one of our pages is allowed, because they show nothing without asking for it. Browsers
 # before 2023 send no Sec-Fetch-Site. They are known by their name, and need a header that a page of another
 # origin cannot set.
-
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Names that count as one origin: on a given port each of them is this front. Other names of this machine may
-belong to others."""
 
 OWN_SITES: Final = ("same-origin", "none")
 """Values of ``Sec-Fetch-Site`` of our own pages, and of what a person typed or an application asked for."""

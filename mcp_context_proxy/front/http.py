@@ -349,6 +349,7 @@ def throttle_warnings() -> Iterator[None]:
 
 
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+"""Headers of every response of the proxy itself: it is private, and browsers must not guess its type."""
 
 
 class Readiness(Struct, frozen=True):

@@ -330,9 +330,7 @@ class Issued(Struct, frozen=True):
 class IssuedTokens:
     """Verifies the tokens of one issuer."""
 
-    def __init__(
-        self, config: Config, keys: KeySet | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, config: Config, keys: KeySet | None = None) -> None:
         """Accept the tokens that the configuration describes, signed with `keys`: by default the issuer's.
 
         Raises:
@@ -351,7 +349,7 @@ class IssuedTokens:
         except ImportError:
             message = f"mode = 'jwt' needs PyJWT with cryptography; run: {INSTALL}"
             raise ConfigError([ConfigProblem(config.path, None, "auth.mode", message)]) from None
-        self._jwt, self._settings, self._audience, self._clock = jwt, settings, audience, clock
+        self._jwt, self._settings, self._audience = jwt, settings, audience
         self.keys = KeySet(settings) if keys is None else keys
         self.keys.changed.append(self._forget)
         self._known: OrderedDict[bytes, Issued] = OrderedDict()
@@ -380,7 +378,7 @@ class IssuedTokens:
         """
         if len(token) > TOKEN_CHARACTERS:
             raise TokenRefusedError("the token is too long")
-        digest, now = hashlib.sha256(token.encode()).digest(), self._clock()
+        digest, now = hashlib.sha256(token.encode()).digest(), time.time()
         known = self._known.get(digest)
         if known is not None and now < known.until and self.keys.lack is None:
             self._known.move_to_end(digest)

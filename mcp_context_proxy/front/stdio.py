@@ -32,6 +32,7 @@ from mcp_context_proxy.protocol.framing import (
     Oversized,
     PipeWriter,
     gate,
+    on_one_line,
 )
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.trust.principals import THE_USER, Principal
@@ -278,7 +279,8 @@ class ThreadedStreams:
         async for frame in self._queue:
             # When the host is gone, the end of its input ends the conversation.
             with contextlib.suppress(OSError):
-                await anyio.to_thread.run_sync(self._sink.write, frame + b"\n", abandon_on_cancel=True)
+                line = on_one_line(frame) + b"\n"
+                await anyio.to_thread.run_sync(self._sink.write, line, abandon_on_cancel=True)
             self._unwritten -= 1
             self._written.set()
             self._written = anyio.Event()

@@ -12,9 +12,10 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ from mcp_context_proxy.system.later import yaml
 Form: TypeAlias = Literal["json", "toml", "yaml"]
 Place: TypeAlias = tuple[str, ...]
 """Keys that lead to the servers: ``("mcp", "servers")``."""
+Change: TypeAlias = Callable[[str, Place, Collection[str], Mapping[str, Any]], str]
 
 _BOM: Final = "\ufeff"
 _DECODER: Final = json.JSONDecoder(strict=False)
@@ -82,10 +84,19 @@ def _name_in_list(entry: Any, at: int) -> str:
     return str(name) if name else f"server {at + 1}"
 
 
-def edited(form: Form, text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
+def edited(
+    form: Form,
+    text: str,
+    place: Place,
+    remove: Collection[str],
+    insert: Mapping[str, Any],
+    *,
+    listed: bool = False,
+) -> str:
     """Return a text without some servers at a place, and with others before those that stay.
 
     In a list of servers, as in YAML files of Continue, the name of an inserted one is added to its entry.
+    With `listed`, the first servers of a file become such a list.
 
     Raises:
         EditError: the text cannot be read, or the edit would change something else.
@@ -96,12 +107,13 @@ def edited(form: Form, text: str, place: Place, remove: Collection[str], insert:
     body = body.replace("\r\n", "\n") if crlf else body
     if not body.strip() and form == "json":
         body = "{}\n"
-    wanted = _expected(_parsed(form, body), place, remove, insert)
-    change = {"json": _edit_json, "toml": _edit_toml, "yaml": _edit_yaml}[form]
+    wanted = _expected(_parsed(form, body), place, remove, insert, listed=listed)
+    changes: dict[str, Callable[[str, Place, Collection[str], Mapping[str, Any]], str]]
+    changes = {"json": _edit_json, "toml": _edit_toml, "yaml": partial(_edit_yaml, listed=listed)}
     got, result = None, None
     # A form that was not thought of is refused, whatever it does to the edit.
     with suppress(ValueError, IndexError):
-        result = change(body, place, remove, insert)
+        result = changes[form](body, place, remove, insert)
     with suppress(EditError):
         got = None if result is None else _parsed(form, result)
     if result is None or (got != wanted and (form != "toml" or got != _without_empty(wanted, place))):
@@ -132,7 +144,9 @@ def _parsed(form: Form, text: str) -> Any:
     return found
 
 
-def _expected(before: Any, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> Any:
+def _expected(
+    before: Any, place: Place, remove: Collection[str], insert: Mapping[str, Any], *, listed: bool
+) -> Any:
     """Return the data that the edited text must have."""
     after = copy.deepcopy(before)
     holder = after
@@ -144,6 +158,8 @@ def _expected(before: Any, place: Place, remove: Collection[str], insert: Mappin
             raise EditError(f"{'.'.join(place)} is not an object")
         holder = inner
     servers = holder.get(place[-1])
+    if listed and insert and servers is None:
+        servers = []
     if isinstance(servers, list):
         kept: Any = [one for one in servers if not (isinstance(one, dict) and str(one.get("name")) in remove)]
         holder[place[-1]] = [*({"name": name, **entry} for name, entry in insert.items()), *kept]
@@ -394,7 +410,9 @@ def _toml(value: Any) -> str:
 # YAML: the parser says where each entry stands, and whole lines leave and come.
 
 
-def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
+def _edit_yaml(
+    text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any], *, listed: bool
+) -> str:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     node: Any = root
     named: Any = None
@@ -407,8 +425,8 @@ def _edit_yaml(text: str, place: Place, remove: Collection[str], insert: Mapping
         if len(place) != 1:
             raise EditError(f"{'.'.join(place)} is missing; write that key first")
         text += "" if not text or text.endswith("\n") else "\n"
-        return text + f"{place[0]}:\n{_yaml_lines(insert, '  ', in_list=False)}" if insert else text
-    in_list = isinstance(node, yaml.SequenceNode)
+        return text + f"{place[0]}:\n{_yaml_lines(insert, '  ', in_list=listed)}" if insert else text
+    in_list = isinstance(node, yaml.SequenceNode) or (listed and isinstance(node, yaml.ScalarNode))
     if not node.value:  # {}, [] or nothing
         start, end = node.start_mark.index, node.end_mark.index
         lines = _yaml_lines(insert, "  ", in_list=in_list)

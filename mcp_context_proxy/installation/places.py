@@ -85,6 +85,10 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     folder_variable: str = ""
     """Variable with another folder for the settings of this host, if it has one."""
     form: Form = "json"
+    listed: bool = False
+    """True if the servers are a list of entries that have names, instead of a table."""
+    new_text: str = ""
+    """Beginning of a file that does not exist yet, where the host demands more than servers."""
     entry: Callable[[Sequence[str]], dict[str, Any]] = _common
     """Returns the entry that starts a command."""
     named: Callable[[Mapping[str, Any], Mapping[str, bool]], dict[str, Any]] | None = None
@@ -244,6 +248,10 @@ _HOSTS: Final = (
         files={"any": ("~/.continue/config.yaml",)},
         place=("mcpServers",),
         form="yaml",
+        listed=True,
+        new_text="name: Local Config\nversion: 1.0.0\nschema: v1\n",
+        # A new file would hide an older `config.json`, so it is made only for who names this host.
+        signs=("~/.continue/config.yaml",),
         restart="reload Continue's configuration",
     ),
     HostPlace(

@@ -322,7 +322,8 @@ def plan(
     moved = {name: written[name] for name in found.moving}
     change = None
     if insert or moved:
-        after = edited(host.form, text or "", place, moved.keys() | (insert.keys() & written.keys()), insert)
+        leaving = moved.keys() | (insert.keys() & written.keys())
+        after = edited(host.form, text or host.new_text, place, leaving, insert, listed=host.listed)
         # An entry of ours that was there before comes back with the moved ones.
         moved |= {before: written[before]} if before and own else {}
         change = FileChange(file, text, after)

@@ -316,12 +316,15 @@ class PairLine(msgspec.Struct, omit_defaults=True):
     """The model that made the vector, where the text is not kept."""
     vector: str | None = None
     """float32, little-endian, base64."""
+    owner: str = ""
+    """Whose pair it is; empty where it is everyone's."""
 
 
 def exported(pairs: Iterable[Pair]) -> Iterable[bytes]:
     """Yield one JSON line per pair."""
     for pair in pairs:
-        line = PairLine(*pair.tool, pair.confidence, pair.uses, pair.first, pair.last, pair.query)
+        facts = (*pair.tool, pair.confidence, pair.uses, pair.first, pair.last, pair.query)
+        line = PairLine(*facts, owner=pair.owner)
         if pair.query is None:
             line.key, line.model = pair.key.hex(), pair.model_id
             line.vector = base64.b64encode(encoded_vector(pair.vector)).decode()
@@ -345,9 +348,8 @@ def imported(lines: Sequence[PairLine], model: QueryEmbedder) -> list[Pair]:
         else:
             continue
         tool, confidence = (line.server, line.tool), min(max(line.confidence, 0.0), 1.0)
-        pairs.append(
-            Pair(key, tool, line.query, vector, model_id, confidence, line.uses, line.first, line.last)
-        )
+        uses = line.uses, line.first, line.last
+        pairs.append(Pair(key, tool, line.query, vector, model_id, confidence, *uses, line.owner))
     return pairs
 
 

@@ -8,9 +8,11 @@ large to check.
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -34,6 +36,38 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
 NO_PARAMS: Members = {}
+
+DECIDED_BY: Final = frozenset(
+    {"name", "arguments", "uri", "ref", "argument", "cursor", "level", "requestState", "inputResponses"}
+    | {"title", "description", "inputSchema", "outputSchema", "annotations", "icons", "execution"}
+    | {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint", "uriTemplate", "mimeType"}
+    | {"message", "mode", "url", "elicitationId", "requestedSchema", "elicitations", "properties"}
+    | {"messages", "systemPrompt", "includeContext", "maxTokens", "tools", "toolChoice"}
+    | {"resultType", "inputRequests", "logger", "data", "progressToken", "progress", "total", "requestId"}
+)
+"""Names of the protocol by which we decide something, or under which a person or a model reads something."""
+
+
+def letters_of(name: str) -> str:
+    """Return a name as careless readers compare it: in small letters, without anything but letters."""
+    # To capitals first, as some do: a small letter without its dot becomes one with.
+    return "".join(filter(str.isalnum, name.upper().casefold()))
+
+
+_BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY}
+
+
+def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tuple[str, str] | None:
+    """Return a name of a member, and the name that some readers take it for; None if there is none.
+
+    Go reads names in any case, also with a long s or the sign of Kelvin in them, and some of its libraries
+    with a null at their end; the SDK for Python reads ``requested_schema`` as well. Of two that are one for
+    them, they may take the other one than that by which we have decided.
+    """
+    for name in names:
+        if name not in DECIDED_BY and (meant := _BY_LETTERS.get(letters_of(name))) in known:
+            return name, meant or ""
+    return None
 
 
 class Error(msgspec.Struct):
@@ -418,6 +452,22 @@ def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bo
     return any(depth > limit for depth in deepest(encoded, part_bytes))
 
 
+_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG_NUMBER: Final = b"0" * 309
+"""Digits of the smallest whole number beyond all that most readers can represent."""
+_NUMBER_OR_STRING: Final = pattern(
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?)', re.DOTALL
+)
+
+
+def overflows(encoded: bytes) -> bool:
+    """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
+    plain = encoded.translate(_DIGITS)
+    if b"e000" not in plain and b"e+000" not in plain and _LONG_NUMBER not in plain:
+        return False
+    return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
+
+
 def without_depths(encoded: bytes, part_bytes: int = PART_BYTES) -> bytes | None:
     """Return JSON with null for every value below `READABLE_LEVELS`; None if there are none, or too many.
 
@@ -485,16 +535,16 @@ def has_more_entries(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -
     return False
 
 
-def holds_too_much(encoded: bytes, part_bytes: int = PART_BYTES) -> bool:
+def holds_too_much(encoded: bytes) -> bool:
     """Return whether JSON has more than `MESSAGE_VALUES` values; spaces between them count as well.
 
     Whoever decodes it holds the interpreter, and so everybody else, as long as it takes.
     """
     # No byte counts for more than one value.
-    if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded, part_bytes):
+    if len(encoded) <= MESSAGE_VALUES or not _seems_to_hold_too_much(encoded):
         return False
     weight = 0
-    for bare in _without_strings(encoded, part_bytes, _UNMARKED):
+    for bare in _without_strings(encoded, PART_BYTES, _UNMARKED):
         marks = sum(bare.count(mark) for mark in (b",", b"[", b"{"))
         weight += marks + (len(bare) - marks) // BLANKS_A_VALUE
         if weight > MESSAGE_VALUES:
@@ -502,11 +552,11 @@ def holds_too_much(encoded: bytes, part_bytes: int = PART_BYTES) -> bool:
     return False
 
 
-def _seems_to_hold_too_much(encoded: bytes, part_bytes: int) -> bool:
+def _seems_to_hold_too_much(encoded: bytes) -> bool:
     """Return whether there would be too many values if nothing were inside of strings."""
     weight = 0
-    for start in range(0, len(encoded), part_bytes):
-        part = np.frombuffer(encoded[start : start + part_bytes], np.uint8)
+    for start in range(0, len(encoded), PART_BYTES):
+        part = np.frombuffer(encoded[start : start + PART_BYTES], np.uint8)
         marks = sum(int(np.count_nonzero(part == mark)) for mark in _MARKS)
         blanks = sum(int(np.count_nonzero(part == blank)) for blank in _BLANKS)
         weight += marks + blanks // BLANKS_A_VALUE

@@ -196,7 +196,7 @@ def _parts(line: bytes | bytearray) -> tuple[bytes, bytes]:
 
 
 def on_one_line(encoded: bytes) -> bytes:
-    """Put JSON on one line, for the data of one event; JSON has line breaks only between values."""
+    """Put JSON on one line: with a line break between values, its author could begin another message."""
     return encoded.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
@@ -385,8 +385,7 @@ class PipeWriter(asyncio.BaseProtocol):
         self.writable.set()
         self.closed = asyncio.Event()
         self._pipe: asyncio.WriteTransport | None = None
-        self._turn = anyio.Lock()
-        self._full = False
+        self._turn, self._full = anyio.Lock(), False
         self._left: deque[memoryview] = deque()
         """What is not handed to the pipe yet, in order."""
         self._gathered: list[bytes] = []
@@ -400,9 +399,10 @@ class PipeWriter(asyncio.BaseProtocol):
         self._pipe = cast("asyncio.WriteTransport", transport)
 
     def write_line(self, frame: bytes) -> None:
-        """Write a frame and a newline; nothing if the pipe is closed."""
+        """Write a frame, on one line, and a newline; nothing if the pipe is closed."""
         if self._pipe is None or self.closed.is_set():
             return
+        frame = on_one_line(frame)
         if self._left:
             self._left += (memoryview(frame), memoryview(b"\n"))
         elif len(frame) < LARGE_BYTES:

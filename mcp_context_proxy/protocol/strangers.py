@@ -17,7 +17,7 @@ import logging
 import re
 import secrets
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Final, Literal
@@ -41,6 +41,9 @@ NAME_CHARACTERS: Final = 200
 
 DATA_BYTES: Final = 64 * 1024
 """Bytes of the data of an error, a log message or a progress notification that pass."""
+
+DATA_LEVELS: Final = 100
+"""Levels of such data. Hosts written in Rust read 127 of a message."""
 
 BLANK_LINES: Final = 4
 """Line ends in a row that stay: more push the text after them out of sight."""
@@ -157,6 +160,8 @@ def stranger_data(data: bytes, redact: Callable[[bytes], bytes]) -> bytes:
     shown = stranger_json(data, redact) if len(data) <= 2 * DATA_BYTES else data
     if len(shown) > DATA_BYTES:
         return json.dumps(f"[left out: {len(data):,} bytes, over {DATA_BYTES:,}]").encode()
+    if envelope.overflows(shown) or envelope.nests_deeper(shown, DATA_LEVELS):
+        return b'"[left out: it has a number that is too large, or too many levels]"'
     return shown if len(shown) <= SAID_CHARACTERS else _STRING.sub(_bounded_string, shown)
 
 
@@ -454,13 +459,19 @@ _NOT_LISTED: Final = pattern(r"Invalid enum value (.*)$", re.DOTALL)
 _BOUNDS: Final = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
-def in_words(error: Exception, form: type, whole: str = "it") -> str:
+def in_words(
+    error: Exception,
+    form: type,
+    whole: str = "it",
+    named: Mapping[str, Sequence[str]] | None = None,
+) -> str:
     """Return why a value does not have a form, for the person or model who wrote it.
 
     Args:
         error: The error of msgspec, whose own words are those of a programmer.
         form: The type that was asked for.
         whole: Name of the value, where it has a fault as a whole.
+        named: Members that an error about an unknown one names, by the path of their object; by default all.
     """
     if isinstance(error, RecursionError):
         return f"{whole}: nested too deeply"
@@ -474,7 +485,7 @@ def in_words(error: Exception, form: type, whole: str = "it") -> str:
         name = ".".join(filter(None, (path, one_line(found[2], SHOWN_CHARACTERS))))
         if found[1] == "missing required":
             return f"{name} is missing"
-        return f"{name} is not known; {_known_names(form, path, found[2])}"
+        return f"{name} is not known; {_known_names(form, path, found[2], (named or {}).get(path))}"
     subject = path or whole
     if found := _OTHER_FORM.match(said):
         wanted = " or ".join(_FORMS.get(one, one) for one in found[1].split(" | ") if one != "null")
@@ -495,11 +506,11 @@ def in_words(error: Exception, form: type, whole: str = "it") -> str:
     return f"{subject}: {one_line(said)}"
 
 
-def _known_names(form: type, path: str, name: str) -> str:
+def _known_names(form: type, path: str, name: str, named: Sequence[str] | None) -> str:
     found = _form_at(form, path)
     names = [field.encode_name for field in found.fields] if isinstance(found, inspect.StructType) else []
     near = nearest_names(name, names, 1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(named or names)}"
 
 
 def _values(form: type, path: str) -> Iterable[object]:

@@ -12,7 +12,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -24,6 +24,7 @@ from mcp_context_proxy.results.json_values import PathError
 from mcp_context_proxy.results.texts import PATTERN_CHARACTERS, line_count, page, search
 from mcp_context_proxy.system.process import make_private_folder
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.principals import ACTING
 
 RESULTS_KEPT: Final = 64
 """Results that are kept for all sessions together; each may take a file descriptor."""
@@ -58,6 +59,7 @@ class KeptText(Struct, frozen=True):
 
 class _KeptResult(Struct, eq=False):
     owner: str
+    person: str | None
     server: str
     size: int
     text: bytes | None
@@ -125,9 +127,10 @@ class KeptResults:
         if size > min(whole, RESULTS_KEPT_SESSION_BYTES):
             raise OSError(errno.EFBIG, "the result is larger than what is kept for a session")
         self._make_room(size, RESULTS_KEPT_PER_SESSION, RESULTS_KEPT_SESSION_BYTES, owner)
-        self._make_room(size, RESULTS_KEPT, whole)
+        self._make_room_for_all(size, whole)
         in_memory = sum(entry.size for entry in self.by_id.values() if entry.file is None)
-        entry = _KeptResult(owner, kept.server, size, kept.text, None, self._clock())
+        person = ACTING.get().person
+        entry = _KeptResult(owner, person, kept.server, size, kept.text, None, self._clock())
         if self._folder is not None and in_memory + size > RESULTS_MEMORY_BYTES:
             entry.file = await in_thread(_written, self._folder, kept.text)
             entry.text = None
@@ -163,12 +166,20 @@ class KeptResults:
         for result_id in list(self.by_id):
             self._drop(result_id)
 
-    def _make_room(self, size: int, number: int, most: int, owner: str | None = None) -> None:
-        mine = {
-            result_id: entry.size
-            for result_id, entry in self.by_id.items()
-            if owner is None or entry.owner == owner
-        }
+    def _make_room_for_all(self, size: int, most: int) -> None:
+        """Forget the oldest of the person with most, so that nobody's are lost for those of another."""
+        while self.by_id:
+            bytes_of = Counter[str | None]()
+            for entry in self.by_id.values():
+                # A small one takes a place as well.
+                bytes_of[entry.person] += entry.size + most // RESULTS_KEPT
+            if len(self.by_id) < RESULTS_KEPT and sum(e.size for e in self.by_id.values()) + size <= most:
+                return
+            ((person, _),) = bytes_of.most_common(1)
+            self._drop(next(each for each, entry in self.by_id.items() if entry.person == person))
+
+    def _make_room(self, size: int, number: int, most: int, owner: str) -> None:
+        mine = {result_id: entry.size for result_id, entry in self.by_id.items() if entry.owner == owner}
         total, left = sum(mine.values()), len(mine)
         for result_id, freed in mine.items():
             if left < number and total + size <= most:

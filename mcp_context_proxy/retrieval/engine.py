@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -21,8 +21,17 @@ from msgspec.structs import replace
 from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
-from mcp_context_proxy.retrieval.index import Filters, Index, QueryWords, lexical_only
-from mcp_context_proxy.retrieval.indexing import Calls, Cancelled, OnProgress, embedded, read
+from mcp_context_proxy.retrieval.index import Filters, Index, QueryWords, Sketch, lexical_only
+from mcp_context_proxy.retrieval.indexing import (
+    Ahead,
+    Calls,
+    Cancelled,
+    OnProgress,
+    embedded,
+    likely_items,
+    read,
+    with_likely,
+)
 from mcp_context_proxy.retrieval.query_scores import (
     COPY_COSINE,
     YOUNGER_SECONDS,
@@ -59,12 +68,11 @@ what is less near than that only fills places."""
 SHARE_OF_SUSPECTS = 0.5
 """Share of the places of a selection that suspected tools may have where no others fit."""
 
-HISTORY_DECAY = 0.5
-"""Factor of the weight of an earlier query with each step back."""
+NEARER_WITHOUT = 0.03
+"""Cosine by which a request without its story must be nearer to a tool to be read without it."""
 
 INDEXES_KEPT = 2
 """The latest snapshot's, and that of requests still using the one before; they share what did not change."""
-
 Novel = Callable[[], Mapping[ToolKey, float]]
 """Returns the additions for new tools, by server and own name."""
 
@@ -102,21 +110,23 @@ class Engine:
         learned: Learned | None = None,
         novel: Novel | None = None,
         stands_for: Mapping[str, str] = NO_SYNONYMS,
+        sketch: Sketch = lambda _texts: None,
     ) -> None:
         """Prepare an engine.
 
         The query embedder (by default the same) embeds queries, which should not end up in a store; without a
         model words alone are searched. The calibration decides how near an item must be to be meant, which
-        depends on the model.
+        depends on the model. Sketches tell which tools of an unfinished index are embedded first.
         """
         self._embedder, self._query_embedder = embedder, query_embedder or embedder
-        self._calibration, self._calls = calibration, calls
+        self._calibration, self._calls, self._sketch = calibration, calls, sketch
         self._learned, self._novel = learned, novel
         self.stands_for = stands_for
         """Configured words of queries, in lower case, each with the words that it stands for."""
         self._building, self._reading = threading.Lock(), threading.Lock()
         self._changing = threading.Lock()
         self._indexes: tuple[Index, ...] = ()
+        self._ahead = Ahead()
         self._latest: tuple[_Understood, ...] = ()
 
     def search(
@@ -128,6 +138,7 @@ class Engine:
         on_progress: OnProgress | None = None,
         wait: bool = True,
         history: Sequence[str] = (),
+        ahead: float = 0.0,
     ) -> Ranking:
         """Rank the items of a snapshot for a query.
 
@@ -139,21 +150,36 @@ class Engine:
             on_progress: Called with the progress of indexing, where the search does it.
             wait: Whether to index everything first, or to use the part that is ready.
             history: Earlier queries, the latest first: they pull the query as a whole towards them.
+            ahead: Seconds for which a search that does not wait may embed what it is likely to find, where
+                that has no vectors yet.
         """
         started = time.perf_counter()
         if snapshot.hidden:
             filters = replace(filters, without=filters.without | snapshot.hidden)
         index = self.index(snapshot, on_progress) if wait else self.index_of(snapshot)
+        allowed = index.allowed(filters)
         understood, words = self._read_query(query, index, snapshot)
-        vectors, note = None, None
+        written, vectors, note = understood.written, None, None
         if options.method != "lexical":
-            vectors, note = self._query_vectors(understood, index, history)
+            vectors, note = self._query_vectors(understood, index, history, ahead > 0)
+        for core in understood.cores if vectors is not None else ():
+            read_core, of_core = self._read_query(core, index, snapshot)
+            others, note = self._query_vectors(read_core, index, history, ahead > 0)
+            if others is None or vectors is None:
+                break
+            gain = _nearness(others[0], index, allowed) - _nearness(vectors[0], index, allowed)
+            if gain > NEARER_WITHOUT:
+                understood, words, vectors = read_core, of_core, others
         supports, novel = dict[int, Support](), dict[int, float]()
         with_learned = options.learned and options.method == "hybrid"
         if self._learned is not None and vectors is not None and with_learned:
             supports = _by_item(index, partial(self._learned.supported, vectors[0]))
         if self._novel is not None and vectors is not None and options.explore:
             novel = _by_item(index, self._novel)
+        begun, likely = index, 0
+        if ahead and vectors is not None and not index.complete and not index.note:
+            certain = {*supports, *words.named}
+            index, likely = self._with_likely(index, understood, words, vectors, allowed, certain, ahead)
         rivals = None
         if vectors is not None and isinstance(self._calibration, Background):
             rivals = rivals_of(vectors[0], self._calibration)
@@ -167,16 +193,18 @@ class Engine:
             supports=supports,
             novel=novel,
         )
-        allowed = index.allowed(filters)
         found = _rank(prepared, allowed, self._calibration, options)
         considered = int(allowed.sum())
         indexed = None
-        if not index.complete and not index.note:
-            done = int((allowed & index.ready).sum())
+        if not begun.complete and not begun.note:
+            done = int((allowed & begun.ready).sum())
             indexed = done, considered
             kind = "tools" if filters.kinds == frozenset({Kind.TOOL}) else "items"
             if index.unread:
                 note = f"Indexing has begun: {index.unread:,} {kind} could not be searched yet."
+            elif likely:
+                near = f"the {likely} likeliest were compared by meaning"
+                note = f"Indexing goes on: of {considered:,} {kind}, {near}."
             elif done < considered:
                 left = considered - done
                 note = f"Indexing goes on: {left:,} of {considered:,} {kind} were searched by words alone."
@@ -184,6 +212,7 @@ class Engine:
             query=query,
             results=tuple(found.selected) if found.fits else (),
             considered=considered,
+            likely=likely,
             method="lexical" if vectors is None else options.method,
             note=note,
             fits=found.fits,
@@ -194,7 +223,7 @@ class Engine:
             seconds=time.perf_counter() - started,
             suspected=index.suspected,
             indexed=indexed,
-            read_as=understood.read_as,
+            read_as=understood.read_as or (None if understood.written == written else understood.written),
         )
 
     def index(
@@ -219,7 +248,13 @@ class Engine:
                 index = self._read(snapshot, index)
             if index.complete or self._embedder is None:
                 return index
-            steps = embedded(index, self._embedder, on_progress, cancelled, calls=self._calls)
+
+            def ended() -> bool:
+                self._ahead.let_pass()
+                return cancelled()
+
+            rows = self._ahead.rows(index.pool)
+            steps = embedded(index, self._embedder, on_progress, ended, calls=self._calls, ahead=rows)
             for further in steps:
                 index = further
                 self._keep(index)
@@ -327,12 +362,41 @@ class Engine:
         self._latest = (read, *self._latest[: QUERIES_KEPT - 1])
         return read.query, read.words
 
+    def _with_likely(
+        self,
+        index: Index,
+        query: ReadQuery,
+        words: QueryWords,
+        vectors: NDArray[np.float32],
+        allowed: NDArray[np.bool_],
+        certain: Collection[int],
+        seconds: float,
+    ) -> tuple[Index, int]:
+        """Return an unfinished index with the vectors of the tools that a query is likely to mean.
+
+        Returns their number as well: 0 if it cannot be done, or not in so many seconds.
+        """
+        if self._embedder is None:
+            return index, 0
+        try:
+            with self._ahead.turn():
+                sketches = index.sketched(self._sketch)
+                likely = likely_items(index, query, words.lexical, vectors, sketches, allowed, certain)
+                rows = self._ahead.rows(index.pool)
+                found = with_likely(index, likely, rows, self._embedder, seconds)
+        except ModelError:
+            return index, 0
+        return found, len(likely) if found.complete else 0
+
     def _query_vectors(
-        self, query: ReadQuery, index: Index, history: Sequence[str] = ()
+        self, query: ReadQuery, index: Index, history: Sequence[str] = (), ahead: bool = False
     ) -> tuple[NDArray[np.float32] | None, str | None]:
         """Return the vectors of a query, or None with the reason."""
-        if index.dense is None or self._query_embedder is None:
+        nothing_embedded = index.dense is None and (index.complete or bool(index.note) or not ahead)
+        if nothing_embedded or self._query_embedder is None:
             return None, index.note
+        from mcp_context_proxy.retrieval.queries import query_vectors  # noqa: PLC0415 - as above
+
         try:
             return query_vectors(query, self._query_embedder.embed, history), None
         except ModelError as error:
@@ -343,33 +407,13 @@ class Engine:
             return None, lexical.note
 
 
-def query_vectors(
-    query: ReadQuery, embed: Callable[[Sequence[str]], NDArray[np.float32]], history: Sequence[str] = ()
-) -> NDArray[np.float32] | None:
-    """Return one row of norm 1 for each text of a query; None for a query without a letter.
-
-    The row of the whole query is the mean of that of the text and of those beside it (`ReadQuery.beside`). So
-    phrases that all queries share ("could you please help me") count half, and the grammar still counts.
-
-    Earlier queries pull it towards them. Their words are not added to those of the query: an old one that is
-    rare would outweigh the words of the new query.
-    """
-    if not query.texts:
-        return None
-    vectors = embed([*query.texts, *query.beside, *history])
-    count, beside = len(query.texts), len(query.beside)
-    rows = vectors[:count].copy()
-    if beside:
-        rows[0] = _normalised(vectors[0] + vectors[count : count + beside].sum(axis=0), rows[0])
-    if history:
-        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
-        rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])
-    return rows
-
-
-def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:
-    norm = np.linalg.norm(vector)
-    return vector / norm if norm > 0 else otherwise
+def _nearness(vector: NDArray[np.float32], index: Index, allowed: NDArray[np.bool_]) -> float:
+    """Return the highest cosine of a text with any item that may be found."""
+    dense = index.dense
+    if dense is None or not allowed.any():
+        return 0.0
+    words = np.where(allowed, np.float32(0), np.float32(-np.inf))
+    return float(dense.of(dense.candidates(vector[None], words, ())).cosines(vector[None]).max(initial=0))
 
 
 def _by_item(index: Index, values: Callable[[], Mapping[ToolKey, T]]) -> dict[int, T]:

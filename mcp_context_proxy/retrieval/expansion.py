@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.items import Document, IncludeMode, Item, Kind, Snapshot, Tool
+from mcp_context_proxy.items import Document, IncludeMode, Item, ItemKey, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index, item_key
-from mcp_context_proxy.retrieval.links import Links, ToolLink, mentions
+from mcp_context_proxy.retrieval.links import NAMED, Links, ToolLink, mentions
 from mcp_context_proxy.retrieval.next_steps import KnownSteps, next_steps
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.retrieval.text import chunks, name_key
@@ -117,14 +117,15 @@ class Expander:
         snapshot: Snapshot,
         options: ExpansionOptions,
         allowed: Callable[[Item], bool],
+        not_meant: Collection[ItemKey] = frozenset(),
     ) -> list[Expanded]:
         """Return items near to the selected ones, then items near to these, and so on.
 
         The selected items are never part of the result. The query chooses the chunks that stand for a long
-        item.
+        item. Documents that it does not mean, though every request has them, bring only what they name.
         """
         if options.threshold is None:
-            return self._linked(selected, query, snapshot, options, allowed)
+            return self._linked(selected, query, snapshot, options, allowed, not_meant)
         return self._near(selected, query, snapshot, options, options.threshold, allowed)
 
     def _near(
@@ -167,6 +168,7 @@ class Expander:
         snapshot: Snapshot,
         options: ExpansionOptions,
         allowed: Callable[[Item], bool],
+        not_meant: Collection[ItemKey],
     ) -> list[Expanded]:
         frontier: list[Item] = list(selected)
         known, found = {item_key(item) for item in selected}, list[Expanded]()
@@ -174,7 +176,10 @@ class Expander:
             step: dict[tuple[Kind, str], Expanded] = {}
             for source in frontier:
                 if isinstance(source, Document):
+                    least = NAMED if item_key(source) in not_meant else 0.0
                     for one in self.tools_of(source, snapshot, query):
+                        if one.cosine < least:
+                            continue
                         key = item_key(one.item)
                         if key not in known and one.cosine > getattr(step.get(key), "cosine", 0.0):
                             step[key] = one
@@ -203,7 +208,7 @@ class Expander:
         return [
             Expanded(
                 links.index.items[link.item],
-                1.0 if link.named else 1 / (1 + math.exp(-link.evidence)),
+                NAMED if link.named else 1 / (1 + math.exp(-link.evidence)),
                 document,
                 f"{'named' if link.named else 'described'} in",
             )

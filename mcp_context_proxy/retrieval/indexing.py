@@ -10,11 +10,13 @@ knows threads. Vectors whose texts are still wanted are taken from the index bef
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice, zip_longest
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
@@ -28,23 +30,30 @@ from mcp_context_proxy.items import (
     Source,
     Tool,
 )
-from mcp_context_proxy.retrieval.bm25 import TermCounts, count_terms, join_counts
+from mcp_context_proxy.retrieval.bm25 import LexicalScores, TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.index import (
     KINDS,
     Identity,
     Index,
     Part,
     Reading,
+    Sketches,
     assemble,
     lexical_only,
     with_vectors,
 )
 from mcp_context_proxy.retrieval.item_metadata import Fields, effect_of, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
+from mcp_context_proxy.retrieval.query_scores import SEVERAL_SENTENCES
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
-from mcp_context_proxy.retrieval.vectors import NOWHERE, Pool
+from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import trim_now
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mcp_context_proxy.retrieval.queries import ReadQuery
 
 READING_SECONDS = 0.7
 """Time for which words are read before they can be searched: some 5,000 tools."""
@@ -81,6 +90,8 @@ ROWS_TO_SPARE = 4_096
 TEXTS_TO_TRIM_FOR = 10_000
 """Texts to embed from which on memory is trimmed first: reading as many tools left some 10 MB free."""
 
+NOTHING_AHEAD: Mapping[str, int] = {}
+
 NO_MODEL = "No embedding model is configured; searched by words only."
 
 INSTRUCTION_CHARACTERS = 500
@@ -88,6 +99,23 @@ INSTRUCTION_CHARACTERS = 500
 
 INSTRUCTION_TERMS = 60
 """Terms of them that are kept."""
+
+LIKELY = 20
+"""Tools that are embedded for one search while indexing goes on: the best by words, and as many by sketches.
+Put to the 33 recorded lists as unknown ones, people's requests are then answered as when all is embedded
+(``benchmarks/people.py --unembedded``). Half as many are hardly worse, twice as many no better."""
+
+LIKELY_OF_A_NEED = 8
+"""The same for each of several needs."""
+
+MANY_CHUNKS = 12
+"""Texts of a tool above which it is embedded after the others: it may be made to take their time."""
+
+TEXTS_AHEAD = 32
+"""Texts embedded for a search between two looks at the clock: a tenth of a second."""
+
+LONGEST_TURN = 1.0
+"""Seconds for which indexing waits for searches that embed something, before it goes on beside them."""
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are embedded, and of how many."""
@@ -275,10 +303,12 @@ def embedded(
     cancelled: Cancelled,
     pace: float = 1.0,
     calls: Calls = lambda _key: 0,
+    ahead: Mapping[str, int] = NOTHING_AHEAD,
 ) -> Iterator[Index]:
     """Yield the index, which has every item of its snapshot, with more and more vectors until it is complete.
 
-    ``pace`` is a factor of the time between two unfinished indexes.
+    ``pace`` is a factor of the time between two unfinished indexes. ``ahead`` has rows of the index's pool
+    that searches fill meanwhile (`with_likely`), by text.
 
     Raises:
         EmbeddingCancelledError: ``cancelled()`` returned true.
@@ -286,6 +316,7 @@ def embedded(
     waiting = [part for part in index.parts.values() if not part.complete]
     missing, start = _missing_texts(waiting, calls), 0
     total = len({key for part in waiting for key in part.unready().tolist()})
+    known: dict[int, int] = {}
     if total > TEXTS_TO_TRIM_FOR:
         trim_now()
 
@@ -295,14 +326,15 @@ def embedded(
         if on_progress is not None and done:
             on_progress(start + done, total)
 
-    known: dict[int, int] = {}
     due, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.pool
     try:
         for start in range(0, total, TEXTS_A_STEP):
             report(0, 0)
             texts = dict(islice(missing, TEXTS_A_STEP))
-            vectors = embedder.embed(list(texts.values()), report)
-            known |= zip(texts, pool.add(vectors).tolist(), strict=True)
+            known |= {key: ahead[text] for key, text in texts.items() if text in ahead}
+            if fresh := {key: text for key, text in texts.items() if key not in known}:
+                vectors = embedder.embed(list(fresh.values()), report)
+                known |= zip(fresh, pool.add(vectors).tolist(), strict=True)
             began = time.perf_counter()
             if began >= due and start + len(texts) < total:
                 index = with_vectors(index, _all_with_rows(index.parts, known), pool)
@@ -316,6 +348,115 @@ def embedded(
     if pool.vectors.size > 2 * sum(part.rows.size for part in parts.values()) + ROWS_TO_SPARE:
         parts, pool = _compacted(parts, pool)
     yield with_vectors(index, parts, pool, complete=True)
+
+
+def likely_items(
+    index: Index,
+    query: ReadQuery,
+    words: LexicalScores,
+    vectors: NDArray[np.float32],
+    sketches: Sketches,
+    allowed: NDArray[np.bool_],
+    certain: Collection[int],
+) -> list[int]:
+    """Return the tools that may be among the best for a query, as far as is known without their vectors.
+
+    These are the best by words and by sketches, of several needs those of each, likeliest first, and the
+    ``certain`` ones. Tools of suspected servers have places of their own, so that they take none from others.
+    """
+    needs = query.needs if len(query.texts) > SEVERAL_SENTENCES else ()
+    ranked = [(words.scores, LIKELY), *((words.of(need), LIKELY_OF_A_NEED) for need in needs)]
+    if sketches is not None:
+        places, guesses = sketches
+        for similar, count in zip(vectors, [LIKELY, *(LIKELY_OF_A_NEED for _ in needs)], strict=False):
+            scores = np.zeros(len(index.items), np.float32)
+            scores[places] = guesses @ similar
+            ranked.append((scores, count))
+    allowed = allowed & (index.kinds == KINDS.index(Kind.TOOL))
+    unsuspected = np.ones_like(allowed) if index.unsuspected is None else index.unsuspected
+    found = dict.fromkeys(item for item in certain if allowed[item])
+    for among in (allowed & unsuspected, allowed & ~unsuspected):
+        orders = [_best_first(np.where(among, scores, 0), count) for scores, count in ranked]
+        found |= dict.fromkeys(item for turn in zip_longest(*orders) for item in turn if item is not None)
+    return list(found)
+
+
+def _best_first(scores: NDArray[np.float32], count: int) -> list[int]:
+    places = best(scores, count)
+    ordered = places[np.argsort(-scores[places], kind="stable")]
+    first: list[int] = ordered[scores[ordered] > 0][:count].tolist()
+    return first
+
+
+def with_likely(
+    index: Index, likely: Sequence[int], rows: dict[str, int], embedder: Embedder, seconds: float
+) -> Index:
+    """Return the index with the vectors of some items, embedded at once, ahead of their turn.
+
+    It counts as complete if that took no longer than ``seconds``: what is unlikely has no vectors, as if it
+    meant nothing. ``rows`` has those that were embedded before, and gets the new ones.
+
+    Raises:
+        ModelError: the model failed.
+    """
+    until = time.perf_counter() + seconds
+    waiting = sorted(
+        (item for item in likely if not index.ready[item]), key=lambda item: index.sizes[item] > MANY_CHUNKS
+    )
+    own_texts = {item: index.texts_of(item) for item in waiting}
+    texts = dict.fromkeys(chain.from_iterable(own_texts.values()))
+    fresh = [text for text in texts if text not in rows]
+    for start in range(0, len(fresh), TEXTS_AHEAD):
+        if start and time.perf_counter() >= until:
+            break
+        some = fresh[start : start + TEXTS_AHEAD]
+        rows |= zip(some, index.pool.add(embedder.embed(some)).tolist(), strict=True)
+    placed = np.concatenate([np.zeros(0, np.int32), *(part.rows for part in index.parts.values())])
+    starts, ready = np.cumsum(index.sizes) - index.sizes, index.ready.copy()
+    for item, own in own_texts.items():
+        if all(text in rows for text in own):
+            placed[starts[item] : starts[item] + len(own)] = [rows[text] for text in own]
+            ready[item] = True
+    dense = DenseIndex(index.pool.vectors, placed, index.sizes)
+    complete = bool(ready[waiting].all()) and not index.unread
+    return replace(index, ready=ready, dense=dense, complete=complete)
+
+
+class Ahead:
+    """Texts that searches embed ahead of their turn, while whoever indexes the whole waits. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: Pool | None = None
+        self._rows: dict[str, int] = {}
+        self._searches = 0
+        self._nobody = threading.Event()
+        self._nobody.set()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Embed something inside for a search, while indexing waits."""
+        with self._lock:
+            self._searches += 1
+            self._nobody.clear()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._searches -= 1
+                if not self._searches:
+                    self._nobody.set()
+
+    def let_pass(self) -> None:
+        """Wait for the searches that embed something, but not for ever."""
+        self._nobody.wait(LONGEST_TURN)
+
+    def rows(self, pool: Pool) -> dict[str, int]:
+        """Return the rows of a pool with such texts, to be filled."""
+        with self._lock:
+            if self._pool is not pool:
+                self._pool, self._rows = pool, {}
+            return self._rows
 
 
 def _missing_texts(parts: Iterable[Part], calls: Calls) -> Iterator[tuple[int, str]]:

@@ -147,6 +147,7 @@ show = pull up; bring up
 fill in = fill out
 fill in login form = log in; login; sign in
 monitor = keep an eye on
+get current user = who am i logged in as; who am i signed in as; who am i connected as; who am i
 monitor and notify when = tell me when; notify me when; alert me when
 monitor and notify if = notify me if; alert me if
 """
@@ -181,6 +182,9 @@ scale = bump raise increase lower reduce / replicas pods instances
 add = drop leave / comment comments
 post message to = tell inform notify ping update / channel team everyone everybody
 checkout = switch change jump / branch
+cancel = stop kill abort halt / job jobs pipeline pipelines build builds
+format = make turn set / bold italic italics underlined strikethrough
+protect = lock secure / document report letter contract offer
 """
 BY_OBJECT: Final = tuple(
     (meant.strip(), frozenset(verbs.split()), frozenset(objects.split()))
@@ -320,7 +324,7 @@ _NESTING = frozenset({"properties", "items", *_COMBINERS})
 
 
 class Fields(Struct, frozen=True):
-    """The texts of an item that lexical search weights differently; field order as in `bm25.WEIGHTS`."""
+    """The texts of an item that lexical search weights differently, as `bm25.WEIGHTS` says."""
 
     name: str
     description: str

@@ -1,4 +1,4 @@
-"""Links from texts to tools: the tools that a rule or reference names or plainly describes.
+"""Links from texts to tools, which a rule or reference names or plainly describes, and to files.
 
 A name counts wherever it is written like one, and not where the text forbids the tool. A description is
 compared sentence by sentence with all tools, as a query is, and the evidence for each tool is weighed against
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, field
@@ -69,6 +70,23 @@ _PROHIBITS = pattern(
 )
 _CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 
+FILES_NAMED: Final = 20
+"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
+
+FILE_CHARACTERS: Final = 300
+PATTERN_CHARACTERS: Final = 200
+PATTERNS_TRIED: Final = 64
+"""Alternatives in the braces of one pattern."""
+
+_AROUND = "@\"'`()<>,;:!?*"
+_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
+_LIBRARY = pattern(
+    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
+    re.IGNORECASE,
+)
+"""A library that is called like a file."""
+_BRACES = pattern(r"\{([^{}]*)\}")
+
 Matrix: TypeAlias = "NDArray[np.float32]"
 
 Embed: TypeAlias = Callable[[Sequence[str]], "Matrix | None"]
@@ -125,6 +143,62 @@ def mentions(text: str) -> list[Mention]:
         forbidden = before is not None and _ONLY_FIRST.match(text, end) is None
         found.append(Mention(match[0], forbidden, not compound))
     return found
+
+
+def files_named(text: str) -> list[str]:
+    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
+    found: dict[str, None] = {}
+    for word in text.split():
+        if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
+            continue
+        match = _FILE.fullmatch(word.lstrip(_AROUND).rstrip(f"{_AROUND}."))
+        if match is None or _LIBRARY.fullmatch(match[1]):
+            continue
+        file = match[1].replace("\\", "/").casefold()
+        stem, dot, suffix = file.rpartition("/")[2].rpartition(".")
+        has_suffix = bool(dot) and suffix[:1].isalpha() and len(stem + suffix) > 2
+        if has_suffix or file.count("/") > 1:
+            found[file] = None
+    return list(found)[:FILES_NAMED]
+
+
+def is_for(patterns: Iterable[str], file: str) -> bool:
+    """Return whether a file, as `files_named` has it, fits one of some patterns.
+
+    A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
+    that ends in a slash stands for everything below.
+    """
+    parts = file.split("/")
+    for written in patterns:
+        for one in _alternatives(written[:PATTERN_CHARACTERS].casefold()):
+            wanted = f"{one}**".split("/") if one.endswith("/") else one.split("/")
+            wanted = [part for part in wanted if part not in ("", ".")]
+            starts = (len(parts) - 1,) if len(wanted) == 1 and wanted != ["**"] else range(len(parts))
+            if any(_fits(wanted, parts[start:]) for start in starts):
+                return True
+    return False
+
+
+def _alternatives(written: str) -> list[str]:
+    """Return a pattern once for each of the alternatives in its braces."""
+    found = [written]
+    while len(found) < PATTERNS_TRIED and (braces := _BRACES.search(found[0])) is not None:
+        first = found.pop(0)
+        found += [first[: braces.start()] + one + first[braces.end() :] for one in braces[1].split(",")]
+    return found
+
+
+def _fits(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    """Return whether a path fits a pattern, folder by folder; ``**`` stands for any number of them."""
+    reached = {0}
+    for one in wanted:
+        if one == "**":
+            reached = set(range(min(reached), len(parts) + 1))
+        else:
+            reached = {at + 1 for at in reached if at < len(parts) and fnmatchcase(parts[at], one)}
+        if not reached:
+            return False
+    return len(parts) in reached
 
 
 def units_of(text: str) -> list[str]:

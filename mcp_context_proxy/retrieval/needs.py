@@ -9,11 +9,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence, Set
+from itertools import islice
 from math import inf
 from typing import Final, TypeAlias
 
-from mcp_context_proxy.retrieval.item_metadata import ORDERS, QUESTIONS, VERBS, opening_match
-from mcp_context_proxy.retrieval.text import STOP_WORDS, sentences, telling_places
+from mcp_context_proxy.retrieval.item_metadata import (
+    ORDERS,
+    OTHER_CHANGES,
+    QUESTIONS,
+    VERBS,
+    opening_match,
+)
+from mcp_context_proxy.retrieval.text import STOP_WORDS, sentences, stem, telling_places
+from mcp_context_proxy.system.later import pattern
 
 LEAST_TELLING = 2
 """Telling words (no stop words) on each side of a division, and of an order before what it carries. One is
@@ -72,8 +80,9 @@ _CONDITION = re.compile(r"\W*(?:if|once|after|before|when|as soon as|should)\s",
 """Beginnings of needs that come before another: "after you have read it, ..."."""
 
 _LEAD = re.compile(
-    r"(?:(?:\d{1,2}[.)]|[-*•]|(?:and )?if (?:so|yes|not|no)\b,?|oh and,?|(?:first(?: of all|ly)?"
-    r"|second(?:ly)?|third(?:ly)?|last(?:ly)?|next|step \w+|to (?:begin|start) with)(?:[,:]|$))(?:\s++|$))*+",
+    r"(?:(?:\d{1,2}[.)]|[-*•]|(?:and )?if (?:so|yes|not|no)\b,?|otherwise,?|else,?|oh and,?"
+    r"|(?:first(?: of all|ly)?|second(?:ly)?|third(?:ly)?|last(?:ly)?|next|step \w+"
+    r"|to (?:begin|start) with)(?:[,:]|$))(?:\s++|$))*+",
     re.IGNORECASE,
 )
 """What stands before a need and says nothing of it."""
@@ -105,6 +114,92 @@ achieve determine enhance ensure identify improve increase provide
 """
 _NO_VERBS: Final = STOP_WORDS | frozenset(_NO_VERBS_EITHER.split())
 """Words before an object that are no verbs, or ask for nothing that a tool does: "ensure the quality"."""
+
+CHANGING: Final = frozenset(
+    stem(verb)
+    for verb in (*OTHER_CHANGES, *VERBS, "touch", "alter")
+    if VERBS.get(verb) not in ("read", "search", "compute")
+)
+"""Stems of verbs that change something."""
+
+_DENIED: Final = pattern(
+    r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
+    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you)){0,4}"
+    r" (?P<verb>\w+)"
+    r"|(?:nothing|no \w+|none)\b(?: of (?:it|them|these))? (?:should|must|may|shall|can|is to|are to|will)"
+    r"(?: be)? (?P<done>\w+)"
+    r"|(?:(?:^|[,.;:!?])\s*|\b(?:but|and|please|just) )(?P<nothing>\w+) (?:nothing|none)\b"
+    r"(?: of (?:it|them|these|those))?"
+    r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
+    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
+    re.IGNORECASE,
+)
+"""Clauses that say what is not to be done: "don't delete anything", "without changing it", "merge none"."""
+
+_PERSON = r"(?:I|we|he|she|they|it|there|you|(?:some|every|no|any)(?:body|one|thing))"
+_THING = (
+    r"(?:(?:my|our|his|her|their|your|the|this|that|these|those|some|half|most|all) [\w'’-]+"
+    r"(?: (?:from|of|in|on|at|with) (?:(?:the|my|our|a) )?[\w'’-]+)?(?: [\w'’-]+)?"
+    r"|(?!(?:what|which|who|whose|when|where|why|how)\b)(?-i:[A-Z][a-z]+)(?: from \w+)?)"
+)
+_FINITE_VERBS = """
+am is are was were has have had do does did keep keeps kept wants wanted needs needed like likes
+love loves think thinks thought guess believe suppose hope hoped know knows knew work works left
+went come comes came goes say says said tell tells told call calls ask asks gave get gets got made
+took met saw heard found arrive arrives start starts run runs look looks seem seems feel feels sound
+sounds cannot \\w+n['’]t
+"""
+_FINITE = (
+    r"(?:['’](?:s|m|re|ve)\b|(?: (?:just|already|really|also|usually|always|still|never|often|probably"
+    rf"|somehow|even|only|all))* (?:{'|'.join(_FINITE_VERBS.split())})\b)"
+)
+_LED = r"\W*(?:(?:and|but|so|also|now|then|ok|okay|anyway|well|because|since|as|oh|ugh|hm+)\W+){0,4}"
+_TELLS: Final = pattern(
+    rf"{_LED}(?:(?:{_PERSON}|{_THING}){_FINITE}|{_PERSON} (?:\w+ly )?(?!need)\w+ed"
+    r"|not (?:sure|urgent|in a hurry)|no (?:rush|hurry|idea)|long story|sorry|thanks|thank you|thx|cheers"
+    r"|hope|hi|hello|hey|good (?:morning|evening|afternoon)|fyi|by the way|btw)\b",
+    re.IGNORECASE,
+)
+"""Beginnings of statements, and of what is only said."""
+
+_WISHES: Final = pattern(
+    r"\b(?:(?:can|could|would|will) (?:you|u|someone|somebody|anyone|anybody)\b|please\b|pls\b|should|must"
+    r"|(?:I|we)(?:['’]d| would)?(?: (?:just|only|really|also|now|still|simply))* (?:need|want|like|love)\b"
+    r"|(?:need|has|have)s? to\b|wonder|interested\b|curious about|looking (?:for|to|at|into)\b|planning"
+    r"|considering|searching|trying|hoping|going to\b|travell?ing|working on|thinking (?:of|about)\b|in need"
+    r"|conducting|preparing|writing|building|studying)",
+    re.IGNORECASE,
+)
+"""Words of one who wants something: "I'm planning a trip" is no mere statement."""
+
+_CLAUSE_END: Final = pattern(r"(?:,|:|;|\s[-–]|\s(?=(?:and|but|so)\s))\s*+")
+"""Places within a sentence where a clause may begin."""
+
+_OPENER = (
+    r"(?:ok|okay|so|and|now|then|(?:hey|hi|hello)(?: there)?|hm+|ugh|oh|yes|yeah|anyway|btw|also|alright)\b"
+    r"[\s,.!:;…-]+"
+    r"|(?:good|great|fine|perfect|cool|nice|awesome|thanks(?: a lot| so much)?|thank you|thx"
+    r"|no|nope|nah|right|well|again|sorry|wait|actually|yep|yup|wow|damn|uh+m*|argh)\s*[,.!:;…-]\s*"
+)
+_OPENERS: Final = pattern(rf"\s*(?:{_OPENER}){{1,8}}(?=\W*\w)", re.IGNORECASE | re.DOTALL)
+"""Words with which people go on talking; those that may say something only before a comma or the like."""
+
+ONE: Final = pattern(r"(?<= )one(?=[\s.,!?]*(?:$|for |in |on |with |called |named |that ))", re.IGNORECASE)
+"""A word for what was named before: "open one"."""
+
+_ONE_OF: Final = pattern(
+    r"\b(?:an?|any|another) ((?:[\w-]+ ){0,2}?[\w-]+)"
+    r"(?=[?.!,;]|$| (?:about|for|of|in|on|with|called|named|to|that|from|at|already|yet|there)\b)",
+    re.IGNORECASE,
+)
+
+_REFERS: Final = pattern(r"\b(?:it|its|them|that|this|those|these|him|one)\b", re.IGNORECASE)
+
+LEAST_OF_REFERENCES = 4
+"""Telling words of a request that speaks of something told before, from which on it stands alone."""
+
+MOST_PARTS = 24
+"""Sentences of a query, and clauses of a sentence, that are looked at for what is only told."""
 
 Span: TypeAlias = tuple[int, int]
 """The places in a text where a part of it begins and ends."""
@@ -215,3 +310,62 @@ def within(place: int, spans: Sequence[Span]) -> bool:
     """Return whether a place is in one of several disjoint spans that are in order."""
     before = bisect_right(spans, (place, inf))
     return before > 0 and place < spans[before - 1][1]
+
+
+def antecedent(needs: Sequence[str]) -> str | None:
+    """Return what "one" in a later need means: "is there an issue about it? If not, open one"."""
+    return next((match[1] for need in reversed(needs) if (match := _ONE_OF.search(need)) is not None), None)
+
+
+def denied(request: str) -> Iterator[Span]:
+    """Yield where a request says which changes are not to be made."""
+    for match in _DENIED.finditer(request):
+        if not (done := match["verb"] or match["done"] or match["nothing"]) or stem(done.lower()) in CHANGING:
+            yield match.span()
+
+
+def without_opener(query: str) -> str:
+    """Return a query without words that only go on with a conversation: "ok, and now"."""
+    match = _OPENERS.match(query)
+    return query if match is None else query[match.end() :]
+
+
+def cores(query: str) -> list[str]:
+    """Return what a query may mean if some of it is a story: the same without its statements.
+
+    People tell what happened before they ask: "The client has called twice and was not amused. Who has ticket
+    PAY-7?" But "the deployment went wrong, we want the version from before" has to be read as a whole, so
+    whoever searches compares both with the catalog. Only a query of a single need has a core: what several
+    needs are about may be told before them.
+    """
+    parts = list(islice(sentences(query), MOST_PARTS))
+    asking = [one for one in parts if not _only_tells(one)]
+    found = [" ".join(asking)] if len(asking) < len(parts) else []
+    remaining = asking or parts[-1:]
+    for at, one in enumerate(remaining):
+        if _TELLS.match(one) is not None:
+            wish = _WISHES.search(one)
+            ends = _clauses(one, len(one) if wish is None else wish.start())
+            asked = [end for end in ends if _TELLS.match(one, end) is None]
+            found += [" ".join([one[end:], *remaining[at + 1 :]]) for end in (asked[:1] + asked[1:][-1:])]
+            break
+    told = (without_opener(one) for one in dict.fromkeys(found))
+    return [one for one in told if _stands_alone(one) and len(needs_of(one)) == 1]
+
+
+def _stands_alone(request: str) -> bool:
+    """Return whether a request says enough without what was told before: "stop it" does not."""
+    telling = len(telling_places(request))
+    return telling >= (LEAST_OF_REFERENCES if _REFERS.search(request) else LEAST_TELLING)
+
+
+def _only_tells(sentence: str) -> bool:
+    """Return whether a sentence is a statement in which nothing is asked for."""
+    if _TELLS.match(sentence) is None or sentence.endswith("?") or _WISHES.search(sentence) is not None:
+        return False
+    return not any(asks(sentence[start:]) for start in (0, *_clauses(sentence, len(sentence))))
+
+
+def _clauses(sentence: str, end: int) -> list[int]:
+    """Return where the first clauses of a sentence begin, but the first."""
+    return [match.end() for match in islice(_CLAUSE_END.finditer(sentence, 0, end), MOST_PARTS)]

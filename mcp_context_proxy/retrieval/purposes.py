@@ -21,12 +21,11 @@ from mcp_context_proxy.retrieval.item_metadata import (
     ASKED_FOR_ALL,
     ASKING_FOR_FACTS,
     ORDERS,
-    OTHER_CHANGES,
     QUESTIONS,
-    VERBS,
     opening,
     opening_match,
 )
+from mcp_context_proxy.retrieval.needs import CHANGING
 from mcp_context_proxy.retrieval.text import identifier_words, stem, terms
 from mcp_context_proxy.system.later import pattern
 
@@ -482,6 +481,31 @@ _VERSIONED = pattern(
     r"|(?:main|master|this|it)(?=\W*$)|[\w/-]+\.(?!com\b|org\b|net\b)[a-z]{1,5})\b",
     re.IGNORECASE,
 )
+_SERVICES = """
+s3 ec2 dynamodb gcp heroku vercel netlify digitalocean gmail outlook hotmail icloud onedrive dropbox
+sharepoint gdrive whatsapp telegram discord skype viber wechat zoom webex facetime spotify deezer
+soundcloud netflix hulu youtube twitch tiktok instagram facebook twitter linkedin pinterest snapchat
+mastodon bluesky trello asana clickup todoist evernote onenote canva mailchimp paypal venmo revolut
+shopify ebay etsy alexa siri cortana fitbit strava garmin uber lyft airbnb doordash kindle audible
+docusign quickbooks
+"""
+_NAMES_SERVICE: Final = pattern(
+    r"\b(?:to|in|into|on|onto|from|via|with|using|at|through|of|my|our|his|her|their|the|an?) (?:\w+['’]s )?"
+    rf"({'|'.join(_SERVICES.split())})\b",
+    re.IGNORECASE,
+)
+_BROWSES: Final = frozenset(
+    ["go", "open", "visit", "navigat", "brows", "head", "search", "find", "googl", "look"]
+)
+"""Stems of orders that reach a service by its pages, or only look for what is said of it."""
+
+
+def service_of(request: str) -> str | None:
+    """Return the service that a request is for by name: "upload it to S3"."""
+    match = _NAMES_SERVICE.search(request, 0, FIRST_OF_REQUEST)
+    return None if match is None or opening(request) in _BROWSES else match[1].lower()
+
+
 FIRST_OF_QUESTION = 160
 """Characters of a question in which its form is looked for."""
 
@@ -494,22 +518,6 @@ def asks_for_history(order: str) -> bool:
     return said and _VERSIONED.search(order, match.end(), FIRST_OF_QUESTION) is not None
 
 
-_CHANGING: Final = frozenset(
-    stem(verb) for verb in (*OTHER_CHANGES, *VERBS) if VERBS.get(verb) not in ("read", "search", "compute")
-)
-"""Stems of verbs of tools that change something."""
-_DENIED: Final = pattern(
-    r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
-    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you)){0,4}"
-    r" (?P<verb>\w+)"
-    r"|(?:nothing|no \w+|none)\b(?: of (?:it|them|these))? (?:should|must|may|shall|can|is to|are to|will)"
-    r"(?: be)? (?P<done>\w+)"
-    r"|\bno (?:changes?|edits?|modifications?|deletions?|writes?)\b)"
-    r"[^,.;:!?\n]*?(?=[,.;:!?\n]|$| (?:but|just|only|and|tell|show|list|give|get|check|find|let|please)\b)",
-    re.IGNORECASE,
-)
-"""Clauses that say what is not to be done, such as "don't delete anything" and "without changing it"."""
-
 _PASSIVE: Final = pattern(
     r"\b(?:am|is|are|was|were|be|been|being|get|gets|got)(?: \w+ly| (?:any|some)(?:one|body|thing)"
     r"| going to be| about to be| to be)? (?P<done>\w{2,20}(?:ed|en))\b",
@@ -518,18 +526,11 @@ _PASSIVE: Final = pattern(
 """What is done to things that a question is for: "which pods are going to be deleted"."""
 
 
-def denied(request: str) -> Iterator[tuple[int, int]]:
-    """Yield where a request says which changes are not to be made."""
-    for match in _DENIED.finditer(request):
-        if not (done := match["verb"] or match["done"]) or stem(done.lower()) in _CHANGING:
-            yield match.span()
-
-
 def done_to_things(question: str) -> Iterator[tuple[int, int]]:
     """Yield where a question for facts says what is done to the things that it is for."""
     if opening(question) in ASKING_FOR_FACTS and not asks_for_history(question):
         for match in _PASSIVE.finditer(question, 0, FIRST_OF_REQUEST):
-            if stem(match["done"].lower()) in _CHANGING:
+            if stem(match["done"].lower()) in CHANGING:
                 yield match.span()
 
 

@@ -39,19 +39,24 @@ from mcp_context_proxy.retrieval.item_metadata import (
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
     LEAST_TELLING,
+    ONE,
     Span,
+    antecedent,
     asks,
+    cores,
+    denied,
     needs_of,
     quotations,
     within,
+    without_opener,
 )
 from mcp_context_proxy.retrieval.purposes import (
     Purpose,
-    denied,
     done_to_things,
     idiom_of,
     purpose_of,
     reworded,
+    service_of,
 )
 from mcp_context_proxy.retrieval.text import (
     STOP_WORDS,
@@ -147,7 +152,7 @@ class ReadQuery(Struct, frozen=True):
     """A query as it is searched for."""
 
     written: str
-    """The query as it was written, up to `QUERY_LIMIT`."""
+    """The query as it was written, up to `QUERY_LIMIT`, without a word such as "ok," before it."""
     texts: tuple[str, ...]
     """The texts that are embedded, each once: all of it as it was understood, then its needs as chunks. Empty
     for an empty query."""
@@ -179,6 +184,10 @@ class ReadQuery(Struct, frozen=True):
     """The general purpose of a single need; None for most."""
     purposes: tuple[Purpose | None, ...]
     """The same for each text but the first, of a query of several needs."""
+    service: str | None
+    """The service that it is for by name (`purposes.service_of`), as an index term."""
+    cores: tuple[str, ...]
+    """What it may mean if some of it is only told (`needs.cores`)."""
 
     @property
     def read_as(self) -> str | None:
@@ -202,7 +211,7 @@ def read_query(
         stands_for: Configured words, in lower case, with the words that they stand for.
         translates: Read words of other languages as the English ones, for a model that knows only these.
     """
-    written = encodable(query[:QUERY_LIMIT]).strip()
+    written = without_opener(encodable(query[:QUERY_LIMIT]).strip())
     asked, added, weights = dict[str, str](), dict[str, str](), dict[str, float]()
 
     def count(text: str, weight: float, among: dict[str, str]) -> None:
@@ -307,6 +316,8 @@ def read_query(
         elif (opened := opening_match(need)) is not None:
             verb = opened.group()
         serving = None
+        if parts and (match := ONE.search(need)) and (meant := antecedent([*parts])):
+            need = order = f"{need[: match.start()]}{meant}{need[match.end() :]}"
         if len(needs) > 1:
             own = idiom_of(need)
             serving = purpose_of(need) if own is None else own.purpose
@@ -336,6 +347,8 @@ def read_query(
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
+        service=None if (service := service_of(written)) is None else stem(service),
+        cores=tuple(cores(written)),
     )
 
 
@@ -360,7 +373,9 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
         for match in _CARRIED.finditer(need):
             if telling is None:
                 telling, first = telling_places(need), _first_word(need)
-            may_carry = match.group().startswith(":") or first in _CARRYING
+            may_carry = first in _CARRYING
+            if match.group().startswith(":"):
+                may_carry = may_carry or not asks(need[match.end() :])
             least = 1 if first in _NOTING else LEAST_TELLING
             if may_carry and bisect_left(telling, match.start()) >= least:
                 spans.append((start + match.end(), end))
@@ -443,3 +458,36 @@ def _as_verb(word: str, query: str) -> str | None:
     if as_verb == "open":
         as_verb = None if _TRACKED.isdisjoint(following) else "create"
     return as_verb
+
+
+HISTORY_DECAY = 0.5
+"""Factor of the weight of an earlier query with each step back."""
+
+
+def query_vectors(
+    query: ReadQuery, embed: Callable[[Sequence[str]], NDArray[np.float32]], history: Sequence[str] = ()
+) -> NDArray[np.float32] | None:
+    """Return one row of norm 1 for each text of a query; None for a query without a letter.
+
+    The row of the whole query is the mean of that of the text and of those beside it (`ReadQuery.beside`). So
+    phrases that all queries share ("could you please help me") count half, and the grammar still counts.
+
+    Earlier queries pull it towards them. Their words are not added to those of the query: an old one that is
+    rare would outweigh the words of the new query.
+    """
+    if not query.texts:
+        return None
+    vectors = embed([*query.texts, *query.beside, *history])
+    count, beside = len(query.texts), len(query.beside)
+    rows = vectors[:count].copy()
+    if beside:
+        rows[0] = _normalised(vectors[0] + vectors[count : count + beside].sum(axis=0), rows[0])
+    if history:
+        weights = HISTORY_DECAY ** np.arange(1, len(history) + 1, dtype=np.float32)
+        rows[0] = _normalised(rows[0] + weights @ vectors[-len(history) :], rows[0])
+    return rows
+
+
+def _normalised(vector: NDArray[np.float32], otherwise: NDArray[np.float32]) -> NDArray[np.float32]:
+    norm = np.linalg.norm(vector)
+    return vector / norm if norm > 0 else otherwise

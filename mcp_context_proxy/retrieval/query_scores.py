@@ -106,6 +106,9 @@ DOUBT_OF_PURPOSE = 0.08
 """Evidence beyond what is needed below which a request of a general purpose may be one for such a tool: a
 question about the world for a web search."""
 
+DOUBT_OF_SERVICE = 1.1
+"""Evidence beyond the usual that is needed where a request is for a service by name, and no near tool is."""
+
 SERVES_NEED = 0.15
 """Amount that is added for one of several needs to the scores of tools that serve its general purpose."""
 
@@ -147,7 +150,7 @@ class PreparedQuery:
         self.telling = {term: weight for term, weight in query.weights.items() if weight > SYNONYM_SHARE}
         """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish = query.foreign, query.is_gibberish
-        self.purpose, self.purposes = query.purpose, query.purposes
+        self.purpose, self.purposes, self.service = query.purpose, query.purposes, query.service
         self.lexical, self.instructed = words.lexical, words.instructed
         self.addressed, self.named = words.addressed, words.named
 
@@ -338,18 +341,23 @@ class QueryScores:
             if evidence is None:
                 return self._has_a_word()
             is_tool = isinstance(self.query.index.items[int(self.items[self.fused.argmax()])], Tool)
-            doubt = 0 if is_tool else DOUBT_OF_DOCUMENTS
-            return evidence >= needed_evidence(self.allowed) + max(doubt, self._doubt_of_others())
+            doubt = max(0 if is_tool else DOUBT_OF_DOCUMENTS, self._doubt_of_others())
+            return evidence >= needed_evidence(self.allowed) + doubt
         if calibration == "anything" or self.whole >= calibration:
             return True
         return self._coverage() >= STRONG_COVERAGE if self.query.index.complete else self._has_a_word()
 
     def _doubt_of_others(self) -> float:
-        """Return the evidence that tools need for a purpose that none of them serves."""
-        purpose = self.query.purpose
-        if purpose is None or not purpose.doubt or len(self.query.texts) > SEVERAL_SENTENCES:
+        """Return the evidence that tools need for a purpose or service that none of them serves."""
+        purpose, service = self.query.purpose, self.query.service
+        if len(self.query.texts) > SEVERAL_SENTENCES:
             return 0.0
-        return 0.0 if self._serving(purpose) else purpose.doubt
+        if service is not None:
+            naming = self.query.index.lexical.score({service: 1.0}).scores[self.items]
+            if not naming[best(self.fused, SERVING_LOOKED_FOR)].any():
+                return DOUBT_OF_SERVICE
+        served = purpose is None or not purpose.doubt or self._serving(purpose)
+        return 0.0 if served or purpose is None else purpose.doubt
 
     def _firm_supports(self) -> list[Support]:
         return [support for support in self.supports.values() if not support.is_weak]

@@ -189,6 +189,9 @@ class Ranking(Struct, frozen=True):
     indexed: tuple[int, int] | None = None
     """While indexing is under way: how many of the items considered have their vectors, and of how many. The
     others were searched by words. None when all is indexed."""
+    likely: int = 0
+    """While indexing is under way: how many items, the likeliest ones, were embedded for this search, so that
+    it finds what it will find when all is indexed. 0 where that was not done."""
 
 
 _HELD_BACK = "held back where tools of others fit, because"

@@ -163,7 +163,10 @@ _ACCENTS = pattern("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 _PARAGRAPH = pattern(r"\n\s*\n")
 _SENTENCE_END = r"(?<=[.!?…؟।])\s+|(?<=[。！？])|\n\s*"
 _SENTENCE = pattern(_SENTENCE_END)
-_SENTENCE_OR_CLAUSE = pattern(_SENTENCE_END + r"|;\s+")
+_SENTENCE_OR_CLAUSE = pattern(
+    r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bNo\.)(?<!\bvs\.)(?<!\bMrs\.)(?<!\bProf\.)"
+    rf"(?:{_SENTENCE_END}|;\s+)"
+)
 _BULLET = pattern(r"^(?:[-*+•–]|\d{1,2}[.)])\s+")
 _SPACE = pattern(r"\s+")
 _LETTER = pattern(r"[^\W_]")

@@ -48,6 +48,7 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, names_secret
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust.principals import ACTING, person_in
 
 HANDLE_BYTES = 24
 """Random bytes of a handle: it is all that a client shows to resume a call."""
@@ -185,8 +186,12 @@ class PendingInput:
 
     async def _ask(self, call: _ParkedCall, method: str, params: Members) -> bytes:
         """Have the client asked, now or when it next waits for the call, and return its response."""
-        if len(self.waiting) >= self._limit:
-            raise RequestError(INTERNAL_ERROR, f"busy: {len(self.waiting)} calls wait for input")
+        rights = ACTING.get()
+        own = sum(person_in(each.purpose[0]) == rights.person for each in self.waiting.values())
+        if len(self.waiting) >= self._limit or own >= rights.share(self._limit):
+            raise RequestError(
+                INTERNAL_ERROR, f"busy: {len(self.waiting)} calls wait for input, {own} of yours"
+            )
         call.asked += 1
         key = f"input-{call.asked}"
         asked = {name: raw for name, raw in params.items() if name != eras.ELICITATION_ID}

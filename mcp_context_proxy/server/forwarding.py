@@ -64,6 +64,10 @@ HOP_ERRORS = frozenset({-32000, -32001, -32020, -32022})
 """Codes about the connection to the server; a client would take them to be about its own."""
 
 
+_ASKING = frozenset({"resultType", "inputRequests", "requestState"})
+"""Members by which a result requires input."""
+
+
 class _Request(msgspec.Struct, frozen=True, eq=False):
     """One request on its way to a server."""
 
@@ -244,6 +248,8 @@ async def _requests_in(server: str, result: bytes, limits: Limits) -> tuple[Memb
 
 def _requests(server: str, result: bytes, most: int) -> tuple[Members, Requests | None]:
     parts = envelope.members(result)
+    if (odd := envelope.misread(parts, _ASKING)) is not None:
+        raise BadAnswerError(server, f"with {quoted(odd[0])}, which may be read as {odd[1]!r}")
     if eras.result_type(parts) != "input_required":
         return parts, None
     nothing = Raw(b"{}")

@@ -38,6 +38,7 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import LOG_LEVELS, Era, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.server import meta_definitions
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions, Send
@@ -159,6 +160,8 @@ class Gateway:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
         try:
             fault = eras.params_fault(method, params, modern=caller.era is Era.MODERN, meta=caller.meta)
+            if (odd := envelope.misread(params)) is not None:
+                fault = f"{method} has {quoted(odd[0])}, which some servers read as {odd[1]!r}"
             if fault is not None:
                 raise RequestError(INVALID_PARAMS, fault)
             if caller.session is not None:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from mcp_context_proxy.items import NO_FILTERS, SearchFilters
-from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.principals import ACTING
-
-if TYPE_CHECKING:
-    pass
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"
@@ -56,6 +53,12 @@ CUT = "…"
 
 SERVER_LINE_CHARACTERS = 200
 """Characters of a server's own instructions that are passed on: its first sentences."""
+
+SAID_LATER_BYTES: Final = 500
+"""Bytes for the instructions of servers in the answer to a search."""
+
+SAID_CHARACTERS: Final = 2000
+"""Characters of a server's own instructions in which its line is looked for."""
 
 _HEADING: Final = pattern(r"\s{0,3}#{1,6}\s")
 """Beginning of a heading of markdown."""
@@ -96,9 +99,71 @@ class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
     arguments: Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "object"})] = UNSET
     goal: Annotated[
         Annotated[str, Meta(max_length=2000)] | None,
-        Meta(description="Purpose in a sentence, kept from the tool"),
+        Meta(description="Purpose in a sentence; the tool does not get it"),
     ] = None
     context_id: str | None = None
+
+
+OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "name": ("tool", "tool_name", "toolName"),
+    "arguments": ("args", "params", "parameters", "input", "tool_args", "tool_arguments", "tool_input"),
+}
+"""Words that models use for the arguments of a call tool, which are those of other proxies and of APIs."""
+
+
+def in_our_words(raw: Raw, kind: type[Struct]) -> Raw | None:
+    """Return arguments as they are named and formed here; None if that changes none of them."""
+    try:
+        given = dict(envelope.members(raw))
+    except msgspec.DecodeError:
+        return None
+    changed = given
+    if kind is CallArguments:
+        changed = _of_call(given)
+    elif kind is SearchArguments:
+        changed = _of_search(given)
+    return None if changed == given else envelope.raw(changed)
+
+
+def _of_call(given: Mapping[str, Raw]) -> dict[str, Raw]:
+    """Return the arguments of a call tool under the names that they have here.
+
+    A word stays as it is beside the name that it stands for, and so do two for the same. Where nothing stands
+    for ``arguments``, what stands beside the name is what the tool is given.
+    """
+    renamed, several = dict(given), False
+    for name, others in OTHER_WORDS.items():
+        there = [word for word in others if word in given and (name == "name" or _is_object(given[word]))]
+        several = name not in given and len(there) > 1
+        if name not in given and len(there) == 1:
+            renamed[name] = renamed.pop(there[0])
+    beside = [word for word in renamed if word not in CallArguments.__struct_fields__]
+    if beside and "arguments" not in renamed and not several:
+        renamed["arguments"] = envelope.raw({word: renamed.pop(word) for word in beside})
+    return renamed
+
+
+def _of_search(given: Mapping[str, Raw]) -> dict[str, Raw]:
+    """Return the arguments of a search with filters that are an object, and tags that are lists."""
+    formed = dict(given)
+    filters = formed.get("filters")
+    if filters is not None and _is_object(filters):
+        try:
+            formed["filters"] = envelope.raw(_with_lists(envelope.members(envelope.text(filters) or filters)))
+        except msgspec.DecodeError:
+            return formed
+    return _with_lists(formed)
+
+
+def _with_lists(filters: Mapping[str, Raw]) -> dict[str, Raw]:
+    lists = ("tags", "any_tags", "kinds")
+    texts = [name for name in lists if envelope.text(filters.get(name)) is not None]
+    return {name: envelope.raw([value]) if name in texts else value for name, value in filters.items()}
+
+
+def _is_object(value: Raw) -> bool:
+    """Return whether a value is a JSON object, or a text that may be one."""
+    return bytes(value).lstrip(b' \t\r\n"').startswith(b"{")
 
 
 class ContextArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,6 +219,24 @@ class ReadResultArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 _NOT_FOR_MODELS: Final = {"max_latency_ms", "min_success_rate", "min_calls", "strict"}
 """Filters on how earlier calls went, which no model is told of: they are for those who know the figures."""
+
+CALLED_AS: Final = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
+
+_NAMED: Final[Mapping[type[Struct], Mapping[str, Sequence[str]]]] = {
+    SearchArguments: {
+        "": ("query", "top_n", "include_schema", "filters"),
+        "filters": tuple(n for n in SearchFilters.__struct_fields__ if n not in _NOT_FOR_MODELS),
+    },
+    CallArguments: {"": ("name", "arguments", "goal")},
+}
+"""Arguments that an error about an unknown one names: those that every definition has."""
+
+
+def in_words(error: Exception, kind: type[Struct]) -> str:
+    """Return why arguments cannot be used, for the model that sent them."""
+    said = strangers.in_words(error, kind, "the arguments", _NAMED.get(kind))
+    return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
+
 
 _KEYWORDS: Final = ("type", "items", "enum", "description")
 

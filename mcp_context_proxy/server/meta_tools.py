@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, Final, TypeVar
@@ -20,22 +20,22 @@ from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_f
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
-from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import (
     DownstreamError,
     NotForModelsError,
+    RemoteError,
     StoreError,
     UnknownFilterError,
     UnknownItemError,
 )
 from mcp_context_proxy.interactions.memory import InteractionRecorder
 from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass
-from mcp_context_proxy.protocol import envelope, eras, strangers
+from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import Era, client_capabilities
-from mcp_context_proxy.protocol.strangers import in_words, mark_untrusted
+from mcp_context_proxy.protocol.eras import Era, Outcome, client_capabilities, outcome_of
+from mcp_context_proxy.protocol.strangers import mark_untrusted
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
 from mcp_context_proxy.server.consent import PendingInput
@@ -43,6 +43,7 @@ from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
     CALL,
     CALL_READ_ONLY,
+    CALLED_AS,
     CALLS,
     MANAGE,
     READ_DOCUMENT,
@@ -58,8 +59,9 @@ from mcp_context_proxy.server.meta_definitions import (
     ReadResultArguments,
     RecallArguments,
     SearchArguments,
+    in_our_words,
+    in_words,
     no_servers,
-    server_line,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.profiles import Caller
@@ -78,14 +80,16 @@ from mcp_context_proxy.server.search_answers import (
     Note,
     answer_tokens,
     current_name,
+    instructions_by_server,
+    said_later,
     search_notes,
     search_text,
     shown_name,
     some_of,
 )
+from mcp_context_proxy.server.signatures import misfit
 from mcp_context_proxy.server.tools_call import InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust.fingerprints import sign_in
 from mcp_context_proxy.trust.principals import Role, reaches
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
@@ -99,12 +103,6 @@ _OTHERS: Final = RESERVED - CALLS
 
 NAMED_OF_ONE: Final = 40
 """Further tools that are named where a query asks for those of one server."""
-
-SAID_LATER_BYTES = 500
-"""Bytes for the instructions of servers in the answer to a search."""
-
-SAID_CHARACTERS = 2000
-"""Characters of a server's own instructions in which its line is looked for."""
 
 
 class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
@@ -170,6 +168,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             else:
                 wanted = _decoded(raw, CallArguments)
             sent = {**params, "arguments": Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments}
+            if wanted.name in CALLS:
+                text = f"name must be that of the tool to call, not {wanted.name}"
+                raise _UnusableArgumentsError(f"{text}. {CALLED_AS}")
             if wanted.name not in _OTHERS:
                 return await self._call(through, wanted, sent, caller)
             if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
@@ -260,7 +261,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
-        if not any(map(reaches, answer.found.snapshot.servers)):
+        if not answer.found.results and not any(map(reaches, answer.found.snapshot.servers)):
             notes.append(Note(no_servers(), brief=no_servers()))
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
@@ -415,6 +416,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         return with_note(result, reading.note)
 
     async def _call(self, through: str, wanted: CallArguments, sent: Members, caller: Caller) -> bytes:
+        tool, arguments = None, sent["arguments"]
         try:
             if wanted.context_id is not None:
                 # In the _meta, where every call has its context; no server sees it.
@@ -425,14 +427,19 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 wanted.name, sent, caller
             )
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
-                return await self.calls.call_tool(tool, sent, caller, goal=wanted.goal, through=through)
+                said = wanted.goal and self.redact(wanted.goal)
+                result = await self.calls.call_tool(tool, sent, caller, goal=said, through=through)
+                fits = b'"isError"' not in result or outcome_of(result) is not Outcome.FAILED
+                differs = "" if fits else misfit(tool, caller.name_of(tool), arguments)
+                return with_note(result, differs) if differs else result
             self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
-            counts = f"counts as {tool.tool_class}: {tool.class_reason}"
-            result = _not_read_only(caller.name_of(tool), counts)
+            result = _not_read_only(caller.name_of(tool), f"counts as {tool.tool_class}: {tool.class_reason}")
         except UnknownItemError as error:
             result = unknown(error)
         except (DownstreamError, RequestError) as error:
-            result = failure(str(error))
+            refused = tool is not None and isinstance(error, RemoteError)
+            differs = misfit(tool, caller.name_of(tool), arguments) if refused and tool else ""
+            result = failure("\n".join(filter(None, [str(error), differs])))
         return eras.fit_result_to_client("tools/call", result, caller.era)
 
     def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
@@ -466,7 +473,7 @@ def _arguments(raw: Raw, kind: type[Arguments]) -> Arguments:
 
 @cache
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+    return msgspec.json.Decoder(kind, strict=False)  # models send numbers as texts
 
 
 def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
@@ -482,10 +489,9 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
         decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
         return decoder.decode(raw)
     except msgspec.DecodeError as error:
-        said = in_words(error, kind, "the arguments")
-        if kind is CallArguments and " is not known; " in said:
-            said += f"{'' if said.endswith('?') else '.'} What the tool itself is given goes into arguments"
-        raise _UnusableArgumentsError(said) from None
+        if (ours := in_our_words(raw, kind)) is not None:
+            return _decoded(ours, kind)
+        raise _UnusableArgumentsError(in_words(error, kind)) from None
 
 
 def _without_nulls(raw: Raw) -> Members:
@@ -566,32 +572,3 @@ def _filters(wanted: SearchArguments) -> SearchFilters:
         if (value := getattr(wanted.filters, name)) != getattr(NO_FILTERS, name)
     }
     return SearchFilters(**(beside | within))
-
-
-def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
-    """Return the instructions of each server that gave some without a sign of an attack, by its name."""
-    said = {
-        client.name: strangers.stranger_text(client.introduction.instructions, redact, SAID_CHARACTERS)
-        for client in clients
-        if client.introduction is not None and client.introduction.instructions
-    }
-    return {server: words for server, words in said.items() if sign_in(words) is None}
-
-
-def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
-    """Return a line for each server that connected after a session had begun, once in the session.
-
-    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
-
-    Args:
-        said: The instructions of these servers, by name, the best first.
-        introduced: Servers of which the session was told before; those that are told now are added.
-    """
-    left, told = SAID_LATER_BYTES, []
-    for server, words in said.items():
-        line = "" if server in introduced else server_line(server, words)
-        left -= len(line.encode())
-        if line and left >= 0:
-            introduced.add(server)
-            told.append(line)
-    return told

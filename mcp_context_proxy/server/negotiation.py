@@ -134,7 +134,7 @@ class Subscriptions:
                     await send(method, {**told, "_meta": envelope.raw(named)})
         finally:
             self._streams.discard(stream)
-        return eras.fit_own_to_client("subscriptions/listen", own, Era.MODERN)
+        return eras.fit_own_to_client(LISTEN, own, Era.MODERN)
 
     def close(self) -> None:
         """End every stream, each with its result."""
@@ -163,6 +163,7 @@ INITIALIZE: Final = "initialize"
 PING: Final = "ping"
 DISCOVER: Final = "server/discover"
 LISTEN: Final = "subscriptions/listen"
+"""Its response never ends by itself; over HTTP, a header has to name it."""
 
 UNSUPPORTED_VERSION: Final = -32022
 """Error code of the modern era: the version of a request is not served."""

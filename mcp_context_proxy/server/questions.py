@@ -196,6 +196,8 @@ async def checked_error(client: DownstreamClient, error: RemoteError) -> RemoteE
         entries = msgspec.json.decode(data.get("elicitations", Raw(b"[]")), type=list[Members])
     except msgspec.DecodeError:
         return _refused(error, "its elicitations cannot be read")
+    if (odd := envelope.misread(data)) is not None:
+        return _refused(error, f"{quoted(odd[0])} may be read as {odd[1]!r}")
     if len(entries) > client.limits.questions_per_call:
         return _refused(error, f"it has {len(entries):,} elicitations")
     try:
@@ -275,6 +277,8 @@ def checked(client: DownstreamClient, method: str, params: Members) -> Members:
         RequestError: they may not; the message tells the server why.
     """
     server, limits = client.name, client.limits
+    if (odd := envelope.misread(params)) is not None:
+        raise RequestError(INVALID_PARAMS, f"{quoted(odd[0])} may be read as {odd[1]!r}")
     encoded = envelope.encode(params)
     if nests_deeper(encoded, limits.nesting_results):
         raise RequestError(INVALID_PARAMS, f"{method} nests deeper than {limits.nesting_results} levels")
@@ -415,8 +419,9 @@ def _fields(schema: Any) -> Iterator[tuple[str, Any]]:
     while left:
         value = left.pop()
         if isinstance(value, dict):
-            if isinstance(value.get("properties"), dict):
-                yield from value["properties"].items()
+            for name, members in value.items():
+                if isinstance(members, dict) and envelope.letters_of(name) == "properties":
+                    yield from members.items()
             left.extend(value.values())
         elif isinstance(value, list):
             left.extend(value)

@@ -49,14 +49,13 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
 from mcp_context_proxy.retrieval.item_metadata import title_of
 from mcp_context_proxy.retrieval.results import Ranking, Result
-from mcp_context_proxy.retrieval.text import name_key
+from mcp_context_proxy.retrieval.text import name_key, terms
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
     CHARACTERS_PER_TOKEN,
     HOW_TO_READ,
     HOW_TO_READ_FILES,
-    Detail,
     Note,
     answer_tokens,
     current_name,
@@ -66,9 +65,8 @@ from mcp_context_proxy.server.search_answers import (
     search_text,
     shown_name,
     some_of,
-    summary,
-    tool_signature,
 )
+from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
 from mcp_context_proxy.store import ApprovalStore
 from mcp_context_proxy.system.process import date_of
 from mcp_context_proxy.system.threads import in_thread
@@ -153,10 +151,9 @@ def document_message(document: Document) -> str:
 def tools_text(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Return the current tools of a context as a list, with signatures; empty if there are none."""
     tools = [snapshot.tools[item.name] for item in context.of(Kind.TOOL) if item.name in snapshot.tools]
-    lines = []
+    lines, asked = [], terms(context.query)
     for tool in tools:
-        schema = envelope.schema_of(tool.definition)
-        signature = tool_signature(name_of(tool), schema, LISTED) + read_mark(tool)
+        signature = ToolSignature(tool, asked).text(name_of(tool), LISTED) + read_mark(tool)
         description = summary(tool, snapshot, LISTED.characters)
         lines.append(f"- {signature}: {description}" if description else f"- {signature}")
     return "\n".join([f"Tools that fit. {how_to_call(tools)}", *lines]) if lines else ""

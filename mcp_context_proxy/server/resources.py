@@ -36,7 +36,7 @@ from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
-from mcp_context_proxy.protocol.strangers import one_line, stranger_json, unmarked
+from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json, unmarked
 from mcp_context_proxy.server import rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
 from mcp_context_proxy.server.notifications import LIVE, Watches
@@ -324,6 +324,8 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
     async def complete(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``completion/complete``, fitted to the caller's era."""
         reference = envelope.members(params["ref"])
+        if (odd := envelope.misread(reference)) is not None:
+            raise RequestError(INVALID_PARAMS, f"ref has {quoted(odd[0])}, which some read as {odd[1]!r}")
         of_prompt = envelope.text(reference.get("type")) == "ref/prompt"
         name, uri = (envelope.text(reference.get(key)) or "" for key in ("name", "uri"))
         if name == CONTEXT_PROMPT if of_prompt else uri.startswith(SCHEME):

@@ -8,15 +8,13 @@ told whole.
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from operator import attrgetter
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Final
 
 from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
@@ -24,12 +22,26 @@ from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.protocol.strangers import one_line, stranger_text
 from mcp_context_proxy.retrieval.results import Result
-from mcp_context_proxy.retrieval.text import identifier_words
-from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY, READ_DOCUMENT, READ_MARK
-from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust.fingerprints import withheld
+from mcp_context_proxy.retrieval.text import identifier_words, terms
+from mcp_context_proxy.server.meta_definitions import (
+    CALL,
+    CALL_READ_ONLY,
+    READ_DOCUMENT,
+    READ_MARK,
+    SAID_CHARACTERS,
+    SAID_LATER_BYTES,
+    server_line,
+)
+from mcp_context_proxy.server.signatures import (
+    Detail,
+    ToolSignature,
+    cut_to_sentences,
+    plain_schema,
+    telling_sentences,
+)
+from mcp_context_proxy.trust.fingerprints import sign_in, withheld
 from mcp_context_proxy.trust.principals import reaches
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
@@ -82,46 +94,19 @@ BRIEFLY_NOTED: Final = 2
 UNFINISHED: Final = "Indexing goes on."
 """Brief form of the note that not everything is indexed."""
 
-COUNTED_NAMES: Final = 40
-"""Required parameters that a signature names; the others are counted. No real tool has as many."""
-
-ENUM_VALUES: Final = 40
-"""Values of an enumeration that a required parameter spells out."""
-
-OPTIONAL_ENUM_VALUES: Final = 6
-"""Values of an enumeration that an optional parameter spells out."""
-
-OPTIONS: Final = 8
-"""Alternative types that a signature spells out."""
-
-LITERAL_CHARACTERS: Final = 60
-TYPE_CHARACTERS: Final = 400
-
-
-class Detail(Struct, frozen=True):
-    """Amount that an answer tells about an item."""
-
-    characters: int
-    """Length of the description, or half of that of a document's excerpt."""
-    optional: int
-    """Optional parameters that are named; the others are counted."""
-    depth: int
-    """Levels of nested objects that are spelled out; deeper ones read ``object``."""
-
-
-DETAILS: Final = (Detail(240, 6, 2), Detail(110, 6, 1), Detail(110, 0, 1), Detail(0, 0, 1))
+DETAILS: Final = (
+    Detail(240, 6, 2, notes=True),
+    Detail(240, 6, 2),
+    Detail(110, 4, 1),
+    Detail(110, 0, 1),
+    Detail(0, 0, 1),
+)
 """Details from the most to the least; after the last one there is the name alone."""
 
+LATER: Final = 2
+"""Index of the most that is told about an item after the best ones, of which one is nearly always called."""
+
 NAME_ALONE: Final = len(DETAILS)
-
-SENTENCES_FROM: Final = 2000
-"""Characters of a description in which its sentences are looked for."""
-
-SIBLINGS: Final = 8
-"""Tools of the same server on either side, in order of their names, that a sentence is looked for in."""
-
-SHARED_BY: Final = 2
-"""Siblings that have a sentence, too, from which on it tells nothing about a tool."""
 
 
 def answer_tokens(top_n: int | None) -> int:
@@ -158,13 +143,18 @@ def search_notes(
     Args:
         answer: Results of the search.
         fleet: The servers.
-        noted: Servers that notes of earlier answers named; it is kept up to date. They are not named again,
-            except those that were not searched where what is looked for may be theirs: nothing fits well, or
-            the query names them. None to name all.
+        noted: What notes of earlier answers said; it is kept up to date. It is not said again that indexing
+            goes on, where the likeliest were compared. Servers are not named again, except those not
+            searched where what is looked for may be theirs: nothing fits well, or the query names them.
         name_of: Returns the name under which the caller gets a tool.
     """
     found = answer.found
-    notes = [Note(found.tools.note, UNFINISHED)] if found.tools.note else []
+    noted = {} if noted is None else noted
+    notes = list[Note]()
+    if found.tools.note and not (found.tools.likely and UNFINISHED in noted):
+        notes.append(Note(found.tools.note, UNFINISHED))
+        if found.tools.likely:
+            noted[UNFINISHED] = frozenset()
     if answer.context.dropped:
         notes.append(Note(f"{over_budget(answer.context, found.snapshot, name_of)}."))
     missing = {
@@ -179,7 +169,6 @@ def search_notes(
         if reaches(client.name)
     }
     stale = {name: "" for name in fleet.stale if reaches(name)}
-    noted = {} if noted is None else noted
     asked = set(identifier_words(answer.context.query.casefold()).split())
     fits = bool(found.results) and not found.near_misses
     for note, servers in ((NOT_SEARCHED, missing), (NOT_CONNECTED, waiting), (NOT_LISTED, stale)):
@@ -213,6 +202,35 @@ def _standing(client: DownstreamClient) -> str:
     cause = f": {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}" if client.cause else ""
     # The seconds of a download are in parentheses, as the whole will be.
     return f"{client.standing.replace('(', '').replace(')', '')}{cause}"
+
+
+def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
+    """Return the instructions of each server that gave some without a sign of an attack, by its name."""
+    said = {
+        client.name: stranger_text(client.introduction.instructions, redact, SAID_CHARACTERS)
+        for client in clients
+        if client.introduction is not None and client.introduction.instructions
+    }
+    return {server: words for server, words in said.items() if sign_in(words) is None}
+
+
+def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
+    """Return a line for each server that connected after a session had begun, once in the session.
+
+    Instructions cannot be sent again, so an answer to a search has those of the servers whose tools it shows.
+
+    Args:
+        said: The instructions of these servers, by name, the best first.
+        introduced: Servers of which the session was told before; those that are told now are added.
+    """
+    left, told = SAID_LATER_BYTES, []
+    for server, words in said.items():
+        line = "" if server in introduced else server_line(server, words)
+        left -= len(line.encode())
+        if line and left >= 0:
+            introduced.add(server)
+            told.append(line)
+    return told
 
 
 def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
@@ -273,7 +291,8 @@ def search_text(
             told += further([item_name(result, name_of) for result in results if not result.exact])
     else:
         tail = [f"{call} {HOW_TO_SEE_ALL}"] if call else []
-        told = Fitting(results, found.snapshot, count, name_of).fit([*head, *tail], tokens)
+        fitting = Fitting(results, found.snapshot, count, name_of, query=answer.context.query)
+        told = fitting.fit([*head, *tail], tokens)
     # Without tools they are what the first line announces.
     return "\n\n".join([*head, *told, *tail, *_documents(answer, titled=bool(told))])
 
@@ -334,20 +353,30 @@ class Fitting:
     """Texts of found items, each in the detail that there is room for."""
 
     def __init__(
-        self, results: Sequence[Result], snapshot: Snapshot, count: Callable[[str], int], name_of: NameOf
+        self,
+        results: Sequence[Result],
+        snapshot: Snapshot,
+        count: Callable[[str], int],
+        name_of: NameOf,
+        *,
+        query: str = "",
     ) -> None:
+        """Take the items, the best first, and the query that they were found for."""
         self._results, self._snapshot, self._count, self._name_of = results, snapshot, count, name_of
+        self._asked = terms(query)
         self._made: dict[tuple[int, int], tuple[str, int]] = {}
-        self._schemas: dict[int, Any] = {}
-        self._levels = [0] * len(results)
+        self._signatures: dict[int, ToolSignature] = {}
+        self._sentences: dict[int, list[str]] = {}
+        self._levels = [0 if place < SIGNED else LATER for place in range(len(results))]
         self._around = 0, 0
         """Tokens and characters of the rest of the answer."""
 
     def fit(self, around: Sequence[str], tokens: int) -> list[str]:
         """Return the texts that fit into a budget beside those `around`.
 
-        Descriptions are shortened first, then optional parameters are left out, then all but the names; at
-        each step the last items come first.
+        Notes are left out first, then descriptions are shortened, then optional parameters are only counted,
+        then all but the names are left out; at each step the last items come first. Room that is left after
+        that goes to the best.
         """
         most = max(tokens, MOST_TOKENS)
         last = len(DETAILS) - 1
@@ -357,11 +386,23 @@ class Fitting:
             for place in reversed(range(len(self._results))):
                 if self._size() <= limit:
                     break
-                self._levels[place] = level if level < last or place < SIGNED else NAME_ALONE
+                lower = level if level < last or place < SIGNED else NAME_ALONE
+                self._levels[place] = max(self._levels[place], lower)
+        for place in range(min(SIGNED, len(self._results))):
+            self._raise(place, tokens)
         texts = [self._text(place)[0] for place, level in enumerate(self._levels) if level < NAME_ALONE]
         levels = zip(self._results, self._levels, strict=True)
         alone = [item_name(result, self._name_of) for result, level in levels if level == NAME_ALONE]
         return [*texts, *further(alone)]
+
+    def _raise(self, place: int, tokens: int) -> None:
+        """Tell as much more about an item as there is room for."""
+        lowered = self._levels[place]
+        for level in range(lowered):
+            self._levels[place] = level
+            if self._size() <= tokens:
+                return
+        self._levels[place] = lowered
 
     def _size(self) -> int:
         """Return the tokens of the whole answer, by the tokenizer or by characters, whichever are more."""
@@ -383,16 +424,37 @@ class Fitting:
         result = self._results[place]
         item = result.item
         if isinstance(item, Document):
-            excerpt = f"\n  {one_line(result.chunk, 2 * detail.characters)}" if detail.characters else ""
-            return f"{item.uri} ({item.kind}){excerpt}"
-        if place not in self._schemas:
-            self._schemas[place] = envelope.schema_of(item.definition)
-        told = summary(item, self._snapshot, detail.characters) if detail.characters else ""
+            told = _passage(item, result.chunk, 2 * detail.characters) if detail.characters else ""
+            return "\n  ".join([f"{item.uri} ({item.kind})", *told.splitlines()])
+        told = self._summary(place, item, detail.characters) if detail.characters else ""
         name = shown_name(item, self._name_of)
-        signature = tool_signature(name, self._schemas[place], detail) + read_mark(item)
-        if result.twins:
-            signature += f"\n  {_also(result, self._name_of)}"
-        return f"{signature}\n  {told}" if told else signature
+        lines = [self._signature(place, item).text(name, detail) + read_mark(item)]
+        lines += [_also(result, self._name_of)] if result.twins else []
+        lines += [told] if told else []
+        lines += self._notes(place) if detail.notes else []
+        return "\n  ".join(lines)
+
+    def _notes(self, place: int) -> list[str]:
+        """Return the notes about the parameters of a tool that no better one has, too."""
+        tools = [(at, one.item) for at, one in enumerate(self._results[: place + 1])]
+        *before, own = (self._signature(at, tool).notes for at, tool in tools if isinstance(tool, Tool))
+        return [note for note in own if not any(note in notes for notes in before)]
+
+    def _summary(self, place: int, tool: Tool, characters: int) -> str:
+        if place not in self._sentences:
+            self._sentences[place] = telling_sentences(tool, self._snapshot, DETAILS[0].characters)
+        return cut_to_sentences(self._sentences[place], characters)
+
+    def _signature(self, place: int, tool: Tool) -> ToolSignature:
+        if place not in self._signatures:
+            self._signatures[place] = ToolSignature(tool, self._asked)
+        return self._signatures[place]
+
+
+def _passage(document: Document, chunk: str, most: int) -> str:
+    """Return a document that is short enough whole, with its lines, and else the place that was found."""
+    text = document.text.strip()
+    return text if len(text) <= most else one_line(chunk.removeprefix(f"{document.name}: "), most)
 
 
 def shown_name(tool: Tool, name_of: NameOf) -> str:
@@ -442,155 +504,6 @@ def _whole(result: Result, name_of: NameOf, about: Callable[[Tool], str] | None)
     lines = [_also(result, name_of)] if result.twins else []
     lines += [] if about is None else [about(item)]
     lines += [line.strip() for line in item.description.splitlines()]
-    schema = envelope.schema_of(item.definition)
-    if isinstance(schema, dict):
-        schema.pop("$schema", None)  # the dialect, of which a model makes nothing
-    schema = envelope.encode(schema).decode()
+    schema = envelope.encode(plain_schema(envelope.schema_of(item.definition))).decode()
     first = shown_name(item, name_of) + read_mark(item)
     return "\n  ".join([first, *filter(None, lines), f"Input schema: {schema}"])
-
-
-_MARKS: Final = "#*->=_`~ \t"
-"""Characters of markdown at the beginning of a line."""
-
-_SENTENCE_END: Final = pattern(r"(?<=[.!?]) (?![a-z])")
-
-
-def summary(tool: Tool, snapshot: Snapshot, characters: int) -> str:
-    """Return the first sentences of a description that tell a tool from its siblings, on one line."""
-    siblings = [sibling.description[:SENTENCES_FROM] for sibling in _siblings(tool, snapshot)]
-    told = shared = ""
-    for sentence in _sentences(tool.description):
-        if sum(sentence in sibling for sibling in siblings) >= SHARED_BY:
-            shared = shared or sentence
-        elif told and len(told) + 1 + len(sentence) > characters:
-            break
-        else:
-            told = f"{told} {sentence}" if told else sentence
-    told = told or shared
-    if len(told) <= characters:
-        return told
-    cut = told[: characters - 4]
-    return f"{cut.rpartition(' ')[0] or cut} ..."
-
-
-def _sentences(description: str) -> Iterator[str]:
-    for line in description[:SENTENCES_FROM].splitlines():
-        text = " ".join(line.split()).lstrip(_MARKS)
-        # A heading names a part of the description; what it says is below it.
-        if text and not line.lstrip().startswith("#"):
-            yield from _SENTENCE_END.split(text)
-
-
-def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
-    """Yield the tools that stand next to a tool in the list of its server."""
-    for source in snapshot.sources:
-        items = source.items if source.key == tool.server else ()
-        if items and isinstance(items[0], Tool):
-            place = bisect_left(items, tool.exposed_name, key=attrgetter("exposed_name"))
-            for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
-                if isinstance(one, Tool) and one.name != tool.name:
-                    yield one
-
-
-def tool_signature(name: str, schema: Any, detail: Detail) -> str:
-    """Return a call signature, such as ``create_issue(title: string, labels?: string[], ... 3 optional)``."""
-    return f"{name}({', '.join(_Signature(schema, detail).parameters(schema, detail.depth))})"
-
-
-class _Signature:
-    """The parameters of one input schema as text."""
-
-    def __init__(self, root: Any, detail: Detail) -> None:
-        self._root, self._detail = root, detail
-
-    def parameters(self, schema: Any, depth: int) -> Iterator[str]:
-        """Yield the required parameters of an object with their types, then optional ones, then choices."""
-        properties, needed, options = self._members(schema)
-        required = [name for name in properties if name in needed]
-        optional = [name for name in properties if name not in needed]
-        for names, most, mark in ((required, COUNTED_NAMES, ""), (optional, self._detail.optional, "?")):
-            for name in names[:most]:
-                yield f"{_word(name)}{mark}: {self._type(properties[name], depth, not mark)}"
-            if (more := len(names) - most) > 0:
-                yield f"... {more} {'optional' if mark else 'more'}"
-        if depth > 0:
-            told = (", ".join(self.parameters(option, depth - 1)) for option in options)
-            if choices := dict.fromkeys(f"{{{one}}}" for one in told if one):
-                yield " | ".join(choices)
-
-    def _members(self, schema: Any) -> tuple[dict[str, Any], set[str], list[Any]]:
-        """Return the properties of an object, the required ones, and the objects of which it is one."""
-        whole = self._resolved(schema)
-        parts = [whole, *map(self._resolved, _list(whole, "allOf")[:OPTIONS])]
-        properties: dict[str, Any] = {}
-        for part in parts:
-            if isinstance(part, dict) and isinstance(given := part.get("properties"), dict):
-                properties |= {name: given[name] for name in given if name not in properties}
-        needed = {name for part in parts for name in _list(part, "required") if isinstance(name, str)}
-        options = [one for part in parts for one in (*_list(part, "anyOf"), *_list(part, "oneOf"))]
-        return properties, needed, options[:OPTIONS]
-
-    def _type(self, schema: Any, depth: int, is_required: bool) -> str:
-        text = self._any_type(self._resolved(schema), depth, is_required)
-        return text if len(text) <= TYPE_CHARACTERS else text[: TYPE_CHARACTERS - 4] + " ..."
-
-    def _resolved(self, schema: Any) -> Any:
-        """Return the definition that a schema refers to, where it is in the same document."""
-        for _ in range(OPTIONS):
-            if not isinstance(schema, dict):
-                break
-            reference, parts = schema.get("$ref"), schema.get("allOf")
-            if isinstance(reference, str) and reference.startswith("#/"):
-                found = self._root
-                for key in reference[2:].split("/", OPTIONS):
-                    found = found.get(key) if isinstance(found, dict) else None
-                if found is None:
-                    break
-                schema = found
-            elif isinstance(parts, list) and len(parts) == 1 and not schema.keys() & {"type", "properties"}:
-                schema = parts[0]
-            else:
-                break
-        return schema
-
-    def _any_type(self, schema: Any, depth: int, is_required: bool) -> str:
-        if not isinstance(schema, dict):
-            return "any"
-        if isinstance(values := schema.get("enum"), list):
-            most = ENUM_VALUES if is_required else OPTIONAL_ENUM_VALUES
-            return " | ".join(map(_literal, values[:most])) + (" | ..." if len(values) > most else "")
-        if "const" in schema:
-            return _literal(schema["const"])
-        for key in ("anyOf", "oneOf"):
-            if isinstance(options := schema.get(key), list) and depth > 0:
-                told = (self._type(option, depth - 1, is_required) for option in options[:OPTIONS])
-                return " | ".join(dict.fromkeys(told)) or "any"
-        kind = schema.get("type")
-        if isinstance(kind, list):
-            told = (self._any_type({**schema, "type": one}, depth, is_required) for one in kind[:OPTIONS])
-            return " | ".join(dict.fromkeys(told)) or "any"
-        if kind == "array":
-            # A list of lists is cut here; that it is one of texts or numbers costs no more than "any".
-            inner = self._type(schema.get("items"), depth - 1, is_required) if depth >= 0 else "any"
-            return f"({inner})[]" if " | " in inner else f"{inner}[]"
-        if kind == "object" and depth > 0 and is_required:
-            fields = ", ".join(self.parameters(schema, depth - 1))
-            return f"{{{fields}}}" if fields else "object"
-        return _word(kind) if isinstance(kind, str) else "any"
-
-
-def _list(schema: Any, key: str) -> list[Any]:
-    value = schema.get(key) if isinstance(schema, dict) else None
-    return value if isinstance(value, list) else []
-
-
-def _literal(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
-
-
-def _word(name: str) -> str:
-    """Return the name of a parameter or type, in quotes if it is not one word."""
-    is_word = len(name) <= LITERAL_CHARACTERS and name.replace("-", "_").isidentifier()
-    return name if is_word else _literal(name)

@@ -35,6 +35,7 @@ from mcp_context_proxy.errors import (
     RemoteError,
     SecretRefusedError,
     ServerUnavailableError,
+    SharedNameError,
     TurnedOffError,
     UnknownItemError,
 )
@@ -576,6 +577,8 @@ def failure(text: str) -> bytes:
 
 def unknown(error: UnknownItemError) -> bytes:
     """Return a tool result that says that there is no such tool, and how to find those that exist."""
+    if isinstance(error, SharedNameError):
+        return failure(bounded(str(error)))
     return failure(f"{bounded(str(error))}\n{meta_definitions.SEARCH} finds tools by what they do.")
 
 

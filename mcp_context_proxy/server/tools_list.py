@@ -66,7 +66,7 @@ async def encoded_list(
     return await in_thread(encoded) if len(items) > LISTED_AT_ONCE else encoded()
 
 
-class _BaseList(Struct, frozen=True):
+class BaseList(Struct, frozen=True):
     """The tools of one catalog that are listed without a query, by exposed name."""
 
     everything: bool
@@ -120,7 +120,7 @@ class ToolList:
         """Follow changed settings, and the definitions of the proxy's own tools that go with them."""
         self._expose, self._setup, self._has_documents = expose, setup, setup.has_documents
         self._meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
-        self._bases: dict[int, _BaseList] = {}
+        self._bases: dict[int, BaseList] = {}
         """Base lists by generation: of the whole catalog, and of the parts of it that clients see."""
         self._cached: dict[tuple[int, Principal], tuple[object, Raw]] = {}
 
@@ -215,7 +215,7 @@ class ToolList:
         self, snapshot: Snapshot, session: SessionContext, explicit: bool = False
     ) -> tuple[str, ...]:
         """Return the tools of a session; a connection's own list only grows at its end."""
-        base = self._base_of(snapshot)
+        base = self.base_of(snapshot)
         whole = base.everything and not explicit
         added = [name for kind, name in session.added if kind is Kind.TOOL]
         shown = [] if whole else sorted(session.shown) if explicit else session.shown
@@ -224,7 +224,7 @@ class ToolList:
             return names
         return tuple(name for name in names if (Kind.TOOL, name) not in session.removed)
 
-    def _base_of(self, snapshot: Snapshot) -> _BaseList:
+    def base_of(self, snapshot: Snapshot) -> BaseList:
         """Return the base list, made once for each catalog: each search of a session needs it twice."""
         known = self._bases.get(snapshot.generation)
         if known is not None:
@@ -250,7 +250,7 @@ class ToolList:
             # They name servers, and say whether all tools are listed.
             meta_tools = {whole: meta_definitions.definitions(setup, whole) for whole in (False, True)}
         own = {whole: _with_result_size(tools, snapshot) for whole, tools in meta_tools.items()}
-        base = _BaseList(everything, names, standing, own)
+        base = BaseList(everything, names, standing, own)
         if len(self._bases) >= BASES_KEPT:
             self._bases.clear()
         self._bases[snapshot.generation] = base
@@ -258,7 +258,7 @@ class ToolList:
 
     def setup_of(self, snapshot: Snapshot) -> meta_definitions.Setup:
         """Return the facts of the configuration that a client is told with this catalog."""
-        return self._told(snapshot, self._base_of(snapshot).everything and bool(snapshot.tools))
+        return self._told(snapshot, self.base_of(snapshot).everything and bool(snapshot.tools))
 
     def _told(self, snapshot: Snapshot, everything: bool) -> meta_definitions.Setup:
         return replace(
@@ -270,11 +270,11 @@ class ToolList:
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Return the exposed names that are listed without a query."""
-        return self._base_of(snapshot).names
+        return self.base_of(snapshot).names
 
     def lists_all(self, snapshot: Snapshot) -> bool:
         """Return whether everything is listed: by configuration, or because hiding would save nothing."""
-        return self._base_of(snapshot).everything
+        return self.base_of(snapshot).everything
 
     def definitions(self, snapshot: Snapshot, names: Collection[str]) -> list[Raw]:
         """Return definitions as they are listed: the proxy's own tools, then those named."""
@@ -283,7 +283,7 @@ class ToolList:
 
     def meta_tools(self, snapshot: Snapshot, names: Collection[str]) -> tuple[Raw, ...]:
         """Return the definitions of the proxy's own tools that are listed beside those named."""
-        return self._base_of(snapshot).own[self.hides_nothing(snapshot, names)]
+        return self.base_of(snapshot).own[self.hides_nothing(snapshot, names)]
 
     def hides_nothing(self, snapshot: Snapshot, names: Collection[str]) -> bool:
         """Return whether a search could find nothing beside the tools named.
@@ -291,7 +291,7 @@ class ToolList:
         A server whose tools are not known yet hides them: many clients never list again. So does a proxy
         without a single tool, which would look broken.
         """
-        base = self._base_of(snapshot)
+        base = self.base_of(snapshot)
         complete = base.everything and len(base.names) <= len(names) and bool(names)
         has_documents = self._has_documents and snapshot.part_of is None
         return complete and not (has_documents or snapshot.documents or snapshot.unlisted)
@@ -320,28 +320,6 @@ class ToolList:
         """Return the exposed names that a session's list shows now, beside the proxy's own tools."""
         with assigned(ACTING, session.rights):
             return self._of_session(self._catalog.snapshot, session)
-
-    def grows(self, session: Session, more: Iterable[str]) -> bool:
-        """Return whether showing `more` tools adds to a session's list.
-
-        The same as comparing `visible` before and after, without going through all that was ever shown.
-        """
-        if session.rights.limited:
-            with assigned(ACTING, session.rights):
-                snapshot = self._catalog.snapshot
-                base = self._base_of(snapshot)
-        else:
-            snapshot = self._catalog.whole.snapshot
-            base = self._base_of(snapshot)
-        if base.everything:
-            return False
-        return any(
-            name in snapshot.tools
-            and name not in base.standing
-            and (Kind.TOOL, name) not in session.added
-            and (Kind.TOOL, name) not in session.removed
-            for name in more
-        )
 
 
 def _in_catalog(snapshot: Snapshot, first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:

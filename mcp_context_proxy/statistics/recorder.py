@@ -347,7 +347,6 @@ class Inventory:
         tokens: Callable[[Item], int],
         listed_whole: Callable[[Snapshot], bool],
         known: Callable[[Mapping[str, int]], None] = lambda _: None,
-        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Count nothing yet.
 
@@ -355,7 +354,7 @@ class Inventory:
         `known` gets the tokens counted in earlier runs, by fingerprint, so that nobody counts again.
         """
         self._store, self._catalog, self._tokens, self._known = store, catalog, tokens, known
-        self._listed_whole, self._clock = listed_whole, clock
+        self._listed_whole = listed_whole
         self._counted: Snapshot | None = None
         self.behind: int | None = None
         """Tokens of all items, if they are not listed; None if they are, and until they are counted."""
@@ -370,7 +369,7 @@ class Inventory:
 
         The counts are known even if `StoreError` is raised because they could not be stored.
         """
-        snapshot, now = self._catalog.whole.snapshot, self._clock()
+        snapshot, now = self._catalog.whole.snapshot, time_of_day()
         before = self._store.definitions()
         known = {row.fingerprint: row.tokens for row in before}
         self._known(known)

@@ -283,6 +283,8 @@ class FailureLog:
         self._lock = threading.Lock()
         self._warned_at: float | None = None
         self._lasting: StoreError | None = None
+        self.ended = False
+        """True once the store is being closed: what still asks it was told to end, and is not missed."""
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
@@ -300,7 +302,8 @@ class FailureLog:
             lately = self._warned_at is not None and now - self._warned_at < WARN_AGAIN_SECONDS
             if not lately:
                 self._warned_at = now
-        logger.log(logging.DEBUG if lately else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
+        quiet = lately or self.ended
+        logger.log(logging.DEBUG if quiet else logging.WARNING, "%s. %s.", error, CONSEQUENCE)
 
     def recovered(self) -> None:
         """Log that something was written, if the last attempt had failed."""
@@ -392,6 +395,7 @@ class SqliteDatabase(Database):
             self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
+        self._failures.ended = True
         self._reading.close()
         self._writing.close()
 
@@ -403,14 +407,9 @@ class ReopeningConnection:
     succeeds, the next ones give up after `BUSY_AGAIN_S`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        connect: Callable[[], sqlite3.Connection],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection]) -> None:
         """Open nothing yet; `connect` opens or creates the file, and raises `StoreError` or `OSError`."""
-        self._path, self._connect, self._clock = path, connect, clock
+        self._path, self._connect = path, connect
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
@@ -436,8 +435,8 @@ class ReopeningConnection:
             self._set_patient(False)
             raise
         except StoreDamagedError:
-            if self._path != MEMORY and self._clock() >= self._retry_damaged_at:
-                self._retry_damaged_at = self._clock() + REOPEN_DAMAGED_SECONDS
+            if self._path != MEMORY and time.monotonic() >= self._retry_damaged_at:
+                self._retry_damaged_at = time.monotonic() + REOPEN_DAMAGED_SECONDS
                 self._drop()
             raise
         else:
@@ -457,7 +456,7 @@ class ReopeningConnection:
         if self._connection is not None and self._identity != _identity(self._path):
             self._drop()
         if self._connection is None:
-            if self._failure is not None and self._clock() < self._retry_at:
+            if self._failure is not None and time.monotonic() < self._retry_at:
                 raise self._failure.with_traceback(None)
             try:
                 self._connection, self._failure = self._connect(), None
@@ -465,7 +464,7 @@ class ReopeningConnection:
                 failure = error
                 if not isinstance(failure, StoreError):
                     failure = StoreError(self._path, failure.strerror or str(failure))
-                self._failure, self._retry_at = failure, self._clock() + REOPEN_SECONDS
+                self._failure, self._retry_at = failure, time.monotonic() + REOPEN_SECONDS
                 raise failure from error
             self._identity = _identity(self._path)
             self._patient = False
@@ -486,9 +485,7 @@ class ReopeningConnection:
                 connection.close()
 
 
-def open_connection(
-    path: Path, check: bool = True, clock: Callable[[], float] = time.monotonic
-) -> sqlite3.Connection:
+def open_connection(path: Path, check: bool = True) -> sqlite3.Connection:
     """Open or create the file, check it if asked to, and migrate it to the current schema.
 
     Raises `StoreDamagedError`, `StoreUnavailableError`, or `StoreError` for another reason.
@@ -499,7 +496,7 @@ def open_connection(
         )
         undo.callback(connection.close)
         if check:
-            _check(connection, path, clock)
+            _check(connection, path)
         # The mode stays with the file. Two processes that create it may collide here; one of them sets it.
         with contextlib.suppress(sqlite3.OperationalError):
             connection.execute("PRAGMA journal_mode = WAL")
@@ -512,9 +509,9 @@ def open_connection(
     return connection
 
 
-def _check(connection: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> None:
-    deadline = clock() + CHECK_BUDGET_S
-    connection.set_progress_handler(lambda: int(clock() > deadline), CHECK_STEPS)
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    deadline = time.monotonic() + CHECK_BUDGET_S
+    connection.set_progress_handler(lambda: int(time.monotonic() > deadline), CHECK_STEPS)
     try:
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError as e:

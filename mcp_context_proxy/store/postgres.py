@@ -12,7 +12,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -88,7 +88,6 @@ class PostgresDatabase(Database):
         migrate: Literal["auto", "check"] = "auto",
         listen_url: str | None = None,
         replica: str = "",
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Use the database at an address, with as many connections as `pool` says, and one that listens."""
         super().__init__(replica)
@@ -100,10 +99,10 @@ class PostgresDatabase(Database):
         self._idle: list[psycopg.Connection[Any]] = []
         self._changing = threading.Lock()
         self._prepared = self._closed = False
-        self._breaker = Breaker(clock)
-        self._watchdog = Watchdog(clock)
+        self._breaker = Breaker()
+        self._watchdog = Watchdog()
         self._failures = FailureLog()
-        self._upkeep = Upkeep(LeaseStore(self), clock)
+        self._upkeep = Upkeep(LeaseStore(self))
         self.hints = self._hints = ChangeHints(
             listen_url or url, f"mcp_context_proxy_{schema}", self._connect_to
         )
@@ -349,8 +348,8 @@ class _StaleConnectionError(StoreUnavailableError):
 class Breaker:
     """Fails at once for a while after a failure; then lets one operation try."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._lock = clock, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._failure: StoreError | None = None
         self._until = 0.0
         self._is_tried = False
@@ -365,7 +364,7 @@ class Breaker:
         """Run an operation, unless one has failed a moment ago."""
         with self._lock:
             if (failure := self._failure) is not None:
-                if self._is_tried or self._clock() < self._until:
+                if self._is_tried or time.monotonic() < self._until:
                     raise failure.with_traceback(None)
                 self._is_tried = True
         try:
@@ -384,7 +383,7 @@ class Breaker:
         with self._lock:
             self._is_tried, self._failure = False, failure
             if failure is not None:
-                self._until = self._clock() + BREAK_SECONDS
+                self._until = time.monotonic() + BREAK_SECONDS
 
 
 class _Watched:
@@ -399,8 +398,7 @@ class _Watched:
 class Watchdog:
     """Shuts the socket of a connection whose operation is over its time. One thread, started when needed."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._watched: set[_Watched] = set()
         self._thread: threading.Thread | None = None
@@ -410,7 +408,7 @@ class Watchdog:
     @contextlib.contextmanager
     def watching(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[_Watched]:
         """Give the work on a connection some seconds."""
-        watched = _Watched(connection.fileno(), self._clock() + seconds)
+        watched = _Watched(connection.fileno(), time.monotonic() + seconds)
         with self._changed:
             self._watched.add(watched)
             if self._thread is None and not self._closed:
@@ -434,7 +432,7 @@ class Watchdog:
     def _run(self) -> None:
         with self._changed:
             while not self._closed:
-                now, looks_at = self._clock(), math.inf
+                now, looks_at = time.monotonic(), math.inf
                 for watched in self._watched:
                     if watched.is_over:
                         continue

@@ -188,11 +188,9 @@ class Approvals:
     While the store fails, decisions are kept in memory, and nothing that was held is taken.
     """
 
-    def __init__(
-        self, store: ApprovalStore, mode: ApprovalMode = "notice", clock: Callable[[], float] = time_of_day
-    ) -> None:
+    def __init__(self, store: ApprovalStore, mode: ApprovalMode = "notice") -> None:
         """Read nothing yet; ``mode`` is that of servers without one of their own."""
-        self._store, self._clock = store, clock
+        self._store = store
         self.mode = mode
         self.observers: list[Observer] = []
         """Called with decisions, with each one once, whoever made it; in a thread, and they must not raise.
@@ -371,7 +369,7 @@ class Approvals:
         signs: Mapping[str, str],
     ) -> _Judgement:
         """Return the decisions about a list, and their additions to a record."""
-        judgement, now = _Judgement(), self._clock()
+        judgement, now = _Judgement(), time_of_day()
         first = not record.has(kind)
         seen = (kind, origin.connection, origin.version) in record.versions
         for name, one in candidates.items():

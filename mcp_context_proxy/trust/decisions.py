@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
@@ -269,7 +269,6 @@ def changes(
     days: float,
     whole: bool = False,
     most: int | None = None,
-    clock: Callable[[], float] = time_of_day,
 ) -> list[Change]:
     """Return the definitions of a server that wait, then those that changed in the last days. Blocking.
 
@@ -279,7 +278,7 @@ def changes(
         StoreError: the store cannot be read.
     """
     rows = store.approvals.record(server).rows
-    since = clock() - days * DAY
+    since = time_of_day() - days * DAY
     found: list[tuple[ApprovalRow, ApprovalRow | None]] = []
     for row in latest(rows):
         if row.state != State.APPROVED or (row.event != Event.FIRST and row.time >= since):
@@ -314,7 +313,6 @@ def decide(
     *,
     by: str,
     expected: str | None = None,
-    clock: Callable[[], float] = time_of_day,
 ) -> list[ApprovalRow]:
     """Approve or reject definitions of a server; return their new rows. Blocking.
 
@@ -325,7 +323,6 @@ def decide(
         state: `State.APPROVED` or `State.REJECTED`.
         by: The way in which the person decided.
         expected: Hash of what the person has seen; needed to approve.
-        clock: Time of day.
 
     Raises:
         ApprovalError: there is nothing to decide, or it is not what the person has seen.
@@ -350,7 +347,7 @@ def decide(
                 f"this is not the hash of what waits at server {server!r} now: look again "
                 f"(mcp-context-proxy changes {server})"
             )
-        now = clock()
+        now = time_of_day()
         held = (row.name for row in chosen if row.kind == Approvable.TOOL and row.state == State.HELD)
         changed[:] = [(server, name) for name in held]
         decided[:] = [msgspec.structs.replace(row, state=state, decided=by, time=now) for row in chosen]

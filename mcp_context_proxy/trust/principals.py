@@ -82,6 +82,15 @@ def profile_in(principal: str | None) -> str | None:
     return name if mark and (not before or before.endswith(" ")) else None
 
 
+def person_in(principal: str | None) -> str | None:
+    """Return the name of a principal without that of a profile; see `Principal.person`."""
+    return (principal or "").partition(MARK)[0].rstrip() or None
+
+
+PERSONS_SHARE: Final = 2
+"""Divisor of what one person may take of what all share: somebody else always finds the rest free."""
+
+
 def names_of(document: Document) -> Iterable[str]:
     """Return the names by which a profile can name a document."""
     return filter(None, (document.name, document.full_name))
@@ -173,6 +182,10 @@ class Principal:
         if self.profile is None or self.name is None:
             return self.name
         return self.name.removesuffix(MARK + self.profile.name).rstrip() or None
+
+    def share(self, whole: int) -> int:
+        """Return what they may take of something that all share; administrators may take all of it."""
+        return whole if self.may(Role.ADMIN) else max(whole // PERSONS_SHARE, 1)
 
     def may(self, role: Role) -> bool:
         """Return whether they have a role, or a higher one."""

@@ -37,7 +37,7 @@ from mcp_context_proxy.config import HttpConfig, Limits
 from mcp_context_proxy.errors import ConfigError, StoreError
 from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.front.auth import credentials_for, is_proven, rights_of
-from mcp_context_proxy.front.http import ROOT_PATH
+from mcp_context_proxy.front.http import HEADERS, ROOT_PATH
 from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.envelope import holds_more
@@ -47,9 +47,6 @@ from mcp_context_proxy.trust.principals import THE_USER, Principal, Role
 
 logger = logging.getLogger(__name__)
 
-
-HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""Headers of every response: it is private, and browsers must not guess its type."""
 
 MOST_VALUES = 10_000
 """Values in a body: no request needs a tenth of them, and building more would hold up the event loop."""

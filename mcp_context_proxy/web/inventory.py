@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,7 @@ from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
 from mcp_context_proxy.trust.principals import Role
@@ -382,6 +383,31 @@ def remarks(proxy: Served) -> list[tuple[str, str]]:
         known = bool(colon) and server in proxy.fleet.clients
         found.append((server, one_line(message)) if known else ("", one_line(finding)))
     return found
+
+
+_WITHHELD: Final = pattern(r"([a-z ]+) ('.*') is withheld: (.*)")
+
+
+REMARKS_NAMED: Final = 5
+"""Definitions that a remark on several names."""
+
+
+def remarks_together(proxy: Served) -> Iterator[tuple[str, str]]:
+    """Yield the remarks with their server; those that withhold definitions for one reason are one."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for server, message in remarks(proxy):
+        found = _WITHHELD.fullmatch(message)
+        kind, name, reason = ("", message, "") if found is None else found.groups()
+        groups.setdefault((server, kind, reason or message), []).append(name)
+    for (server, kind, reason), those in groups.items():
+        if not kind:
+            yield server, reason
+        elif len(those) == 1:
+            yield server, f"{kind} {those[0]} is withheld: {reason}"
+        else:
+            more = len(those) - REMARKS_NAMED
+            listed = ", ".join(those[:REMARKS_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+            yield server, f"{len(those):,} {kind}s are withheld: {reason}: {listed}"
 
 
 def failures(proxy: Served) -> dict[str, str]:

@@ -25,10 +25,11 @@ from starlette.types import ASGIApp
 from mcp_context_proxy import __version__
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.auth import rights_of
+from mcp_context_proxy.front.http import HEADERS
 from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust.principals import Role
-from mcp_context_proxy.web.api import HEADERS, needs, refused
+from mcp_context_proxy.web.api import needs, refused
 
 PATH: Final = "/metrics"
 

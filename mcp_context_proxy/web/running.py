@@ -22,11 +22,12 @@ from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context.records import DomainOverrides, Overrides
+from mcp_context_proxy.context.records import DomainOverrides, Overrides, key_of
+from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import failure
-from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolClass
+from mcp_context_proxy.items import Document, Kind, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
@@ -335,6 +336,9 @@ _PROMPT_MARKED: Final = f", or {CALL_READ_ONLY} if marked {READ_MARK}"
 FURTHER: Final = 15
 """Tools that are named beside those with signatures."""
 
+BEFORE_BROUGHT: Final = 3
+"""Tools that were found and stand before those that a rule of the prompt brings."""
+
 DOCUMENTS: Final = 2
 """Rules and references in the text."""
 
@@ -415,8 +419,15 @@ class PromptsApi(Api):
         found = answer.found
         # Where a model reads all tools in any case, it needs no second list.
         listed = proxy.tool_list.lists_all(found.snapshot)
-        tools = [] if listed or found.near_misses else found.tools.results
-        documents = [] if found.documents is None else found.documents.results[:DOCUMENTS]
+        tools = [] if listed or found.near_misses else list(found.tools.results)
+        # Of what was brought, only what the prompt itself means: all the rest came with earlier requests.
+        documents = [one for one in found.brought if _is_for_a_file(one, answer)]
+        documents += [] if found.documents is None else found.documents.results
+        documents = documents[:DOCUMENTS]
+        sources = {key_of(one.item) for one in documents}
+        if not listed:
+            brought = [one for one in found.brought if answer.brought_by.get(key_of(one.item)) in sources]
+            tools[BEFORE_BROUGHT:BEFORE_BROUGHT] = brought
         count = proxy.contexts.count_tokens
         write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens, answer.recalled)
         text: str = await in_thread(write)
@@ -428,6 +439,11 @@ class PromptsApi(Api):
             answer.context.id,
             None if session is None else session.id,
         )
+
+
+def _is_for_a_file(one: Result, answer: SearchAnswer) -> bool:
+    """Return whether a document was brought by nothing but a file that the request names."""
+    return isinstance(one.item, Document) and key_of(one.item) not in answer.brought_by
 
 
 def host_of(wanted: PromptWanted, hosts: Callable[[], list[ConnectedHost]]) -> ConnectedHost | None:

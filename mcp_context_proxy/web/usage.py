@@ -153,7 +153,6 @@ class UsageApi(Api):
         usage: UsageRecorder | None,
         catalog: Catalog,
         listed_whole: Callable[[Snapshot], bool],
-        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """Connect the parts.
 
@@ -161,7 +160,7 @@ class UsageApi(Api):
         snapshot.
         """
         self._reports, self._usage, self._catalog = reports, usage, catalog
-        self._listed_whole, self._clock = listed_whole, clock
+        self._listed_whole = listed_whole
 
     @Operation(
         "GET",
@@ -204,7 +203,7 @@ class UsageApi(Api):
     async def _get_document_statistics(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
         documents = await self._read(partial(self._reports.documents, period["since"]))
-        unused = await self._read(partial(self._reports.unused_documents, self._clock()))
+        unused = await self._read(partial(self._reports.unused_documents, time_of_day()))
         return {**period, "documents": documents, "unused": unused}
 
     @Operation(
@@ -230,7 +229,7 @@ class UsageApi(Api):
     )
     async def _get_timeline(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
-        read = partial(self._reports.timeline, period["since"], self._clock())
+        read = partial(self._reports.timeline, period["since"], time_of_day())
         seconds, stretches = await self._read(read)
         return {**period, "seconds": seconds, "stretches": stretches}
 
@@ -245,13 +244,13 @@ class UsageApi(Api):
     )
     async def _compare_learning(self, given: Given) -> dict[str, Any]:
         period = self._period(given)
-        trial = await self._read(partial(self._reports.trial, period["since"], self._clock()))
+        trial = await self._read(partial(self._reports.trial, period["since"], time_of_day()))
         return {**period, **msgspec.structs.asdict(trial)}
 
     def _period(self, given: Given) -> dict[str, Any]:
         period: str = given.query.period
         try:
-            since = self._clock() - seconds_of(period)
+            since = time_of_day() - seconds_of(period)
         except ValueError as error:
             raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}.") from None
         return {"enabled": self._usage is not None, "period": period, "since": since}
@@ -268,7 +267,7 @@ class UsageApi(Api):
             tool.key: name for name, tool in snapshot.tools.items() if tool.include is not IncludeMode.MANUAL
         }
         known = self._reports.known(lambda server, tool: (server, tool) in tools)
-        never = self._reports.unused(known, self._clock())
+        never = self._reports.unused(known, time_of_day())
         unused = never.tools
         shown = [
             UnusedTool(one.tool, one.server, tools[one.key], one.tokens, one.first)
@@ -370,11 +369,9 @@ _OF_INTERACTIONS: Final = (HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE)
 class InteractionsApi(Api):
     """Operations on interactions."""
 
-    def __init__(
-        self, recorder: InteractionRecorder | None, clock: Callable[[], float] = time_of_day
-    ) -> None:
+    def __init__(self, recorder: InteractionRecorder | None) -> None:
         """Connect the parts; without a recorder every operation is refused."""
-        self._recorder, self._clock = recorder, clock
+        self._recorder = recorder
 
     @Operation(
         "POST",
@@ -393,7 +390,7 @@ class InteractionsApi(Api):
             agent_name=agent_named(posted.agent_name or given.agent),
             interaction_type=posted.interaction_type,
             content=posted.content,
-            time=self._clock() if posted.time is None else posted.time,
+            time=time_of_day() if posted.time is None else posted.time,
             owner=given.principal.owner,
         )
         kept: dict[str, Any] = msgspec.to_builtins(await self._remembering().post(interaction))
@@ -442,7 +439,7 @@ class InteractionsApi(Api):
         unwanted: InteractionsUnwanted = given.query
         agent = None if unwanted.agent_name is None else agent_named(unwanted.agent_name)
         days = unwanted.older_than_days
-        before = self._clock() - days * DAY if days else None
+        before = time_of_day() - days * DAY if days else None
         scope = InteractionScope(agent, unwanted.interaction_type, before)
         # Interactions of a moment ago may still wait to be written: they are forgotten as well.
         with anyio.move_on_after(PATIENCE_SECONDS):

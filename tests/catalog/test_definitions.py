@@ -46,6 +46,32 @@ def test_invisible_characters_are_removed_from_texts_at_every_depth() -> None:
     assert found["inputSchema"]["properties"]["x"]["description"] == "cd"
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("Description", "description"),
+        ("DE\u017fCRIPTION", "description"),
+        ("input_schema", "inputSchema"),
+        ("Name", "name"),
+        ("annotations ", "annotations"),
+        ("t\u0131tle", "title"),
+    ],
+)
+def test_a_member_that_some_hosts_read_as_another_is_left_out(written: str, meant: str) -> None:
+    """Libraries for Go compare names in any case (CVE-2026-27896), the SDK for Python reads snake case."""
+    plain = encoded(description="d", annotations={"readOnlyHint": False}, **{"x-other": 1})
+    odd = json.dumps(json.loads(plain) | {written: json.loads(plain).get(meant, "x")}).encode()
+
+    assert fitted(odd) == json.loads(plain)
+    assert fit(plain, LIMITS) == (plain, "")
+
+
+def test_a_hint_that_only_some_hosts_read_is_left_out() -> None:
+    odd = encoded(annotations={"read_only_hint": True, "DestructiveHint": False, "title": "t"})
+
+    assert fitted(odd)["annotations"] == {"title": "t"}
+
+
 def test_scripts_and_emoji_keep_the_joiners_that_they_need() -> None:
     text = "👩\u200d💻 می\u200cخواهم क्\u200dष ❤\ufe0f\nline two\ttabbed"
 

@@ -161,8 +161,7 @@ def test_text_between_two_horizontal_rules_is_not_taken_for_front_matter(write: 
 
 
 def test_one_entry_that_is_not_yaml_leaves_the_others_valid(write: Write) -> None:
-    """Other tools write `globs: *.ts`, which YAML reads as an alias of nothing."""
-    folder = write({"a.md": "---\ndescription: Types\nglobs: *.ts\ninclude: always\n---\nBody"})
+    folder = write({"a.md": "---\ndescription: Types\nowner: *ts\ninclude: always\n---\nBody"})
     loaded = load(folder)
 
     assert (only(loaded).description, only(loaded).include) == ("Types", IncludeMode.ALWAYS)
@@ -170,7 +169,7 @@ def test_one_entry_that_is_not_yaml_leaves_the_others_valid(write: Write) -> Non
 
 
 def test_keys_of_other_tools_are_ignored(write: Write) -> None:
-    loaded = load(write({"a.md": "---\naliases: [x]\nalwaysApply: true\ndate: 2024-13-45\nid: 1\n---\nBody"}))
+    loaded = load(write({"a.md": "---\naliases: [x]\ntrigger: an alert\ndate: 2024-13-45\nid: 1\n---\nBody"}))
 
     assert only(loaded).name == "a"
     assert not loaded.findings

@@ -53,6 +53,60 @@ def test_a_cursor_rule_says_when_it_applies(write: Write) -> None:
     assert not loaded.findings
 
 
+@pytest.mark.parametrize(
+    ("front", "kind", "include", "patterns"),
+    [
+        ('paths:\n  - "src/api/**/*.ts"', Kind.RULE, IncludeMode.AGENT, ("src/api/**/*.ts",)),
+        ("paths: **/*.py", Kind.RULE, IncludeMode.AGENT, ("**/*.py",)),
+        ('applyTo: "**/*.py,**/*.pyi"', Kind.RULE, IncludeMode.AGENT, ("**/*.py", "**/*.pyi")),
+        ('applyTo: "**"', Kind.RULE, IncludeMode.ALWAYS, ("**",)),
+        ("trigger: always_on", Kind.RULE, IncludeMode.ALWAYS, ()),
+        ("trigger: manual", Kind.RULE, IncludeMode.MANUAL, ()),
+        ("trigger: glob\nglobs: *.css", Kind.RULE, IncludeMode.AGENT, ("*.css",)),
+        ("trigger: model_decision\ndescription: Colours", Kind.RULE, IncludeMode.AGENT, ()),
+        ("inclusion: always", Kind.RULE, IncludeMode.ALWAYS, ()),
+        ('inclusion: fileMatch\nfileMatchPattern: "*.tf"', Kind.RULE, IncludeMode.AGENT, ("*.tf",)),
+        ("alwaysApply: true", Kind.RULE, IncludeMode.ALWAYS, ()),
+        ("alwaysApply: false\ndescription: Types", Kind.RULE, IncludeMode.AGENT, ()),
+        ("include: manual\npaths: src/*", Kind.RULE, IncludeMode.MANUAL, ("src/*",)),
+        ("trigger: an alert fires", Kind.REFERENCE, IncludeMode.AGENT, ()),
+    ],
+)
+def test_rules_of_other_agents_and_editors_apply_when_they_say_so(
+    write: Write, front: str, kind: Kind, include: IncludeMode, patterns: tuple[str, ...]
+) -> None:
+    loaded = load(write({"a.md": f"---\n{front}\n---\nUse types."}))
+    one = only(loaded)
+
+    assert (one.kind, one.include, one.patterns) == (kind, include, patterns)
+    assert not loaded.findings
+
+
+def test_a_rule_for_some_files_is_not_in_every_context_of_a_folder_that_is(write: Write) -> None:
+    folder = write({"all.md": "x", "api.md": "---\npaths: src/api/**\n---\nx"})
+    by_name = {d.name: d.include for d in load(folder, Kind.RULE, IncludeMode.ALWAYS).documents}
+
+    assert by_name == {"all": IncludeMode.ALWAYS, "api": IncludeMode.AGENT}
+
+
+def test_imports_of_an_agents_file_are_no_text_and_a_file_of_imports_alone_is_reported(write: Write) -> None:
+    root = write(
+        {
+            "CLAUDE.md": "@AGENTS.md\n\n## Plans\n\nAsk @anna first.\n",
+            "GEMINI.md": "@./AGENTS.md\n@~/.gemini/mine.md\n",
+            "AGENTS.md": "## Build\n\nRun make.\n",
+        }
+    )
+
+    loaded = load(root)
+
+    assert {one.name: one.text for one in loaded.documents} == {
+        "AGENTS/Build": "## Build\n\nRun make.",
+        "CLAUDE/Plans": "## Plans\n\nAsk @anna first.",
+    }
+    assert told(loaded, root) == ["GEMINI.md: left out: it only imports other files; configure those"]
+
+
 def test_a_document_that_search_does_not_look_at_as_a_whole_is_reported(write: Write) -> None:
     root = write(
         {"exact.md": "x" * 262_144, "over.md": "x" * 262_145, "AGENTS.md": f"# a\n{200_000 * 'x'}\n" * 2}

@@ -65,6 +65,28 @@ def test_the_folders_in_which_servers_start_are_shown(run: Run, workshop: Worksh
     assert f"folder:threestartsin{Path.cwd()}(wherethehoststartstheproxy)" in told
 
 
+def test_it_tells_which_rules_come_always_with_files_and_only_by_hand(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("a")])
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    fronts = {
+        "house": "trigger: always_on",
+        "sql": 'paths: "*.sql"',
+        "old": "trigger: manual",
+        "tone": "tags: a",
+    }
+    for name, front in fronts.items():
+        (rules / f"{name}.md").write_text(f"---\n{front}\n---\nThe rule {name}.\n", encoding="utf-8")
+    done = run("check", "--config", workshop.config(documents=[{"kind": "rule", "path": str(rules)}]))
+
+    assert [line.split("documents: ")[1] for line in done.stdout.splitlines() if "documents: " in line] == [
+        "4 rules, 0 references",
+        "in every context: house",
+        "only by hand: old",
+        "for files: sql",
+    ]
+
+
 def test_it_tells_which_entries_of_a_hosts_file_are_left_out(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     ours = {"command": "mcp-context-proxy", "args": ["serve"]}
@@ -175,7 +197,7 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
     assert "-> install Node.js" in told
     assert "dies: it exited (code 3) | no SECRET_OF_SHELL given -> run it by hand to see why" in told
     assert "silent: it was not ready within 0.5 s" in told
-    assert "raise connect_timeout under servers.silent, now 0.5 s" in told
+    assert "raise connect_timeout under servers.silent. If it is no MCP server" in told
     assert "(HTTP status 401) -> it needs credentials" in told
     assert "refuses: it answered with error -32000: no -> if it is no MCP server, correct the command" in told
     assert "usage: it exited (code 2) | stdout: Usage: tool [options] | stdout: --verbose loud" in told
@@ -185,11 +207,91 @@ def test_each_failure_of_a_server_comes_with_a_remedy(
         "echo: it answered with what it was sent, so it is no MCP server -> "
         "if it is no MCP server, correct the command" in told
     )
-    assert "It does not get these variables of this shell" in told
+    failed = (
+        "environment: dies, silent, refuses, usage, complains failed without these variables of this shell"
+    )
+    assert told.count("of this shell") == 1
+    assert failed in told
+    assert not {"OPENBLAS_NUM_THREADS", "PYDANTIC_DISABLE_PLUGINS"} & set(told.replace(",", " ").split())
     assert "SECRET_OF_SHELL" in told
     assert "hidden-value" not in told
     assert "\x1b" not in done.stdout
     assert "9 problems to fix" in told
+
+
+def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Workshop) -> None:
+    """The words are those of real programs: of uv, of Node.js, and of a server for the SDK before."""
+    said = {
+        "python": (
+            "x No solution found when resolving tool dependencies:",
+            "Because the current Python version (3.11.7) does not satisfy Python>=3.12 and books==1.2",
+            "depends on Python>=3.12,",
+            "we can conclude that books==1.2 cannot be used.",
+            "And because only that was asked for",
+            "and nothing else,",
+            "we can conclude",
+            "that your requirements are unsatisfiable.",
+        ),
+        "port": (
+            "Error: listen EADDRINUSE: address already in use :::3001",
+            "  at Server.x (node:net)",
+            "  errno: -98,",
+            "  syscall: 'listen',",
+            "  address: '::',",
+            "  port: 3001",
+            "}",
+        ),
+        "sdk": (
+            "  @server.list_tools()",
+            "AttributeError: 'Server' object has no attribute 'list_tools'",
+        ),
+    }
+    for name, lines in said.items():
+        workshop.server(name, at_start=[{"stderr": "\n".join(lines) + "\n"}, {"exit": 1}])
+    told = flat(run("check", "--config", workshop.config()).stdout)
+
+    assert '-> it needs another version of Python: with uvx, begin its args with "--python"' in told
+    assert "| Because the current Python version (3.11.7) does not satisfy Python" in told
+    assert "| Error: listen EADDRINUSE: address already in use :::3001 |" in told
+    assert "-> a port that it wants is taken" in told
+    assert 'begin its args with "--with", "mcp<2"' in told
+
+
+def test_a_program_that_serves_http_instead_of_stdio_is_told_so(run: Run, workshop: Workshop) -> None:
+    says = "echo 'MCP server listening on http://localhost:3001/mcp' >&2; exec sleep 60"
+    workshop.server("web").settings = {"command": "sh", "args": ["-c", says], "connect_timeout": 0.5}
+    login = "echo 'OAuth callback server running at http://127.0.0.1:3334' >&2; exec sleep 60"
+    workshop.server("login").settings = {"command": "sh", "args": ["-c", login], "connect_timeout": 0.5}
+    pages = "echo 'Dashboard running at http://127.0.0.1:24282/dashboard' >&2; exec sleep 60"
+    workshop.server("pages").settings = {"command": "sh", "args": ["-c", pages], "connect_timeout": 0.5}
+    told = flat(run("check", "--config", workshop.config()).stdout)
+
+    assert (
+        "web: it serves HTTP at http://localhost:3001/mcp, and has not answered over stdio within 0.5 s"
+        in told
+    )
+    assert "-> give it the option that makes it speak over stdio" in told
+    assert "login: it was not ready within 0.5 s" in told
+    assert "pages: it was not ready within 0.5 s" in told
+
+
+def test_definitions_that_are_withheld_for_one_reason_share_a_line(run: Run, workshop: Workshop) -> None:
+    templates = [{"uriTemplate": f"/page{at}/{{title}}", "name": f"t{at}"} for at in range(7)]
+    workshop.server(
+        "wiki",
+        tools=[tool("look")],
+        on={"resources/templates/list": [{"result": {"resourceTemplates": templates}}]},
+        resources=[{"uri": "x:1", "name": "one"}],
+    )
+    told = flat(run("check", "--config", workshop.config()).stdout)
+
+    assert told.count("is withheld") == 0
+    assert (
+        "warning wiki: 7 resource templates are withheld: its uriTemplate does not begin with a scheme"
+        in told
+    )
+    assert "'/page0/{title}'" in told
+    assert "and 2 more" in told
 
 
 def test_an_oddity_that_works_is_a_warning(run: Run, workshop: Workshop) -> None:

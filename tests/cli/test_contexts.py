@@ -1,6 +1,7 @@
 """``context``, ``requests``, ``explain`` and ``tools --related`` show the choice and its reasons."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,25 @@ def test_explain_says_why_a_tool_is_chosen(
 
     assert done.returncode == 0
     assert told in done.stdout
+
+
+def test_explain_says_by_how_much_a_tool_was_not_chosen_and_how_it_is_found_next_time(
+    run: Run, config: Path
+) -> None:
+    with config.open("a", encoding="utf-8") as file:
+        file.write("\n[search]\ntop_n = 1\n")
+    told = " ".join(run("explain", QUERY, "stop", "--config", config).stdout.split())
+    chosen = run("explain", QUERY, "weather__forecast", "--config", config).stdout
+
+    assert re.search(
+        r"it is number \d with a score of 0\.\d\d, and the best 1, down to 0\.\d\d, are chosen", told
+    )
+    assert re.search(
+        r"to have it found write what it is asked for into use_cases in \[servers\.\w+\.tools\.NAME\]", told
+    )
+    assert "to have it found" not in chosen
+    # Only rules and references have a text that is given or not.
+    assert "not given to a model" not in told
 
 
 def test_explain_says_why_a_tool_of_a_suspected_server_comes_later(run: Run, workshop: Workshop) -> None:

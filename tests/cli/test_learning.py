@@ -96,6 +96,26 @@ def test_pairs_without_text_are_exported_with_their_vectors(
         assert all(one.key == two.key and np.array_equal(one.vector, two.vector) for one, two in pairs)
 
 
+def test_pairs_of_a_profile_stay_its_own_and_are_listed_exported_and_forgotten_as_such(
+    run: Run, workshop: Workshop, config: Path, model: QueryEmbedder
+) -> None:
+    with open_store(workshop.folder / "store.sqlite3") as store:
+        tier = LearnedTier(model, store.learned, True)
+        tier.learn(Use("water the plants", ("desk", "report"), Signal.FOUND, "c", owner="profile:garden"))
+    file = workshop.folder / "pairs.jsonl"
+    run("learning", "export", file, "--config", config)
+    other = another(workshop, "other")
+    run("learning", "import", file, "--config", other)
+
+    for path in (config, other):
+        listed = run("learning", "stats", "--config", path).stdout.splitlines()
+        assert any("profile:garden  desk__report" in line and "water the plants" in line for line in listed)
+        assert sum("everyone" in line for line in listed) == 2
+    assert run("learning", "forget", "--owner", "profile:garden", "--config", other).returncode == 0
+    left = json.loads(run("learning", "stats", "--json", "--config", other).stdout)["best"]
+    assert [one["owner"] for one in left] == ["", ""]
+
+
 def test_without_a_file_pairs_are_exported_to_stdout(run: Run, config: Path) -> None:
     lines = run("learning", "export", "--config", config).stdout.splitlines()
 
@@ -125,7 +145,7 @@ def test_forget_needs_exactly_one_choice(run: Run, config: Path) -> None:
     done = run("learning", "forget", "--config", config)
 
     assert done.returncode == 2
-    assert "give exactly one of --tool, --query and --all" in done.stderr
+    assert "give exactly one of --tool, --query, --owner and --all" in done.stderr
 
 
 @pytest.mark.parametrize(

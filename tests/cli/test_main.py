@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +145,37 @@ def test_a_plain_serve_imports_no_parser_of_commands(tmp_path: Path) -> None:
 
     assert "mcp_context_proxy.app" in done.stderr
     assert "click" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--preset", "none"), ("--profile", "none")])
+def test_a_host_is_answered_with_the_fault_that_keeps_its_own_proxy_from_serving(
+    run: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[servers.a]\ncommand = 'x\n" if options[:1] != ("--profile",) else "")
+    hello = {"jsonrpc": "2.0", "id": "first", "method": "initialize", "params": {}}
+    done = run("serve", "--own", *options, "--config", config, stdin=json.dumps(hello) + "\n")
+
+    assert done.returncode != 0
+    (answer,) = map(json.loads, done.stdout.splitlines())
+    assert answer["id"] == "first"
+    assert answer["error"]["code"] == -32_000
+    said = answer["error"]["message"]
+    assert said.startswith("the proxy does not start: ")
+    assert ("clients.none" if options[:1] == ("--profile",) else f"{config}") in said
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_off_is_named_by_commands_that_start_the_others_and_by_no_others(
+    run: Run, workshop: Workshop
+) -> None:
+    workshop.server("notes", tools=[tool("jot")])
+    workshop.server("off").settings = {"command": "x", "env": {"A": "${NO_SUCH_VARIABLE}"}}
+    config = workshop.config()
+    told = {one: run(one, "--config", config).stderr for one in ("tools", "stats", "changes", "audit")}
+
+    assert "server off: off: NO_SUCH_VARIABLE is not set" in told.pop("tools")
+    assert not any("NO_SUCH_VARIABLE" in said for said in told.values())
 
 
 @pytest.mark.parametrize("options", [(), ("--preset", "none")])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.servers import PROGRAM, Server, Workshop, tool
 
-from mcp_context_proxy.cli.pins import pin, unpinned, version_that_runs, write
+from mcp_context_proxy.cli.pins import pin, unpinned, version_that_runs, write_keeping
 from mcp_context_proxy.config import load
 
 from .conftest import Run
@@ -103,9 +103,10 @@ def test_comments_quotes_and_other_strings_stay_as_they_are(tmp_path: Path, newl
         for name, one in load(file, {}).servers.items()
         if (found := unpinned(one))
     }
-    first = pin(file, pins)
-    backup = write(file, first)
-    again = write(file, first)
+    change = pin(file, pins).change
+    backup = write_keeping(change)
+    file.write_bytes(backup.read_bytes())
+    again = write_keeping(change)
 
     wanted = TEXT.replace("'@scope/desk@latest'", "'@scope/desk@1.2.3'").replace(
         '"some-desk"', '"some-desk==1.2.3"'
@@ -123,5 +124,5 @@ def test_an_argument_with_a_variable_is_left_to_its_owner(tmp_path: Path) -> Non
     assert found is not None
     pinning = pin(file, {"s": (found, server, "1.0.0")})
 
-    assert (pinning.after, pinning.by_hand) == (pinning.before, ("s",))
+    assert (pinning.change.after, pinning.by_hand) == (pinning.change.before, ("s",))
     assert version_that_runs(server, found, None) is None

@@ -97,6 +97,20 @@ def test_results_can_be_limited_by_number_kind_and_server(run: Run, config: Path
     assert found(run, "loan", "--server", "desk", "--config", config)["results"][0]["server"] == "desk"
 
 
+def test_what_fits_and_is_over_the_budget_is_not_said_to_fit_nothing(run: Run, workshop: Workshop) -> None:
+    workshop.server("desk", tools=TOOLS)
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "house.md").write_text("Say what a new room costs each month.\n", encoding="utf-8")
+    documents = [{"kind": "rule", "path": str(rules)}]
+    config = workshop.config(documents=documents, context={"max_tokens": 20})
+    query = "compute the monthly payment of a loan"
+
+    for done in (run("search", query, *more, "--config", config) for more in ((), ("--explain",))):
+        assert "Left out, because they do not fit into 20 tokens: desk__loan_payment" in done.stdout
+        assert not any(said in done.stdout for said in ("Nothing fits", "Nothing was found", "No tool fits"))
+
+
 def test_an_unknown_server_is_answered_with_the_nearest(run: Run, config: Path) -> None:
     done = run("search", "loan", "--server", "desc", "--config", config)
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mcp_context_proxy.context.selection import ITEMS_KEPT, Costs
+from mcp_context_proxy.context.delivery import ITEMS_KEPT, Costs
 from mcp_context_proxy.items import Document, Kind, Snapshot
 
 

@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 
-from mcp_context_proxy.config import Config
+from mcp_context_proxy.catalog.documents import load_documents
+from mcp_context_proxy.config import Config, DocumentsConfig, Limits
 from mcp_context_proxy.context.records import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import Kind, Tool
-from mcp_context_proxy.library import Catalog, ContextEngine, Overrides, Session, reference, rule, tool
-from mcp_context_proxy.retrieval.links import mentions
+from mcp_context_proxy.library import (
+    Catalog,
+    ContextEngine,
+    DomainOverrides,
+    Overrides,
+    Session,
+    reference,
+    rule,
+    tool,
+)
+from mcp_context_proxy.retrieval.links import files_named, is_for, mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +102,7 @@ async def test_a_rule_that_only_forbids_brings_no_tool_for_what_it_forbids(forbi
     for begins in (forbids, "Always"):
         made = ContextEngine(Catalog([*TOOLS, rule("privacy", text.format(begins), include="always")]))
         with made:
-            found[begins] = brought(await made.build("what time is it in Rome"))
+            found[begins] = brought(await made.build("the privacy of our customers"))
 
     assert set(found["Always"]) == {"files__write_file"}
     assert found[forbids] == {}
@@ -103,6 +113,17 @@ async def test_a_rule_in_the_session_brings_its_tool_for_any_request(engine: Con
     engine.add(session, Kind.RULE, "auth")
 
     assert "web__fetch_website" in brought(await engine.build("the time in Lisbon", session))
+
+
+async def test_a_rule_of_every_session_brings_what_it_describes_only_where_it_applies() -> None:
+    describes = rule("outages", INCIDENT.text, include="always")
+    names = rule("auth", AUTH.text, include="always")
+    with ContextEngine(Catalog([*TOOLS, describes, names])) as engine:
+        elsewhere = brought(await engine.build("the time in Lisbon"))
+        outage = await engine.build("what do we do in an outage of the shop")
+
+    assert elsewhere == {"web__fetch_website": "named in auth"}
+    assert "chat__post_message" in {one.name for one in outage.items}
 
 
 async def test_of_tools_with_the_named_name_only_one_is_brought() -> None:
@@ -218,6 +239,83 @@ async def test_without_room_for_an_item_those_that_it_brings_stay_away() -> None
         context = await engine.build("read the contents of a file from disk")
 
     assert "files__write_file" not in {one.name for one in context.items}
+
+
+async def test_what_comes_in_two_steps_stays_away_without_the_step_between() -> None:
+    planets = "Draw a picture of the planets"
+    far = tool("far", planets, server="files")
+    both = f"Read the contents of a file from disk. {planets}" + ", and of their moons" * 20
+    long = tool("between", both, server="files")
+    config = {"expansion_threshold": 0.1, "expansion_depth": 2, "expansion_top_n": 1, "max_tokens": 130}
+    with ContextEngine(Catalog([READ, long, far]), Config.of({"context": config})) as engine:
+        context = await engine.build("read_file", None, Overrides(tools=DomainOverrides(top_n=1)))
+    names = {one.name for one in context.items}
+
+    assert {one.name for one in context.dropped} >= {"files__between"}
+    assert "files__read_file" in names
+    assert "files__far" not in names
+
+
+@pytest.mark.parametrize(
+    ("text", "files"),
+    [
+        ("fix the bug in migrations/0042_orders.sql", ["migrations/0042_orders.sql"]),
+        ("@src/api/users.ts:42 and `Lib/a.RB`, (b.py).", ["src/api/users.ts", "lib/a.rb", "b.py"]),
+        (r"C:\repo\src\a.ts and ./b.ts, ../c.ts", ["repo/src/a.ts", "b.ts", "c.ts"]),
+        ("app/[id]/(shop)/page.tsx", ["app/[id]/(shop)/page.tsx"]),
+        ("edit .github/workflows/ci", [".github/workflows/ci"]),
+        ("use Node.js, e.g. v1.2 and/or https://a.b/c.py at 5.30 p.m.", []),
+    ],
+)
+def test_the_files_that_a_request_names(text: str, files: list[str]) -> None:
+    assert files_named(text) == files
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "other"),
+    [
+        ("src/api/**/*.ts", ["src/api/a.ts", "src/api/b/a.ts", "pkg/src/api/a.ts"], ["src/a.ts"]),
+        ("*.sql", ["a.sql", "migrations/1.sql"], ["a.sql.md"]),
+        ("**/*.{ts,tsx}", ["a.ts", "x/a.tsx"], ["a.t"]),
+        ("src/", ["src/a", "src/b/c.d"], ["lib/src.c"]),
+        ("/src/*.ts", ["src/a.ts"], ["src/b/a.ts"]),
+        ("**", ["a.b"], []),
+        ("Docs/**", ["docs/a.md"], ["a.md"]),
+    ],
+)
+def test_patterns_mean_files_as_those_of_editors_do(
+    pattern: str, fitting: list[str], other: list[str]
+) -> None:
+    assert [file for file in (*fitting, *other) if is_for([pattern], file)] == fitting
+
+
+async def test_a_rule_for_files_comes_with_a_request_that_names_one_and_brings_the_tool_that_it_names(
+    tmp_path: Path,
+) -> None:
+    text = "Say it in the chat with `post_message` before you touch anything."
+    (tmp_path / "db.md").write_text(f"---\npaths: migrations/**/*.sql\n---\n{text}\n", encoding="utf-8")
+    documents = load_documents([DocumentsConfig(path=tmp_path)], Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        named = await engine.build("what time is it in migrations/2026/o.sql")
+        other = await engine.build("what time is it in orders.py")
+
+    assert [one.name for one in named.of(Kind.RULE)] == ["db"]
+    assert brought(named)["chat__post_message"] == "named in db"
+    assert (other.of(Kind.RULE), brought(other)) == ((), {})
+
+
+async def test_a_rule_for_other_files_than_the_request_names_is_not_found_for_its_patterns(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "api.md").write_text("---\npaths: src/api/**/*.ts\n---\nEndpoints check input.\n", "utf-8")
+    documents = load_documents([DocumentsConfig(path=tmp_path)], Limits()).documents
+    with ContextEngine(Catalog([*TOOLS, *documents])) as engine:
+        found = {
+            query: [one.name for one in (await engine.build(query)).of(Kind.RULE)]
+            for query in ("check the input in lib/a.ts", "check src/api/a.ts", "how do endpoints check input")
+        }
+
+    assert list(found.values()) == [[], ["api"], ["api"]]
 
 
 async def test_a_budget_is_filled_with_more_that_fits_and_never_exceeded(engine: ContextEngine) -> None:

@@ -13,6 +13,7 @@ from support.proxies import Host
 from support.raw_client import data_of
 
 from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.records import (
     ContextItem,
@@ -24,7 +25,7 @@ from mcp_context_proxy.context.records import (
     configured,
 )
 from mcp_context_proxy.context.search import Searcher
-from mcp_context_proxy.context.selection import ContextExpander, Costs
+from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import NotedClients, Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder
 from mcp_context_proxy.embedding.tokens import TokenCounter

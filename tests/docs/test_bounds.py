@@ -28,7 +28,6 @@ MODULES = [
         "results.json_values",
         "server.forwarding",
         "server.meta_definitions",
-        "server.meta_tools",
         "server.notifications",
         "server.resources",
         "server.negotiation",

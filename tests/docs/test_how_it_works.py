@@ -57,8 +57,6 @@ def test_the_folders_are_in_the_order_of_their_imports(how_it_works):
 
 
 def test_the_formula_has_the_numbers_of_the_code(ranking):
-    weights = dict(zip(bm25.FIELDS, bm25.WEIGHTS, strict=True))
-
     assert f"+ {scoring.LEXICAL_FACTOR:g} * BM25F" in ranking.text
     assert f"k1 = {bm25.K1:g}, b = {bm25.B:g}" in ranking.text
     share, step = FITTING.share_of_best, FITTING.share_step
@@ -74,7 +72,7 @@ def test_the_formula_has_the_numbers_of_the_code(ranking):
     assert 885 <= len(scoring.packaged_background().elsewhere) <= 895
     assert 185 <= len(scoring.packaged_background().requests) <= 195
     assert f"at most {text.CHUNK_LIMIT} characters" in ranking.text
-    assert weights == {
+    assert bm25.WEIGHTS == {
         "name": 2,
         "description": 1,
         "parameters": 1,

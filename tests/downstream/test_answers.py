@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.proxies import Host, inside
+from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
 pytestmark = pytest.mark.anyio
@@ -105,7 +106,7 @@ async def test_a_response_just_under_the_limit_arrives_whole(workshop: Workshop)
     assert result["content"][0]["text"] == "x" * 16_000_000
 
 
-@pytest.mark.parametrize("depth", [100, 186])
+@pytest.mark.parametrize("depth", [100, 116])
 async def test_a_deep_result_passes_unchanged(workshop: Workshop, depth: int, era: str) -> None:
     workshop.server("deep", tools=[tool("dig")], calls={"dig": [{"nested": depth}]})
     async with inside(workshop.config()) as proxy:
@@ -125,7 +126,43 @@ async def test_a_result_too_deep_for_the_parsers_of_hosts_fails_with_an_error(
         result = await Host(proxy, era).call("deep__dig")
 
     assert result["isError"] is True
-    assert "deeper than 190 levels" in result["content"][0]["text"]
+    assert "deeper than 120 levels" in result["content"][0]["text"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-2.5E+400", "9" * 309])
+async def test_a_number_that_hosts_cannot_read_costs_its_own_result(
+    workshop: Workshop, era: str, number: str
+) -> None:
+    """Some hosts end the connection over it, and with that all servers."""
+    raw = f'{{"content":[],"structuredContent":{{"text":"a \\" {number}","x":{number}}}}}'
+    calm = raw.replace(f":{number}", ':1e-999,"y":0e999')
+    workshop.server(
+        "odd",
+        tools=[tool("odd"), tool("calm"), tool("log"), tool("fail")],
+        calls={
+            "odd": [{"raw_result": raw}],
+            "calm": [{"raw_result": calm}],
+            "log": [{"raw": LOGGED.replace("NUMBER", number)}],
+            "fail": [{"raw": FAILED.replace("NUMBER", number)}, {"answered": True}],
+        },
+    )
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        odd, passed = await host.call("odd__odd"), await host.call("odd__calm")
+        await host.call("odd__log", **({} if era == "handshake" else {PREFIX + "logLevel": "debug"}))
+        with pytest.raises(RpcError) as failed:
+            await host.call("odd__fail")
+
+    assert odd["isError"] is True
+    assert "a number too large" in odd["content"][0]["text"]
+    assert passed["structuredContent"]["text"] == f'a " {number}'
+    told = json.dumps([failed.value.data, host.told, host.notifications])
+    assert told.count("left out: it has a number") == 2
+    assert "Infinity" not in told
+
+
+LOGGED = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":[NUMBER]}}'
+FAILED = '{"jsonrpc":"2.0","id":ID,"error":{"code":-32050,"message":"no","data":{"x":NUMBER}}}'
 
 
 async def test_a_lone_surrogate_escaped_in_a_result_does_no_harm(workshop: Workshop, era: str) -> None:

@@ -57,6 +57,20 @@ async def test_a_call_to_a_server_that_starts_for_longer_than_its_timeout_fails_
         assert "late__go" in await Host(proxy, "modern").names()
 
 
+async def test_a_call_to_a_server_that_starts_again_tells_the_old_failure_as_one_of_before(
+    workshop: Workshop,
+) -> None:
+    flag = workshop.flag("later")
+    settings = {"connect_timeout": 0.3, "era": "handshake"}
+    workshop.server("late", on={"initialize": [{"wait": str(flag)}]}, settings=settings)
+    async with inside(workshop.config(limits=QUICK), settled=False) as proxy:
+        client = proxy.fleet.clients["late"]
+        await until(lambda: client.state is ServerState.STARTING and bool(client.cause))
+
+        assert "(starting again; before: it was not ready within 0.3 s)" in str(client.unavailable())
+        flag.touch()
+
+
 async def test_a_server_that_misses_its_connect_timeout_is_stopped_and_retried(workshop: Workshop) -> None:
     flag = workshop.flag("ready")
     server = workshop.server(

@@ -2,11 +2,14 @@
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import httpx2
@@ -152,6 +155,23 @@ async def test_many_concurrent_calls_each_get_their_own_response(proxy: Proxy, s
             group.start_soon(call, number)
 
     assert got == {number: number for number in range(60)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("kind", ["modern", "sse"])
+async def test_the_system_notices_a_stream_whose_other_end_is_gone(workshop: Workshop, kind: str) -> None:
+    """After a laptop has slept, its address has changed or a router has forgotten it, nobody says so."""
+    make, era = (workshop.sse_server, "handshake") if kind == "sse" else (workshop.http_server, kind)
+    server = make("far", tools=[tool("go")], era=era)
+    port = f":{urlsplit(server.settings['url']).port:04X}"
+
+    def timers() -> set[str]:
+        lines = Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+        return {line.split()[5].partition(":")[0] for line in lines if line.split()[2].endswith(port)}
+
+    async with inside(workshop.config()):
+        keepalive = "02"
+        await until(lambda: keepalive in timers())
 
 
 async def test_an_unreachable_server_is_reported_with_its_address(workshop: Workshop) -> None:

@@ -159,12 +159,12 @@ def test_swapped_vectors_are_computed_again(path: Path) -> None:
     np.testing.assert_array_equal(repaired, right)
 
 
-def test_a_failing_store_costs_time_but_no_vector(caplog: pytest.LogCaptureFixture) -> None:
-    store = open_store("memory")
-    store.close()
-    model = CountingEmbedder()
-
-    vectors = cached(model, store).embed(TEXTS)
+def test_a_failing_store_costs_time_but_no_vector(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, model = tmp_path / "store.db", CountingEmbedder()
+    with open_store(path) as store:
+        path.unlink()
+        path.mkdir()
+        vectors = cached(model, store).embed(TEXTS)
 
     np.testing.assert_array_equal(vectors, CountingEmbedder().embed(TEXTS))
     assert len(caplog.records) == 1

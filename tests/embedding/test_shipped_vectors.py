@@ -19,6 +19,7 @@ from mcp_context_proxy.embedding.models import (
     MANIFEST,
     PACKAGED_MODEL,
     SHIPPED,
+    SKETCHING,
     VECTORS,
     Matrix,
     read_folder,
@@ -79,7 +80,10 @@ def test_every_tool_of_the_recorded_servers_has_its_vector(several_servers: bool
 
 
 def test_they_take_at_most_6_mb() -> None:
-    assert sum(path.stat().st_size for path in SHIPPED.glob("*[ny]")) <= 6_000_000
+    files = [path for path in SHIPPED.glob("*[ny]") if path.name != SKETCHING]
+
+    assert sum(path.stat().st_size for path in files) <= 6_000_000
+    assert (SHIPPED / SKETCHING).stat().st_size <= 300_000
 
 
 def test_they_are_those_that_the_model_gives(model: OnnxModel) -> None:
@@ -144,3 +148,30 @@ def test_every_list_is_under_a_licence_that_allows_it() -> None:
 
     assert len(found) > 200
     assert all(licences and licences <= ALLOWED for licences in found.values())
+
+
+def test_sketches_are_near_the_vectors_of_tools_that_the_map_was_not_fitted_on(
+    model: OnnxModel, store: Store
+) -> None:
+    texts = github()[:60]
+    sketches = CachedEmbedder(LazyModel(lambda: model), store.vectors).sketches(texts)
+    assert sketches is not None
+    vectors = model.embed(texts)
+
+    assert np.allclose(np.linalg.norm(sketches, axis=1), 1)
+    assert (sketches * vectors).sum(axis=1).mean() > 0.75
+    # Each is nearer to its own text than to most others.
+    places = (-(sketches @ vectors.T)).argsort(axis=1).argsort(axis=1).diagonal()
+    assert np.median(places) <= 3
+
+
+def test_a_text_without_words_has_a_sketch(model: OnnxModel, store: Store) -> None:
+    sketches = CachedEmbedder(LazyModel(lambda: model), store.vectors).sketches(["", "\ud800", "a" * 100_000])
+
+    assert sketches is not None and np.isfinite(sketches).all()
+
+
+def test_another_model_has_no_sketches(model: OnnxModel, store: Store) -> None:
+    other = LazyModel(lambda: Lent(model, "another@0123456789abcdef"))  # type: ignore[arg-type, return-value]
+
+    assert CachedEmbedder(other, store.vectors).sketches(["text"]) is None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mcp_context_proxy import Embeddings
+from mcp_context_proxy import Config, Embeddings
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +43,16 @@ def test_the_most_similar_texts_come_first_with_their_positions(embeddings: Embe
     assert embeddings.most_similar("send a mail", []) == []
     with pytest.raises(ValueError, match="at least 1"):
         embeddings.most_similar("send a mail", texts, top_k=0)
+
+
+def test_a_text_in_place_of_a_list_is_refused_and_so_is_what_is_no_text(embeddings: Embeddings) -> None:
+    with pytest.raises(TypeError, match="embed_many takes a list"):
+        embeddings.embed_many("abc")
+    with pytest.raises(TypeError, match="a text is int"):
+        embeddings.embed_many(["a", 3])  # type: ignore[list-item]
+
+
+def test_another_model_is_taken_from_a_configuration() -> None:
+    config = Config.of({"embedding": {"model": "all-MiniLM-L6-v2"}})
+    with Embeddings(config) as other, Embeddings() as packaged:
+        assert not np.allclose(other.embed("send a mail"), packaged.embed("send a mail"))

@@ -42,7 +42,7 @@ CAPABLE: dict[str, Any] = {
 
 NUMBERS = (
     '{"big":123456789012345678901234567890,"tiny":1.0e-07,"precise":0.12345678901234567890123,'
-    '"huge":1e400,"minus":-0,"dup":1,"dup":2,"text":"\\u00e9\u2028", "none" : null}'
+    '"huge":1e308,"minus":-0,"dup":1,"dup":2,"text":"\\u00e9\u2028", "none" : null}'
 )
 """An object that changes if it is decoded and encoded again."""
 

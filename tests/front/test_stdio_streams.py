@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from support.ledger import until
 from support.proxies import command, real_command
 from support.raw_client import PREFIX, RawClient
 from support.servers import Workshop, tool
-from support.wires import StdioWire, stdio
+from support.wires import StdioWire, full_pipe, stdio
 
 pytestmark = pytest.mark.anyio
 
@@ -140,6 +142,37 @@ async def test_messages_for_people_go_to_standard_error(workshop: Workshop, tmp_
     with log.open("w", encoding="utf-8") as stderr:
         async with stdio(command(workshop.config()), stderr=stderr):
             await until(lambda: "server dead" in log.read_text(encoding="utf-8"))
+
+
+async def test_a_host_that_reads_no_messages_for_people_is_served_and_later_told_how_many_are_missing(
+    workshop: Workshop,
+) -> None:
+    """A pipe that is full blocks whoever writes to it: for ever, where a host keeps it and never reads."""
+    broken = workshop.flag("broken")
+    workshop.server(
+        "work",
+        tools=[tool("change")],
+        calls={"change": [{"announce": {"method": "notifications/tools/list_changed"}}]},
+        on={"tools/list": [{"if": [str(broken), [{"error": {"code": -32603, "message": "broken"}}]]}]},
+    )
+    workshop.server("dead", at_start=[{"exit": 4}])
+    said = bytearray()
+    with full_pipe() as (reading, writing):
+
+        def told() -> bool:
+            with suppress(BlockingIOError):
+                said.extend(os.read(reading, 1024 * 1024))
+            return re.search(rb"\d messages that nobody read are missing here\n.*broken", said) is not None
+
+        async with stdio(command(workshop.config()), stderr=writing) as client:
+            await client.until_listed("work__change")
+            # Its failure is a message that nobody reads.
+            await until(lambda: len(workshop.servers["dead"].ledger.entries("start")) > 1)
+            assert "isError" not in await client.call("work__change")
+            broken.touch()
+            assert not told()
+            assert "isError" not in await client.call("work__change")
+            await until(told)
 
 
 async def test_output_of_servers_is_logged_without_escape_sequences(

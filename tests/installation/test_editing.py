@@ -173,6 +173,15 @@ def test_yaml_without_servers_gets_one(text: str) -> None:
     assert entries("yaml", edited("yaml", text, ("extensions",), (), OURS), ("extensions",)) == OURS
 
 
+@pytest.mark.parametrize("text", ["", "name: mine\n", "name: mine\nmcpServers:\n", "mcpServers: []\n"])
+def test_first_server_of_a_host_that_lists_them_begins_a_list(text: str) -> None:
+    after = edited("yaml", text, ("mcpServers",), (), OURS, listed=True)
+    (ours,) = yaml.safe_load(after)["mcpServers"]
+    assert ours == {"name": "context-proxy", **OURS["context-proxy"]}
+    left = edited("yaml", after, ("mcpServers",), OURS, {}, listed=True)
+    assert entries("yaml", left, ("mcpServers",)) == {}
+
+
 def test_last_of_two_keys_of_yaml_counts_as_for_the_host() -> None:
     text = "extensions: x\nextensions:\n  docs:\n    cmd: npx\n  other:\n    cmd: y\n"
     after = edited("yaml", text, ("extensions",), {"docs"}, {})

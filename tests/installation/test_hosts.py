@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.nobody import NOBODY
 
 from mcp_context_proxy.config import load
@@ -269,6 +270,23 @@ def test_host_without_a_file_gets_one_and_loses_it_again(host: str, put: Place, 
     assert list(entries(PLACES[host].form, file.read_text("utf-8"), PLACES[host].place)) == ["context-proxy"]
     assert machine.uninstall() == [True]
     assert not file.exists()
+
+
+def test_new_file_of_continue_has_what_it_demands(put: Place, machine: Machine) -> None:
+    file = put("continue", None)
+    machine.install("continue")
+    found = yaml.safe_load(file.read_text("utf-8"))
+    assert {"name", "version", "schema"} < found.keys()
+    assert [one["name"] for one in found["mcpServers"]] == ["context-proxy"]
+
+
+def test_old_settings_of_continue_are_not_hidden_by_a_new_file(environ: dict[str, str]) -> None:
+    folder = Path(environ["HOME"]) / ".continue"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert "continue" not in {host.name for host in hosts_here(environ)}
+    (folder / "config.yaml").write_text("name: mine\n")
+    assert "continue" in {host.name for host in hosts_here(environ)}
 
 
 @pytest.mark.parametrize("host", SETTINGS)

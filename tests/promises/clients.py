@@ -86,10 +86,17 @@ CLIENTS = (
         "client's token. A client that guesses session ids is refused, and no log contains them. A "
         "session, a context, a parked call and a request id are usable only by the principal that "
         "opened them, and `context://requests` has only the queries of the principal that reads it. "
-        "No principal ends the sessions of another by opening many, or takes all the connections or "
-        "all the room for large requests; whoever has clients of several profiles is one person in "
-        "all of these bounds.",
+        "No principal ends the sessions of another by opening many, or takes all the connections, all the "
+        "room for large requests, or all that a server has for the requests, questions, sessions and kept "
+        "results of everybody; whoever has clients of several profiles is one person in all of these bounds.",
         (
+            "server/test_bounds.py::"
+            "test_the_requests_of_one_person_leave_room_at_a_server_for_those_of_others",
+            "server/test_bounds.py::"
+            "test_the_calls_of_one_person_that_wait_for_an_answer_leave_room_for_those_of_others",
+            "server/test_bounds.py::"
+            "test_the_sessions_of_one_person_end_no_connection_that_another_has_to_a_server",
+            "server/test_large_results.py::test_nobody_loses_kept_results_for_those_of_another",
             "front/test_principals.py::test_many_sessions_and_guesses_of_one_principal_harm_no_other",
             "trust/test_tokens.py::test_the_streams_of_one_principal_leave_room_for_those_of_others",
             "front/test_bodies.py::test_the_bodies_of_one_principal_leave_room_for_those_of_another",

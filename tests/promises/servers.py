@@ -22,8 +22,10 @@ LARGE = "server/test_large_results.py::"
 SERVERS = (
     Promise(
         "Every request gets exactly one response, whatever the server behind it does and whatever "
-        "is in the request.",
+        "is in the request. No message that passes is read as two: JSON in several lines is put on one.",
         (
+            "downstream/test_streams.py::test_an_answer_in_several_lines_is_one_message_for_a_host_on_standard_streams",
+            "every_front/test_calls.py::test_arguments_in_several_lines_are_one_message_for_the_server",
             MODES,
             SOAK,
             STOPPING + "test_a_call_that_outlasts_the_drain_timeout_fails_and_is_cancelled",
@@ -90,7 +92,7 @@ SERVERS = (
         "refused with an explanation, or dropped if it is a notification. What was compressed more than "
         "once is refused.",
         (
-            "front/test_shared.py::test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fill_its_bridge",
+            "front/test_shared_strangers.py::test_neither_nested_nor_endless_lines_of_a_host_end_its_session_or_fill_its_bridge",
             "protocol/test_framing.py::test_an_endless_line_is_not_buffered",
             "downstream/test_answers.py::test_a_response_over_the_limit_is_reported_with_its_size_and_the_limit",
             "downstream/test_calls.py::test_requests_that_a_server_does_not_read_are_bounded_in_bytes",
@@ -126,8 +128,14 @@ SERVERS = (
     Promise(
         "A bad entry in a list is withheld on its own; the rest of the list stays. No listed "
         "definition names a member twice or has a number that is too large to be read, for which "
-        "some hosts refuse the whole list.",
+        "some hosts refuse the whole list. No member that some readers take for another one of the "
+        "protocol, such as `Name` or `requested_schema`, passes in a definition, a request of a client, "
+        "or a question or message of a server.",
         (
+            "catalog/test_definitions.py::test_a_member_that_some_hosts_read_as_another_is_left_out",
+            "server/test_names.py::test_no_other_spelling_of_a_param_tells_a_server_something_else",
+            "server/test_questions.py::test_no_other_spelling_of_a_result_asks_a_client",
+            "server/test_questions.py::test_a_question_that_hides_something_or_is_too_large_reaches_nobody",
             DEFINITIONS + "test_invalid_entries_do_not_affect_valid_tools",
             DEFINITIONS + "test_a_schema_that_is_too_deep_withholds_its_own_tool_only",
             "trust/test_relatives.py::test_an_entry_of_any_depth_costs_only_itself_and_no_result_is_cut",
@@ -196,14 +204,15 @@ SERVERS = (
     ),
     Promise(
         "Secrets from the configuration and from logins never appear in logs, errors, failed "
-        "results, questions to a person or a model, or a server's last output, neither as they are "
-        "nor in escapes, percent-encoding, base64 or hexadecimal digits. What commands and the page "
+        "results, questions to a person or a model, stored queries, or a server's last output, neither as "
+        "they are nor in escapes, percent-encoding, base64 or hexadecimal digits. What commands and the page "
         "show about servers is redacted, too, even a name that a server took from its secret.",
         (
             "cli/test_install.py::test_no_change_shows_a_secret_and_a_file_that_gets_one_is_private",
             "cli/test_strangers.py::test_no_command_prints_a_secret_that_a_server_uses_as_a_name",
             "cli/test_strangers.py::"
             "test_check_prints_little_of_what_a_package_runner_says_and_no_secret_of_it",
+            "server/test_guard.py::test_a_secret_in_a_query_or_a_goal_is_not_kept",
             STRANGERS + "test_a_secret_that_a_message_of_ours_quotes_is_removed_and_never_cut",
             STRANGERS + "test_a_question_holds_no_secret_of_its_server",
             MODES,
@@ -246,7 +255,7 @@ SERVERS = (
             FOLDER + "test_a_relative_command_counts_from_the_configuration",
             FOLDER + "test_a_relative_folder_on_the_path_counts_from_the_configuration",
             "proxy/test_lazy.py::test_what_a_server_listed_in_one_repository_is_not_remembered_in_another",
-            "front/test_shared.py::test_program_of_a_repository_that_the_host_has_opened_does_not_run",
+            "front/test_shared_strangers.py::test_program_of_a_repository_that_the_host_has_opened_does_not_run",
         ),
     ),
     Promise(
@@ -275,8 +284,11 @@ SERVERS = (
     ),
     Promise(
         "A host that stops reading does not fill the memory of the proxy, and is disconnected after 30 "
-        "seconds.",
+        "seconds. One that never reads the messages on stderr, or has closed it, is served all the same.",
         (
+            "front/test_stdio_streams.py::"
+            "test_a_host_that_reads_no_messages_for_people_is_served_and_later_told_how_many_are_missing",
+            "front/test_shared.py::test_session_whose_host_takes_no_messages_for_people_is_served",
             STOPPING + "test_a_host_that_stops_reading_is_dropped_and_nothing_is_left_behind",
             "front/test_stdio_streams.py::test_a_host_that_reads_late_gets_every_answer_and_servers_are_paused_meanwhile",
             "downstream/test_backpressure.py::test_a_paused_pipe_is_read_again_after_backpressure_ends",

@@ -1,13 +1,18 @@
 """Indexing as a user meets it: whose tools come first, and that it never holds up the end."""
 
 import sqlite3
+import threading
 from contextlib import closing
 
+import anyio
 import pytest
 from support.embeddings import embedding_service
 from support.proxies import Host, command, inside
 from support.servers import Workshop, tool
 from support.wires import stdio
+
+from mcp_context_proxy.context.search_filters import BackgroundIndexing, OnProgress
+from mcp_context_proxy.items import Snapshot
 
 pytestmark = pytest.mark.anyio
 
@@ -67,3 +72,46 @@ async def test_without_recent_queries_search_is_not_prepared(workshop: Workshop)
                 await client.call("call_tool", {"name": "first__alpha", "arguments": {}})
 
     assert service.texts == []
+
+
+class Slow:
+    """An engine whose indexing reports two texts of very many, and gets no further until it is told to."""
+
+    def __init__(self, texts: int) -> None:
+        self._texts, self.go_on = texts, threading.Event()
+
+    def index(self, _snapshot: Snapshot, on_progress: OnProgress, _cancelled: object) -> None:
+        on_progress(1, self._texts)
+        on_progress(2, self._texts)
+        self.go_on.wait()
+
+    def indexed(self, _snapshot: Snapshot) -> bool:
+        return False
+
+
+async def test_a_search_does_not_wait_for_indexing_that_will_not_be_ready_in_time() -> None:
+    slow, snapshot, patience = Slow(10**15), Snapshot(1, ()), 3600.0
+    indexing = BackgroundIndexing(slow, lambda: None)  # type: ignore[arg-type]
+    async with anyio.create_task_group() as group:
+        group.start_soon(indexing.run)
+        await indexing.wait(snapshot, anyio.current_time() + patience, patience, None)
+        slow.go_on.set()
+        group.cancel_scope.cancel()
+
+
+async def test_a_search_waits_for_indexing_that_may_be_ready_in_time() -> None:
+    slow, snapshot, patience = Slow(3), Snapshot(1, ()), 3600.0
+    indexing = BackgroundIndexing(slow, lambda: None)  # type: ignore[arg-type]
+    reported = list[int]()
+
+    def report(done: int, _total: int) -> None:
+        reported.append(done)
+        if done == 2:
+            slow.go_on.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(indexing.run)
+        await indexing.wait(snapshot, anyio.current_time() + patience, patience, report)
+        group.cancel_scope.cancel()
+
+    assert reported == [1, 2]

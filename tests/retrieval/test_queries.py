@@ -24,6 +24,7 @@ from mcp_context_proxy.retrieval.purposes import (
     WEB_SEARCH,
     WRITTEN_DOWN,
     purpose_of,
+    service_of,
 )
 from mcp_context_proxy.retrieval.queries import (
     CARRIED_SHARE,
@@ -562,6 +563,8 @@ def test_who_changed_something_is_in_its_history() -> None:
         ("I don't want to close the ticket, only move it to the next sprint", "close"),
         ("show me the chart, nothing should be uninstalled", "uninstalled"),
         ("read the cells but do not edit them", "edit"),
+        ("delete nothing, just list the branches", "delete"),
+        ("show me the open requests but merge none of them", "merge"),
     ],
 )
 def test_what_is_not_to_be_done_counts_little(request_: str, unwanted: str) -> None:
@@ -575,6 +578,7 @@ def test_what_is_not_to_be_done_counts_little(request_: str, unwanted: str) -> N
         "never delete my notes without asking",
         "list the issues that are not assigned",
         "the button does not delete the note",
+        "assigned to nothing so far",
         "don't forget to send the mail to Anna",
     ],
 )
@@ -610,3 +614,124 @@ def test_what_is_written_down_nowhere_is_for_notes() -> None:
 @pytest.mark.parametrize("request_", ["show me the commit history", "get the git log of main"])
 def test_a_history_that_is_named_is_one(request_: str) -> None:
     assert read(request_).purpose is HISTORY
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ("ok good, and now list the pods", "list the pods"),
+        ("hi there, what is in the stash", "what is in the stash"),
+        ("no, the other one", "the other one"),
+        ("wait for the page to load", "wait for the page to load"),
+        ("no changes please, list the pods", "no changes please, list the pods"),
+        ("ok", "ok"),
+    ],
+)
+def test_words_that_only_go_on_with_a_conversation_are_left_out(request_: str, said: str) -> None:
+    assert read(request_).texts[0] == said
+    assert read(request_).read_as is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "core"),
+    [
+        (
+            "We are at this since Monday and my boss is angry. Who made the last commit?",
+            "Who made the last commit?",
+        ),
+        ("it was a long day and everybody is tired, so list the pods of staging", "list the pods of staging"),
+        ("read what Dr. Paulsen commented. I have no time for it today", "read what Dr. Paulsen commented."),
+    ],
+)
+def test_a_story_around_a_request_may_be_left_out(request_: str, core: str) -> None:
+    assert core in read(request_).cores
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "my notes on the onboarding are in notion somewhere",
+        "I'm planning a trip to Oslo. Find a hotel",
+        "I need the text of the page",
+        "list the pods and show the logs of the first one",
+        "I met Anna. Add her as a customer and tell the team",
+    ],
+)
+def test_a_request_that_is_no_story_or_has_several_needs_is_read_as_a_whole(request_: str) -> None:
+    assert read(request_).cores == ()
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        "There was a long discussion in the meeting and nobody agreed on anything. {}",
+        "The client called twice today and he was not amused. {}",
+        "{} I have been waiting for that the whole day.",
+    ],
+)
+def test_a_story_around_a_request_hides_no_tool(story: str, real: Callable[[str], list[str]]) -> None:
+    request_ = "which pull requests are still open?"
+
+    assert real(story.format(request_))[0] == real(request_)[0] == "list_pull_requests"
+
+
+def test_a_question_after_a_colon_is_what_is_asked() -> None:
+    assert weight("just look at it: which branches are merged", "branches") == 1
+    assert weight("comment on issue 12: which branches are merged", "branches") == CARRIED_SHARE
+
+
+@pytest.mark.parametrize(
+    ("request_", "last"),
+    [
+        ("is there an issue about the leak already? if not, open one", "open issue"),
+        ("do we have a label for security? otherwise create one for it", "create label for it"),
+        ("list the pods, then describe one of them", "describe one of them"),
+    ],
+)
+def test_one_means_what_the_need_before_is_about(request_: str, last: str) -> None:
+    assert read(request_).texts[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("request_", "meant"),
+    [
+        ("who am I logged in as", "get current user"),
+        ("stop the job 12", "cancel the job 12"),
+        ("make the heading bold", "format the heading bold"),
+        ("lock the report", "protect the report"),
+    ],
+)
+def test_an_order_in_the_words_of_people_is_read_in_those_of_tools(request_: str, meant: str) -> None:
+    assert read(request_).read_as == meant
+
+
+def test_a_request_that_needs_what_was_told_before_stays_whole() -> None:
+    assert read("the job has been hanging for an hour and it is late, stop it").cores == ()
+
+
+@pytest.mark.parametrize(
+    ("request_", "service"),
+    [
+        ("upload this to s3", "s3"),
+        ("what's in my gmail inbox", "gmail"),
+        ("post the photo on Instagram", "instagram"),
+        ("open youtube in the browser", None),
+        ("search the web for the founders of airbnb", None),
+        ("rename the file s3_notes.txt", None),
+    ],
+)
+def test_a_request_may_be_for_a_service_by_name(request_: str, service: str | None) -> None:
+    assert service_of(request_) == service
+
+
+def test_what_is_for_a_service_that_no_tool_names_fits_nothing(
+    snapshot: Callable[..., Snapshot], tool: Callable[..., Tool]
+) -> None:
+    attach = tool("upload_attachment", "Upload a file as an attachment of a page.", server="wiki")
+    put = tool("put_object", "Upload a file to a bucket of S3.", server="storage")
+    with open_store("memory") as store:
+        engine = Engine(CachedEmbedder(LazyModel(), store.vectors), calibration=packaged_background())
+
+        assert not engine.search("upload this to s3", snapshot(attach)).fits
+        assert engine.search("upload this to s3", snapshot(attach, put)).results[0].item.name == "put_object"
+        assert engine.search("upload this to the page", snapshot(attach)).fits

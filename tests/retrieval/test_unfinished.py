@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mcp_context_proxy.errors import EmbeddingCancelledError
+from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.indexing import (
@@ -16,6 +16,7 @@ from mcp_context_proxy.retrieval.indexing import (
     BATCH_ITEMS,
     FIRST_ITEMS,
     TEXTS_A_STEP,
+    TEXTS_AHEAD,
     TEXTS_KEPT,
     embedded,
     read,
@@ -354,3 +355,95 @@ def test_an_empty_catalog_is_indexed_at_once(
 
     assert engine.indexed(empty)
     assert engine.search("anything", empty, wait=False).results == ()
+
+
+def thing(tool: Callable[..., Tool], n: int) -> Tool:
+    return tool(f"tool_{n:03}", f"Does thing {n} of {n % 7}.", server=f"server{n % 3}")
+
+
+def test_a_search_ahead_of_indexing_embeds_what_is_likely_and_finds_what_it_finds_later(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(*(thing(tool, n) for n in range(400)))
+    vectors = word_vectors()
+    engine = Engine(vectors, word_vectors())
+    early = engine.search("does thing 123 of 4", catalog, wait=False, ahead=60.0)
+    embedded_for_it = list(vectors.texts)
+    later = engine.search("does thing 123 of 4", catalog)
+
+    assert (early.method, early.fits, early.likely) == ("hybrid", True, len(embedded_for_it))
+    assert 0 < early.likely < 100
+    assert (
+        early.note
+        == f"Indexing goes on: of 400 items, the {early.likely} likeliest were compared by meaning."
+    )
+    assert early.results[0].item.name == later.results[0].item.name == "tool_123"
+    assert early.results[0].score == later.results[0].score
+    assert (later.likely, later.note) == (0, None)
+    assert sorted(vectors.texts) == sorted({*vectors.texts}), "each text is embedded once"
+
+
+def test_a_search_ahead_embeds_nothing_that_it_embedded_before(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(*(thing(tool, n) for n in range(400)))
+    vectors = word_vectors()
+    engine = Engine(vectors, word_vectors())
+    first = engine.search("does thing 123", catalog, wait=False, ahead=60.0)
+    calls = len(vectors.calls)
+    again = engine.search("does thing 123", catalog, wait=False, ahead=60.0)
+
+    assert [one.score for one in again.results] == [one.score for one in first.results]
+    assert len(vectors.calls) == calls
+
+
+def test_a_sketch_brings_a_likely_tool_that_has_none_of_the_words(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(*(thing(tool, n) for n in range(400)), tool("ring_bell", "Makes it sound."))
+    vectors, query = word_vectors(), "thing: alarm everybody"
+
+    def sketch(texts: Sequence[str]) -> np.ndarray:
+        return np.array([word_vectors().embed([query if "bell" in text else text])[0] for text in texts])
+
+    for with_sketch in (False, True):
+        engine = Engine(vectors, word_vectors(), sketch=sketch if with_sketch else lambda _texts: None)
+        engine.search(query, catalog, wait=False, ahead=60.0)
+        assert any("bell" in text for text in vectors.texts) == with_sketch
+
+
+def test_a_search_ahead_that_has_no_time_left_says_what_was_searched_by_words(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    catalog = snapshot(
+        *(tool(f"tool_{n}", f"Does thing {n}. " + f"And thing {n} again. " * 60) for n in range(50))
+    )
+    vectors = word_vectors()
+    ranking = Engine(vectors, word_vectors()).search("thing 7", catalog, wait=False, ahead=1e-9)
+
+    assert len(vectors.texts) == TEXTS_AHEAD
+    assert ranking.results[0].item.name == "tool_7"
+    assert ranking.note == "Indexing goes on: 50 of 50 items were searched by words alone."
+
+
+def test_where_the_model_fails_a_search_ahead_uses_words(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    failing = word_vectors(ModelError("model.onnx", "it is damaged", "reinstall it"))
+    ranking = Engine(failing, word_vectors()).search("read a file", catalog, wait=False, ahead=60.0)
+
+    assert [one.item.name for one in ranking.results] == ["read_file"]
+    assert ranking.likely == 0
+
+
+def test_tools_of_a_suspected_server_take_no_places_of_likely_ones(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    stuffed = [
+        tool(f"do_{n:04}", "I need a flight to Rome. Show me a flight.", server="evil") for n in range(90)
+    ]
+    catalog = snapshot(*stuffed, tool("find_flight", "Finds it.", server="good"))
+    vectors = word_vectors()
+    Engine(vectors, word_vectors()).search("a flight to Rome", catalog, wait=False, ahead=60.0)
+
+    assert any(text.startswith("good") for text in vectors.texts)

@@ -143,6 +143,7 @@ async def test_more_tools_than_there_is_room_for_are_named(workshop: Workshop) -
     assert tokens(text) <= 700
 
 
+ID = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 ROW = {"type": "object", "properties": {"cells": {"type": "array", "items": {"type": "string"}}}}
 
 
@@ -176,6 +177,30 @@ ROW = {"type": "object", "properties": {"cells": {"type": "array", "items": {"ty
             },
             "rows: {cells?: string[]}[]",
         ),
+        (
+            {
+                "type": "object",
+                "properties": {
+                    "to": {"anyOf": [{"type": "array", "items": {"oneOf": [ROW, ID]}}, {"type": "string"}]},
+                    "kind": {"type": "string", "enum": ["a", "b"], "default": "a"},
+                },
+                "required": ["to", "kind"],
+            },
+            'to: ({cells?: string[]} | {id: integer})[] | string, kind: "a" | "b" = "a"',
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {
+                    "since": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]},
+                    "limit": {"type": ["integer", "null"]},
+                    "tongue": {"type": "string", "enum": [*"abcdefghij"]},
+                },
+            },
+            'since?: string(date-time), limit?: integer, tongue?: "a" | "b" | "c" | ... 7 more',
+        ),
+        ({"$schema": "http://json-schema.org/draft-07/schema#"}, "parameters not told by its server"),
+        ({"type": "object"}, ""),
     ],
 )
 async def test_parameters_are_shown_wherever_a_schema_has_them(
@@ -186,6 +211,75 @@ async def test_parameters_are_shown_wherever_a_schema_has_them(
         text = await text_of(Host(proxy, "modern"), "file the yearly report")
 
     assert line_of(text, "desk__file_the_report") == f"desk__file_the_report({shown})"
+
+
+async def test_optional_parameters_that_the_query_speaks_of_come_first_and_are_always_named(
+    workshop: Workshop,
+) -> None:
+    many = {f"parameter_{n}": {"type": "string"} for n in range(20)}
+    state = {"state": {"type": "string", "enum": ["opened", "closed"]}}
+    tools = [
+        tool(f"list_{kind}", f"Lists the {kind} of a region.", inputSchema={"properties": many | state})
+        for kind in ("requests", "reports", "rumours", "repairs", "results", "recalls")
+    ]
+    workshop.server("desk", tools=tools)
+    async with inside(workshop.config(search={"include_score": 0.1})) as proxy:
+        host = Host(proxy, "modern")
+        text = await text_of(host, "list the closed requests of a region", top_n=6)
+        other = await text_of(host, "list the requests of a region", top_n=6)
+
+    assert line_of(text, "desk__list_requests").startswith(
+        'desk__list_requests(state?: "opened" | "closed", '
+    )
+    lines = [line for line in text.splitlines() if line.startswith("desk__")]
+    assert len(lines) == 6
+    assert all('(state?: "opened" | "closed", ' in line for line in lines)
+    assert "state?" not in other
+
+
+async def test_the_best_tools_note_what_the_names_of_their_parameters_do_not_say(workshop: Workshop) -> None:
+    described = {
+        "time": "Time to convert in 24-hour format (HH:MM)",
+        "text": "The text.",
+        "zone": "IANA name of the time zone, such as 'Asia/Tokyo'. More of it.",
+        "quiet": "True to say nothing whatever happens",
+    }
+    properties = {name: {"type": "string", "description": words} for name, words in described.items()}
+    properties["key"] = {"type": "string", "pattern": "^[A-Z]+-[0-9]+$"}
+    schema = {"type": "object", "properties": properties, "required": ["time", "text", "zone", "key"]}
+    tools = [tool(name, f"To {name} a time.", inputSchema=schema) for name in ("convert", "shift")]
+    workshop.server("clock", tools=tools)
+    async with inside(workshop.config(search={"include_score": 0.1})) as proxy:
+        text = await text_of(Host(proxy, "modern"), "convert a time", top_n=2)
+
+    notes = [
+        "  time: Time to convert in 24-hour format (HH:MM)",
+        "  zone: IANA name of the time zone, such as 'Asia/Tokyo'.",
+        "  key: matches ^[A-Z]+-[0-9]+$",
+    ]
+    best, second = text.index("clock__convert("), text.index("clock__shift(")
+    assert text[best:second].splitlines()[2:5] == notes
+    # Those that both have are not repeated.
+    assert text.count("IANA name") == 1
+    assert "quiet:" not in text
+
+
+async def test_room_that_is_left_goes_to_the_best_tool(workshop: Workshop) -> None:
+    properties = {f"parameter_{n}": {"type": "string"} for n in range(30)}
+    words = "Keeps the yearly report of a region with all of its figures where it belongs. "
+    tools = [
+        tool(name, f"To {name}: {words * 3}", inputSchema={"type": "object", "properties": properties})
+        for name in [
+            f"{verb}_report" for verb in ("file", "copy", "read", "move", "burn", "sell", "lend", "hide")
+        ]
+    ]
+    workshop.server("desk", tools=tools)
+    async with inside(workshop.config(search={"include_score": 0.1})) as proxy:
+        text = await text_of(Host(proxy, "modern"), "file the yearly report of a region")
+
+    best, *others = [line for line in text.splitlines() if line.startswith("desk__")]
+    assert "parameter_0?: string" in best
+    assert "parameter_0?: string" not in others[-1]
 
 
 async def test_a_tool_with_hundreds_of_required_parameters_cannot_make_an_answer_long(
@@ -282,6 +376,45 @@ async def test_a_long_description_is_cut_to_its_first_sentences_and_whole_on_req
     assert "\n  # Kettle\n" in whole
 
 
+async def test_a_sentence_that_was_wrapped_into_lines_is_told_to_its_end(workshop: Workshop) -> None:
+    described = (
+        "Add or replace a chart, which stands beside the table that\nits values come from. "
+        "**Best for:** reports.\n- `source` is a range (e.g. `A1:B2`). It is needed.\n\nNot for:\n- "
+        + "charts of what has no table and is "
+        * 10
+    )
+    workshop.server("sheet", tools=[tool("add_chart", described)])
+    async with inside(workshop.config()) as proxy:
+        text = await text_of(Host(proxy, "modern"), "add a chart to the table")
+
+    told = (
+        "  Add or replace a chart, which stands beside the table that its values come from. "
+        "Best for: reports. `source` is a range (e.g. `A1:B2`). It is needed."
+    )
+    assert told in text.splitlines()
+
+
+async def test_a_schema_is_told_without_what_says_nothing_to_a_model(workshop: Workshop) -> None:
+    title = {"type": "string", "title": "Title", "description": "Of the page"}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "addArguments",
+        "type": "object",
+        "properties": {"title": title, "parts": {"type": "array", "items": {"anyOf": [title, ID]}}},
+        "additionalProperties": False,
+    }
+    workshop.server("wiki", tools=[tool("add_page", "Adds a page.", inputSchema=schema)])
+    async with inside(workshop.config()) as proxy:
+        text = await text_of(Host(proxy, "modern"), "add_page")
+
+    (line,) = [line for line in text.splitlines() if line.startswith("  Input schema: ")]
+    plain = {"type": "string", "description": "Of the page"}
+    assert json.loads(line.partition(": ")[2]) == {
+        "type": "object",
+        "properties": {"title": plain, "parts": {"type": "array", "items": {"anyOf": [plain, ID]}}},
+    }
+
+
 async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(workshop: Workshop) -> None:
     tools = [tool("create_issue", "Opens a ticket."), tool("close_issue", "Closes a ticket.")]
     for server in ("home", "work"):
@@ -298,3 +431,54 @@ async def test_the_same_tool_of_two_servers_is_told_once_and_the_other_is_named(
         assert f"  The same at another server: {other}." in text.splitlines()
         assert f"{other}(" not in text
         assert one["name"].partition("__")[2] == other.partition("__")[2]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param({"error": {"code": -32602, "message": "invalid"}}, id="error"),
+        pytest.param(
+            {"result": {"content": [{"type": "text", "text": "invalid"}], "isError": True}}, id="result"
+        ),
+    ],
+)
+async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments_lack(
+    workshop: Workshop, era: str, refusal: dict[str, Any]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "zone": {"type": "string"},
+            "day": {"type": "integer"},
+            "unit": {"type": "string", "enum": ["h", "min"]},
+        },
+        "required": ["zone"],
+    }
+    tools = [tool("tell", "Tells time.", inputSchema=schema)]
+    workshop.server("clock", tools=tools, calls={"tell": [refusal]})
+    calls = [{"tz": "x", "unit": "s", "day": "monday"}, {"zone": "UTC", "day": 1, "unit": "h"}]
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        wrong, right = [
+            await host.call("call_tool", {"name": "clock__tell", "arguments": one}) for one in calls
+        ]
+
+    said = wrong["content"][-1]["text"].splitlines()[-1]
+    assert wrong["isError"]
+    assert said == (
+        'It takes (zone: string, day?: integer, unit?: "h" | "min"). Missing: zone. Not known: tz. '
+        "Of another type or value: unit, day. Search for clock__tell to see all about it."
+    )
+    # Nothing is wrong with these arguments that could be seen from outside.
+    assert "It takes" not in json.dumps(right)
+
+
+async def test_a_name_that_several_servers_have_leads_to_the_names_to_choose_from(workshop: Workshop) -> None:
+    for server in ("wiki", "web"):
+        workshop.server(server, tools=[tool("find_page")])
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", {"name": "find_page"})
+
+    (block,) = answer["content"]
+    assert answer["isError"]
+    assert block["text"] == "several servers have a tool 'find_page': use web__find_page or wiki__find_page"

@@ -1,5 +1,6 @@
 """Messages of servers and clients that the proxy would keep or pass on are bounded, and concern somebody."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import URI_CHARACTERS, covers
 from mcp_context_proxy.server.notifications import UPDATES_AT_ONCE
 from mcp_context_proxy.server.resources import SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES
+from mcp_context_proxy.trust.principals import MARK, Principal, Profile, Role
 
 pytestmark = pytest.mark.anyio
 
@@ -215,6 +217,79 @@ def test_a_message_with_an_endless_id_is_refused(decode: Callable[[bytes], objec
     assert decode(encoded(envelope.ID_CHARACTERS))
     with pytest.raises(envelope.MalformedError, match="1,000 characters"):
         decode(encoded(envelope.ID_CHARACTERS + 1))
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [({"in_flight_per_server": 4}, "x"), ({"message_bytes": 100_000}, "x" * 12_000)],
+    ids=["number", "bytes"],
+)
+async def test_the_requests_of_one_person_leave_room_at_a_server_for_those_of_others(
+    workshop: Workshop, limits: dict[str, int], text: str
+) -> None:
+    server = workshop.server(
+        "work", tools=[tool("hang"), tool("echo")], calls={"hang": [{"wait_cancelled": True}]}
+    )
+    config = workshop.config(limits=limits, clients={"desk": {}})
+    async with inside(config) as proxy, anyio.create_task_group() as group:
+        anna, bens = (Principal(name, Role.USE) for name in ("anna", "ben"))
+        for place in ("mcp", "profile"):
+            host = Host(proxy, "modern", rights=anna if place == "mcp" else within(anna))
+            group.start_soon(host.call, "work__hang", {"text": text})
+        await until(lambda: len(server.ledger.calls("hang")) == 2)
+
+        refused = await Host(proxy, "modern", rights=anna).call("work__echo", {"text": text})
+        served = await Host(proxy, "modern", rights=bens).call("work__echo", {"text": text})
+        own = await Host(proxy, "modern").call("work__echo", {"text": text})
+        group.cancel_scope.cancel()
+
+    assert "of your requests" in refused["content"][0]["text"]
+    assert "isError" not in served
+    assert "isError" not in own
+
+
+QUESTION = {
+    "method": "elicitation/create",
+    "params": {"message": "Sure?", "requestedSchema": {"type": "object"}},
+}
+FORMS = {"elicitation": {"form": {}}}
+
+
+async def test_the_calls_of_one_person_that_wait_for_an_answer_leave_room_for_those_of_others(
+    workshop: Workshop,
+) -> None:
+    workshop.server("work", tools=[tool("ask")], calls={"ask": [{"ask": QUESTION}]})
+    anna, ben = (Principal(name, Role.USE) for name in ("anna", "ben"))
+    limits = {"parked_calls": 4, "lanes_per_server": 32}
+    async with inside(workshop.config(limits=limits)) as proxy:
+        annas = [await Host(proxy, "modern", FORMS, rights=anna).call("work__ask") for _ in range(4)]
+        bens = [await Host(proxy, "modern", FORMS, rights=ben).call("work__ask") for _ in range(2)]
+
+    assert ["requestState" in each for each in annas] == [True, True, False, False]
+    assert all("requestState" in each for each in bens)
+
+
+async def test_the_sessions_of_one_person_end_no_connection_that_another_has_to_a_server(
+    workshop: Workshop,
+) -> None:
+    server = workshop.server("work", tools=[tool("echo")], settings={"isolation": "session"})
+    anna, ben = (Principal(name, Role.USE) for name in ("anna", "ben"))
+    async with inside(workshop.config(limits={"lanes_per_server": 4})) as proxy:
+        bens = Host(proxy, "handshake", rights=ben)
+        await bens.call("work__echo")
+        for _ in range(6):
+            await Host(proxy, "handshake", rights=anna).call("work__echo")
+        started = len(server.ledger.entries("start"))
+        await bens.call("work__echo")
+
+    assert started > 6
+    assert len(server.ledger.entries("start")) == started
+
+
+def within(principal: Principal) -> Principal:
+    """The same person at the address of a profile."""
+    name = f"{principal.name} {MARK}desk"
+    return dataclasses.replace(principal, name=name, profile=Profile("desk"))
 
 
 async def test_repeated_notifications_of_a_client_wait_together_for_a_server_that_does_not_read(

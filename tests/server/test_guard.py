@@ -4,7 +4,9 @@ import base64
 import html
 import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
@@ -289,3 +291,21 @@ async def test_a_refused_call_is_no_failure_of_its_tool(workshop: Workshop, era:
 
     assert usage is not None
     assert "stranger" not in usage.counters.servers
+
+
+async def test_a_secret_in_a_query_or_a_goal_is_not_kept(workshop: Workshop, era: str) -> None:
+    """The store outlives the configuration that knows what is a secret, and is copied and exported."""
+    servers(workshop)
+    store = workshop.folder / "state" / "store.sqlite3"
+    async with inside(workshop.config(store={"path": str(store)})) as proxy:
+        host = Host(proxy, era)
+        await host.call("search_available_tools", {"query": f"post {PLAIN} to a page"})
+        goal = {"name": "owner__post", "arguments": {"text": "hello"}, "goal": f"post with {PLAIN}"}
+        assert "isError" not in await host.call("call_tool", goal)
+
+    with closing(sqlite3.connect(store)) as opened:
+        ((learned,),) = opened.execute("SELECT query FROM learned").fetchall()
+    kept = b"".join(path.read_bytes() for path in store.parent.rglob("*") if path.is_file())
+    assert learned == "post with [redacted OWNER_KEY]"
+    assert b"post [redacted OWNER_KEY] to a page" in kept
+    assert PLAIN.encode() not in kept

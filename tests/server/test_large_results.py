@@ -16,7 +16,9 @@ from support.servers import Workshop, tool
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.results import KeptResults
-from mcp_context_proxy.results.result_store import RESULTS_KEPT_PER_SESSION, KeptText
+from mcp_context_proxy.results.result_store import RESULTS_KEPT, RESULTS_KEPT_PER_SESSION, KeptText
+from mcp_context_proxy.system.threads import assigned
+from mcp_context_proxy.trust.principals import ACTING, Principal, Role
 
 pytestmark = pytest.mark.anyio
 
@@ -350,6 +352,19 @@ async def test_results_are_kept_for_a_while_and_in_a_bounded_number() -> None:
     now = 11.0
     assert await kept.get("two", "b") is None
     assert await kept.get("one", "a3") is not None
+
+
+async def test_nobody_loses_kept_results_for_those_of_another() -> None:
+    kept = KeptResults(None, 10.0, lambda: 0.0)
+    with assigned(ACTING, Principal("ben", Role.USE)):
+        await kept.put("bens", "b", KeptText(b"x", "work"))
+    with assigned(ACTING, Principal("anna", Role.USE)):
+        for number in range(2 * RESULTS_KEPT):
+            await kept.put(f"session {number}", f"a{number}", KeptText(b"x" * 1000, "work"))
+
+    assert await kept.get("bens", "b") is not None
+    assert await kept.get("session 0", "a0") is None
+    assert len(kept.all()) == RESULTS_KEPT
 
 
 async def test_an_untrusted_text_is_marked_also_where_it_is_shortened_and_read(workshop: Workshop) -> None:

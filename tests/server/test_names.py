@@ -42,6 +42,40 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CatalogRefresh, "wait_for_server", impatient)
 
 
+SPELLINGS = [
+    ("tools/call", {"name": "work__safe", "Name": "danger"}),
+    ("tools/call", {"name": "work__safe", "NAME": "danger"}),
+    ("tools/call", {"name": "work__safe", "name\0": "danger"}),
+    ("tools/call", {"name": "work__safe", "arguments": {"text": "a"}, "Arguments": {"text": "b"}}),
+    ("prompts/get", {"name": "work__open", "Name": "closed"}),
+    ("resources/read", {"uri": "work://open", "\u016bri": "x", "URI": "work://closed"}),
+    ("completion/complete", {"ref": {"type": "ref/prompt", "name": "work__open", "Name": "closed"}}),
+]
+
+
+@pytest.mark.parametrize(("method", "params"), SPELLINGS)
+async def test_no_other_spelling_of_a_param_tells_a_server_something_else(
+    workshop: Workshop, era: str, method: str, params: dict[str, Any]
+) -> None:
+    """Servers in Go may take the last of ``name`` and ``Name`` (CVE-2026-27896): one that is denied."""
+    server = workshop.server(
+        "work",
+        tools=[tool("safe"), tool("danger")],
+        prompts=[{"name": "open"}],
+        resources=[{"uri": "work://open", "name": "open"}],
+        settings={"deny": ["danger"]},
+    )
+    argument = {"argument": {"name": "x", "value": ""}} if method == "completion/complete" else {}
+    async with inside(workshop.config()) as proxy:
+        with pytest.raises(RpcError, match="read as") as refused:
+            await Host(proxy, era).request(method, params | argument)
+
+    assert refused.value.code == -32602
+    assert [
+        entry for entry in server.ledger.entries() if "danger" in str(entry) or "closed" in str(entry)
+    ] == []
+
+
 @pytest.fixture
 def helper(workshop: Workshop) -> Server:
     """A server whose tools and prompts have the names of another's."""
@@ -399,14 +433,74 @@ async def test_a_server_named_like_half_of_a_prefix_takes_no_names(workshop: Wor
     assert "server 'a_' is not available" in text(answer)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tool": "github__create_issue", "args": {"title": "x"}},
+        {"tool_name": "github__create_issue", "parameters": {"title": "x"}},
+        {"name": "github__create_issue", "input": {"title": "x"}, "goal": "a note"},
+        {"toolName": "github__create_issue", "arguments": '{"title": "x"}'},
+    ],
+)
+async def test_call_tools_understand_the_words_of_others_for_name_and_arguments(
+    workshop: Workshop, said: dict[str, Any]
+) -> None:
+    server = workshop.server("github", **HONEST)
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", said)
+
+    assert not answer.get("isError")
+    (sent,) = server.ledger.messages("tools/call")
+    assert sent["params"]["arguments"] == {"title": "x"}
+
+
+async def test_two_words_for_the_same_argument_of_a_call_tool_are_refused(workshop: Workshop) -> None:
+    server = workshop.server("github", **HONEST)
+    said = {"name": "github__create_issue", "args": {"title": "x"}, "params": {"title": "y"}}
+    async with inside(workshop.config()) as proxy:
+        answer = await Host(proxy, "modern").call("call_tool", said)
+
+    assert answer["isError"]
+    assert "is not known" in text(answer)
+    assert calls(server) == []
+
+
+async def test_what_stands_beside_the_name_is_what_the_tool_is_given(workshop: Workshop) -> None:
+    server = workshop.server("github", **HONEST)
+    said = [
+        {"name": "github__create_issue", "title": "x"},
+        {"tool": "github__create_issue", "title": "x", "input": "a text", "goal": "a note"},
+    ]
+    async with inside(workshop.config()) as proxy:
+        answers = [await Host(proxy, "modern").call("call_tool", one) for one in said]
+
+    assert not any(answer.get("isError") for answer in answers)
+    sent = [message["params"]["arguments"] for message in server.ledger.messages("tools/call")]
+    assert sent == [{"title": "x"}, {"title": "x", "input": "a text"}]
+
+
 @pytest.mark.parametrize("through", ["call_tool", "call_read_only_tool"])
-async def test_arguments_beside_those_of_a_call_tool_are_answered_with_their_place(
-    workshop: Workshop, through: str
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            {"name": "github__create_issue", "arguments": {}, "title": "x"},
+            "title is not known; known are name, arguments, goal",
+        ),
+        ({}, "name is missing"),
+        (
+            {"name": "call_tool", "arguments": {"name": "x"}},
+            "name must be that of the tool to call, not call_tool",
+        ),
+    ],
+)
+async def test_unusable_arguments_of_a_call_tool_are_answered_with_its_form(
+    workshop: Workshop, through: str, said: dict[str, Any], why: str
 ) -> None:
     workshop.server("github", **HONEST)
     async with inside(workshop.config()) as proxy:
-        answer = await Host(proxy, "modern").call(through, {"name": "github__create_issue", "title": "x"})
+        answer = await Host(proxy, "modern").call(through, said)
 
+    form = 'It takes {"name": "name of the tool", "arguments": {what the tool is given}}'
     assert answer["isError"]
-    assert f"{through}: title is not known; " in text(answer)
-    assert text(answer).endswith(". What the tool itself is given goes into arguments")
+    assert text(answer) == f"{through}: {why}. {form}"

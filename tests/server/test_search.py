@@ -301,6 +301,26 @@ async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ({"top_n": "1", "include_schema": "true"}, {"top_n": 1, "include_schema": True}),
+        ({"filters": '{"tags": "weather"}'}, {"filters": {"tags": ["weather"]}}),
+        ({"kinds": "tool", "tags": "weather"}, {"kinds": ["tool"], "tags": ["weather"]}),
+        ({"filters": {"read_only": "false", "server": None}}, {"filters": {"read_only": False}}),
+    ],
+    ids=str,
+)
+async def test_arguments_in_the_wrong_form_are_understood_if_only_one_thing_can_be_meant(
+    host: Host, sent: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    query = {"query": "will it rain in Paris"}
+    answer, expected = await host.call(SEARCH, query | sent), await host.call(SEARCH, query | meant)
+
+    assert not answer.get("isError")
+    assert answer["content"] == expected["content"]
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         {},
@@ -311,10 +331,11 @@ async def test_arguments_as_a_string_of_json_are_understood(host: Host) -> None:
         {"query": "x", "top_n": 51},
         {"query": "x", "top_n": "many"},
         {"query": "x", "kinds": ["cat"]},
-        {"query": "x", "kinds": "tool"},
+        {"query": "x", "kinds": "cat"},
         {"query": "x", "unknown": 1},
         {"query": "x", "server": []},
-        {"query": "x", "tags": "weather"},
+        {"query": "x", "tags": {"weather": 1}},
+        {"query": "x", "filters": "server=weather"},
         {"query": "x", "read_only": "yes"},
         {"query": "x", "min_success_rate": 2},
         {"query": "x", "max_latency_ms": 0},

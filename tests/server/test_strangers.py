@@ -55,7 +55,7 @@ async def test_an_endless_error_is_cut_and_says_so(workshop: Workshop) -> None:
 async def test_progress_and_log_messages_hide_nothing_and_cannot_pose_as_another_server(
     workshop: Workshop,
 ) -> None:
-    logged = {"level": "error", "logger": f"bank{HIDDEN}", "data": {"said": HIDING}}
+    logged = {"level": "error", "logger": f"bank{HIDDEN}", "Logger": "bank", "data": {"said": HIDING}}
     workshop.server(
         "work",
         tools=[tool("tell")],
@@ -190,14 +190,16 @@ async def test_a_question_holds_no_secret_of_its_server(workshop: Workshop, era:
 
 
 def test_progress_hides_nothing_and_keeps_its_numbers() -> None:
-    params = {"progress": Raw(b"1.50"), "message": envelope.raw(HIDING), "total": Raw(b"1e400")}
+    params = {"progress": Raw(b"1.50"), "message": envelope.raw(HIDING), "total": Raw(b"2e300")}
     shown = shown_params("work", "notifications/progress", params, Redactor(()))
 
     assert {name: bytes(raw) for name, raw in shown.items()} == {
         "progress": b"1.50",
         "message": b'"not today"',
-        "total": b"1e400",
+        "total": b"2e300",
     }
+    unread = shown_params("work", "notifications/progress", {"progress": Raw(b"1e400")}, Redactor(()))
+    assert unread == {}
 
 
 async def test_a_failed_result_hides_nothing_and_a_successful_one_keeps_its_bytes(

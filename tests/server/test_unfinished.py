@@ -1,5 +1,6 @@
 """A first search answers before everything is indexed, and says so; indexing goes on meanwhile."""
 
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -51,11 +52,24 @@ async def test_a_search_during_indexing_reports_its_progress(workshop: Workshop,
             result = await host.call(SEARCH, {"query": "thing number 7"})
             found = await host.data(SEARCH, {"query": "thing number 7"})
 
-    note = f"Indexing goes on: {COUNT} of {COUNT} tools were searched by words alone."
+    note = f"Indexing goes on: of {COUNT} tools, the \\d+ likeliest were compared by meaning."
     assert found["results"][0]["name"] == "many__tool_7"
     assert found["indexed"] == {"done": 0, "total": COUNT}
-    assert note in found["note"]
-    assert f"Note: {note}" in result["content"][0]["text"]
+    assert found["method"] == "hybrid"
+    assert re.search(note, found["note"])
+    assert re.search(f"Note: {note}", result["content"][0]["text"])
+
+
+async def test_a_session_is_told_once_that_indexing_goes_on(workshop: Workshop, era: str) -> None:
+    async with impatient(workshop) as proxy:
+        with held(proxy):
+            host, other = Host(proxy, era), Host(proxy, era, principal="another")
+            told = [
+                (await one.call(SEARCH, {"query": query}))["content"][0]["text"]
+                for one, query in ((host, "thing 7"), (host, "thing 8"), (other, "thing 9"))
+            ]
+
+    assert ["Indexing goes on" in text for text in told] == [True, False, True]
 
 
 async def test_during_indexing_a_request_for_something_else_is_told_that_nothing_fits(

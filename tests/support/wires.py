@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import urljoin
 
@@ -36,6 +36,23 @@ class StdioWire:
     async def write(self, data: bytes) -> None:
         assert self._process.stdin is not None
         await self._process.stdin.send(data)
+
+
+@contextmanager
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """The ends of a pipe that has no room: one to read without waiting, and one on which a write waits."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    try:
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"." * 4096)
+        os.set_blocking(writing, True)
+        yield reading, writing
+    finally:
+        os.close(writing)
+        os.close(reading)
 
 
 @asynccontextmanager

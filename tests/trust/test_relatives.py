@@ -231,7 +231,7 @@ async def test_an_entry_of_any_depth_costs_only_itself_and_no_result_is_cut(
     assert "odd__deep" not in names
     assert "nests deeper" in findings
     assert result["isError"] is True
-    assert "deeper than 190 levels" in result["content"][0]["text"]
+    assert "deeper than 120 levels" in result["content"][0]["text"]
 
 
 RAW_SERVER = """

@@ -7,6 +7,7 @@ from typing import assert_type
 
 from mcp_context_proxy import (
     Catalog,
+    Config,
     ContextEngine,
     ContextItem,
     DomainOverrides,
@@ -80,7 +81,7 @@ def transfer(old: Path, new: Path) -> int:
 
 
 def nearest(texts: list[str]) -> tuple[int, float]:
-    with Embeddings() as embeddings:
+    with Embeddings(Config.of({"embedding": {"model": "all-MiniLM-L6-v2"}})) as embeddings:
         assert_type(embeddings.dimension, int)
         assert_type(embeddings.cosine("one", "other"), float)
         return embeddings.most_similar("query", texts, top_k=1)[0]

@@ -19,6 +19,7 @@ from support.wires import stdio
 
 pytestmark = pytest.mark.anyio
 
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 SERVING = re.compile(r"serving (http://127\.0\.0\.1:\d+)/api/v1 and /ui")
 
 
@@ -52,6 +53,35 @@ async def searched(host: RawClient) -> Any:
 async def base_of(log: Path) -> str:
     found = await until(lambda: SERVING.search(log.read_text(encoding="utf-8")))
     return str(found[1])
+
+
+async def test_a_prompt_that_names_a_file_is_told_its_rule_and_the_tools_that_the_rule_names(
+    workshop: Workshop,
+) -> None:
+    near = [tool(f"rename_{number}", "Rename the column of orders") for number in range(40)]
+    workshop.server("work", tools=[*near, tool("echo", "Say it again"), tool("greet", "Say hello")])
+    rules = workshop.folder / "rules"
+    rules.mkdir()
+    (rules / "sql.md").write_text(
+        '---\napplyTo: "**/*.sql"\n---\nUse `echo` first.\n\n- Rename nothing.\n', encoding="utf-8"
+    )
+    door = "---\ninclude: always\n---\nGreet visitors at the door with `greet`.\n"
+    (rules / "house.md").write_text(door, encoding="utf-8")
+    documents = [{"path": str(rules), "kind": "rule"}]
+    config = workshop.config(expose={"mode": "search"}, documents=documents)
+    async with hosted(config, "--own", "--api-port", "0") as (host, log):
+        await host.until_listed("search_available_tools")
+        async with httpx2.AsyncClient(headers=AUTHORIZED, timeout=PATIENCE) as client:
+            prompt = {"prompt": "rename the column in orders.sql"}
+            url = f"{await base_of(log)}/api/v1/prompt"
+            with anyio.fail_after(PATIENCE):
+                while "rename" not in (told := (await client.post(url, json=prompt)).json())["text"]:
+                    pass
+
+    assert "rule://sql (rule)\n  Use `echo` first.\n  \n  - Rename nothing.\n\n" in told["text"]
+    assert "work__echo(" in told["text"]
+    assert "work__echo" in told["tools"]
+    assert "work__greet" not in told["tools"]
 
 
 async def test_the_hosts_calls_are_counted_and_shown_with_the_token(config: Path) -> None:

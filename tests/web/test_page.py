@@ -7,9 +7,11 @@ from typing import Any
 import httpx2
 import pytest
 from support.browser import Page, browser, program
-from support.proxies import HttpProxy
+from support.documents import Documents
+from support.proxies import HttpProxy, http_proxy
 from support.raw_client import PATIENCE
-from support.shop import HOSTILE, TOKEN
+from support.servers import Workshop, tool
+from support.shop import HOSTILE, TOKEN, environment
 
 pytestmark = [
     pytest.mark.anyio,
@@ -18,6 +20,7 @@ pytestmark = [
 
 QUERY = "may prices be mentioned in mail to customers? find an old mail, browse pages"
 
+AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 TEXTS = "[...document.querySelectorAll('{}')].map((found) => found.textContent)"
 
 CONTRASTS, ALL_MODES = (
@@ -119,6 +122,29 @@ async def test_a_request_is_shown_in_three_columns_in_order_of_rank_with_the_rea
     heading = page.value("document.querySelector('#context h2').textContent")
     assert heading == QUERY
     assert "tokens are shown" in page.value("document.querySelector('.share').textContent")
+
+
+async def test_by_rank_rules_of_every_session_stand_by_priority_and_brought_tools_at_the_end(
+    chromium: Page, tmp_path: Path
+) -> None:
+    workshop = Workshop(tmp_path)
+    documents = Documents(tmp_path)
+    for name, priority in (("aaa", 900), ("zzz", 1)):
+        documents.add("rule", name, "always", f"The rule {name}.", priority)
+    tools = [tool("send_mail", "Send a mail to somebody"), tool("browse", "Read a page of the web")]
+    workshop.server("post", tools=tools)
+    context = {"expansion_rules": {"send_mail": ["browse"]}}
+    config = workshop.config(documents=documents.table, context=context)
+    with http_proxy(config, auth=True, env=environment()) as proxy:
+        async with httpx2.AsyncClient(headers=AUTHORIZED, timeout=PATIENCE) as client:
+            url = f"{proxy.base}/api/v1/context"
+            served = (await client.post(url, json={"query": "send a mail to somebody"})).json()
+        chromium.open(f"{proxy.base}/ui/requests#token={TOKEN}")
+        chromium.until(f"document.querySelector('[data-id=\"{served['id']}\"] a[aria-current]')")
+
+        assert texts(chromium, '[data-type="rule"] .title') == ["zzz", "aaa"]
+        assert texts(chromium, '[data-type="tool"] .title') == ["post send_mail", "post browse"]
+    workshop.close()
 
 
 async def test_a_request_can_be_ordered_by_priority_and_name(page: Page, served: dict[str, Any]) -> None:

@@ -110,6 +110,19 @@ async def test_searches_are_summed_up_and_listed(api: httpx2.AsyncClient) -> Non
     assert request["query"] == QUERY
 
 
+async def test_a_tool_that_another_one_brought_has_no_rank_before_those_that_were_found(
+    workshop_of: Workshop,
+) -> None:
+    with serving(workshop_of, context={"expansion_rules": {"send_mail": ["find"]}}) as running:
+        async with http(running.base, "modern", headers=AUTHORIZED) as host:
+            await host.data("search_available_tools", {"query": f"{QUERY} today"})
+            await host.call("post__send_mail")
+        async with httpx2.AsyncClient(base_url=running.base, headers=AUTHORIZED, timeout=PATIENCE) as client:
+            latest = (await client.get("/api/v1/statistics/searches")).json()["searches"][0]
+
+    assert (latest["query"], latest["top"], latest["rank"]) == (f"{QUERY} today", "post__send_mail", 1)
+
+
 async def test_the_timeline_has_an_hour_for_short_periods_and_a_day_for_long_ones(
     api: httpx2.AsyncClient,
 ) -> None:

@@ -68,7 +68,8 @@ export function contextView(request, behind, order, live) {
 function outcome(request) {
   const found = request.items.some((item) => item.score !== null && item.include_mode !== "retained");
   const near = request.near_misses.length > 0;
-  if (request.failure || !request.query || (found && !near)) return null;
+  const dear = request.dropped.length > 0;
+  if (request.failure || !request.query || ((found || dear) && !near)) return null;
   const said = found ? "No tool fits this query well." : near ? "Nothing fits this query well." : "Nothing fits this query.";
   return element("p", { class: "notice", id: "outcome" }, near ? `${said} The nearest are below.` : said);
 }
@@ -159,8 +160,11 @@ function orderChoice(order) {
 /** Rules and references by priority, lowest number first, then by name; tools by server, then by name. */
 function comparison(order) {
   const name = (a, b) => compare(a.server ?? "", b.server ?? "") || compare(a.name, b.name);
-  if (order === "score") return (a, b) => (b.score ?? -1) - (a.score ?? -1) || name(a, b);
-  return (a, b) => (a.priority ?? 0) - (b.priority ?? 0) || name(a, b);
+  const priority = (a, b) => (a.priority ?? 0) - (b.priority ?? 0) || name(a, b);
+  if (order === "name") return priority;
+  // What another item brought has the score of a link, which says nothing about the query.
+  const rank = (item) => (item.include_mode === "expansion" ? -1 : (item.score ?? -2));
+  return (a, b) => rank(b) - rank(a) || (b.score ?? 0) - (a.score ?? 0) || priority(a, b);
 }
 
 function compare(a, b) {

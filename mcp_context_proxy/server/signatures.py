@@ -1,0 +1,484 @@
+"""Tools in few words: signatures, first sentences of descriptions, and notes about parameters.
+
+A signature has what a call needs: ``create_issue(title: string, labels?: string[], ... 3 optional)``.
+Optional parameters that a query speaks of come first, and a note is given where the description of a
+parameter says more than its name, such as the format of a time.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from mcp_context_proxy.items import Snapshot, Tool
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.retrieval.text import identifier_words, terms
+from mcp_context_proxy.system.later import pattern
+
+COUNTED_NAMES: Final = 40
+"""Required parameters that a signature names; the others are counted. No real tool has as many."""
+
+ENUM_VALUES: Final = 40
+"""Values of an enumeration that a required parameter spells out."""
+
+OPTIONAL_ENUM_VALUES: Final = 6
+"""Most values of an optional parameter that are all spelled out."""
+
+FIRST_VALUES: Final = 3
+"""Values of a longer enumeration that an optional parameter spells out; the others are counted."""
+
+OPTIONS: Final = 8
+"""Alternative types that a signature spells out."""
+
+NESTED: Final = 4
+"""Lists and alternatives within each other that a signature follows."""
+
+STEPS: Final = 1_000
+"""Types in a signature that are looked at; a stranger's schema may branch without end."""
+
+ALWAYS_NAMED: Final = 3
+"""Optional parameters that a signature names in any detail where a query speaks of them."""
+
+LITERAL_CHARACTERS: Final = 60
+TYPE_CHARACTERS: Final = 400
+NAME_CHARACTERS: Final = 60
+FORMAT_CHARACTERS: Final = 20
+
+NOTES: Final = 6
+"""Parameters of a tool that are noted."""
+
+NOTE_CHARACTERS: Final = 90
+"""Length to which a note is cut."""
+
+NEW_TERMS: Final = 3
+"""Words that a note needs beyond those of the tool and the parameter, unless it has an example."""
+
+NOTHING_NEW: Final = frozenset(
+    terms("array given identifier input list name number object optional required specific string")
+)
+"""Terms of notes that say what every parameter is."""
+
+DESCRIBED_CHARACTERS: Final = 300
+"""Characters of a parameter's description in which words of a query are looked for."""
+
+PLAIN_FORMATS: Final = frozenset({"uri", "url", "string"})
+"""Formats of texts that the names of parameters say."""
+
+SENTENCES_FROM: Final = 2000
+"""Characters of a description in which its sentences are looked for."""
+
+WRAPPED_FROM: Final = 50
+"""Length from which a line without an end of a sentence is taken to go on in the next line."""
+
+SIBLINGS: Final = 8
+"""Tools of the same server on either side, in order of their names, that a sentence is looked for in."""
+
+SHARED_BY: Final = 2
+"""Siblings that have a sentence, too, from which on it tells nothing about a tool."""
+
+
+class Detail(Struct, frozen=True):
+    """Amount that an answer tells about an item."""
+
+    characters: int
+    """Length of the description, or half of that of a document's excerpt."""
+    optional: int
+    """Optional parameters that are named; the others are counted."""
+    depth: int
+    """Levels of nested objects that are spelled out; deeper ones read ``object``."""
+    notes: bool = False
+    """True to note what parameters mean."""
+
+
+class ToolSignature:
+    """The parameters of one tool as text, in any detail."""
+
+    def __init__(self, tool: Tool, query_terms: Sequence[str] = ()) -> None:
+        """Take a tool, and the terms of the query that it was found for."""
+        self._tool, self._root = tool, envelope.schema_of(tool.definition)
+        own = {*terms(identifier_words(tool.name)), *terms(identifier_words(tool.server))}
+        self._asked = tuple(f" {term}" for term in query_terms if len(term) > 2 and term not in own)
+        self.properties, self.needed, _ = self._members(self._root)
+        self._spoken_of = self._found_in_query()
+        self._optional_named = 0
+        self._nested, self._steps = 0, 0
+
+    def text(self, name: str, detail: Detail) -> str:
+        """Return the call signature of the tool under this name."""
+        # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
+        if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
+            return f"{name}(parameters not told by its server)"
+        self._optional_named, self._steps = detail.optional, 0
+        return f"{name}({', '.join(self._parameters(self._root, detail.depth))})"
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """A line for each parameter whose description says more than its name, the required ones first."""
+        told = [name for name in self.properties if name in self.needed]
+        told += [name for name, strength in self._spoken_of.items() if strength == 2][:ALWAYS_NAMED]
+        known = {*terms(identifier_words(self._tool.name)), *terms(_first_sentence(self._tool))}
+        notes = list[str]()
+        for name in told[:NOTES]:
+            schema = self.properties[name]
+            if note := _note(name, {**_dict(self._resolved(schema)), **_dict(schema)}, known):
+                notes.append(f"{_word(name)}: {note}")
+        return notes
+
+    def _found_in_query(self) -> dict[str, int]:
+        """Return the optional parameters that the query speaks of: 2 by name or value, 1 by description."""
+        found: dict[str, int] = {}
+        if not self._asked:
+            return found
+        for name in self.properties.keys() - self.needed:
+            schema = _dict(self.properties[name])
+            values = [value.lower() for value in _list(schema, "enum") if isinstance(value, str)]
+            described = schema.get("description")
+            if _speaks_of(self._asked, " ".join([identifier_words(name), *values])):
+                found[name] = 2
+            elif isinstance(described, str) and _speaks_of(
+                self._asked, described[:DESCRIBED_CHARACTERS].lower()
+            ):
+                found[name] = 1
+        return {name: found[name] for name in self.properties if name in found}
+
+    def _parameters(self, schema: Any, depth: int) -> Iterator[str]:
+        """Yield the required parameters of an object with their types, then optional ones, then choices."""
+        properties, needed, options = self._members(schema)
+        for name in (required := [name for name in properties if name in needed])[:COUNTED_NAMES]:
+            default = _default(properties[name])
+            yield f"{_word(name)}: {self._type(properties[name], depth, True)}{default}"
+        if (more := len(required) - COUNTED_NAMES) > 0:
+            yield f"... {more} more"
+        optional = [name for name in properties if name not in needed]
+        most, spoken_of = self._optional_named, dict[str, int]()
+        if schema is self._root:
+            spoken_of = self._spoken_of
+            optional.sort(key=lambda name: -spoken_of.get(name, 0))
+            most = max(most, min(ALWAYS_NAMED, list(spoken_of.values()).count(2)))
+        # To count a single one costs as much as to name it.
+        most += most > 0 and len(optional) == most + 1
+        for name in optional[:most]:
+            given = _without_null(self._resolved(properties[name]))
+            yield f"{_word(name)}?: {self._type(given, depth, spoken_of.get(name) == 2)}"
+        if (more := len(optional) - most) > 0:
+            yield f"... {more} optional"
+        if depth > 0:
+            told = (", ".join(self._parameters(option, depth - 1)) for option in options)
+            if choices := dict.fromkeys(f"{{{one}}}" for one in told if one):
+                yield " | ".join(choices)
+
+    def _members(self, schema: Any) -> tuple[dict[str, Any], set[str], list[Any]]:
+        """Return the properties of an object, the required ones, and the objects of which it is one."""
+        whole = self._resolved(schema)
+        parts = [whole, *map(self._resolved, _list(whole, "allOf")[:OPTIONS])]
+        properties: dict[str, Any] = {}
+        for part in parts:
+            if isinstance(part, dict) and isinstance(given := part.get("properties"), dict):
+                properties |= {name: given[name] for name in given if name not in properties}
+        needed = {name for part in parts for name in _list(part, "required") if isinstance(name, str)}
+        options = [one for part in parts for one in (*_list(part, "anyOf"), *_list(part, "oneOf"))]
+        return properties, needed, options[:OPTIONS]
+
+    def _type(self, schema: Any, depth: int, spelled: bool) -> str:
+        text = self._any_type(self._resolved(schema), depth, spelled)
+        return text if len(text) <= TYPE_CHARACTERS else text[: TYPE_CHARACTERS - 4] + " ..."
+
+    def _resolved(self, schema: Any) -> Any:
+        """Return the definition that a schema refers to, where it is in the same document."""
+        for _ in range(OPTIONS):
+            if not isinstance(schema, dict):
+                break
+            reference, parts = schema.get("$ref"), schema.get("allOf")
+            if isinstance(reference, str) and reference.startswith("#/"):
+                found = self._root
+                for key in reference[2:].split("/", OPTIONS):
+                    found = found.get(key) if isinstance(found, dict) else None
+                if found is None:
+                    break
+                schema = found
+            elif isinstance(parts, list) and len(parts) == 1 and not schema.keys() & {"type", "properties"}:
+                schema = parts[0]
+            else:
+                break
+        return schema
+
+    def _any_type(self, schema: Any, depth: int, spelled: bool) -> str:
+        if not isinstance(schema, dict):
+            return "any"
+        if isinstance(values := schema.get("enum"), list):
+            return self._values(values, spelled)
+        if "const" in schema:
+            return _literal(schema["const"])
+        self._steps += 1
+        kind = schema.get("type")
+        if kind == "object" and depth > 0 and spelled and self._steps < STEPS:
+            nested, self._nested = self._nested, 0
+            fields = ", ".join(self._parameters(schema, depth - 1))
+            self._nested = nested
+            return f"{{{fields}}}" if fields and not fields.startswith("...") else "object"
+        options = next((found for key in ("anyOf", "oneOf") if (found := _list(schema, key))), [])
+        options = options or [{**schema, "type": one} for one in _list(schema, "type")]
+        if options or kind == "array":
+            if self._nested >= NESTED or self._steps >= STEPS:
+                return "any"
+            self._nested += 1
+            told = self._one_of(options, depth, spelled) if options else self._list_of(schema, depth, spelled)
+            self._nested -= 1
+            return told
+        form = schema.get("format")
+        if kind == "string" and isinstance(form, str) and form not in PLAIN_FORMATS:
+            return f"string({one_line(form, FORMAT_CHARACTERS)})"
+        return _word(kind) if isinstance(kind, str) else "any"
+
+    def _values(self, values: list[Any], spelled: bool) -> str:
+        most = ENUM_VALUES if spelled else OPTIONAL_ENUM_VALUES
+        if len(values) <= most:
+            return " | ".join(map(_literal, values))
+        first = values[: most if spelled else FIRST_VALUES]
+        return " | ".join([*map(_literal, first), f"... {len(values) - len(first)} more"])
+
+    def _list_of(self, schema: Mapping[str, Any], depth: int, spelled: bool) -> str:
+        inner = self._type(schema.get("items"), depth, spelled)
+        return f"({inner})[]" if _is_choice(inner) else f"{inner}[]"
+
+    def _one_of(self, options: list[Any], depth: int, spelled: bool) -> str:
+        told = (self._type(option, depth, spelled) for option in options[:OPTIONS])
+        return " | ".join(dict.fromkeys(told)) or "any"
+
+
+def _is_choice(kind: str) -> bool:
+    """Return whether the text of a type is one of alternatives, and not only has one inside."""
+    open_ones = 0
+    for character, following in pairwise(kind):
+        open_ones += (character in "{(") - (character in "})")
+        if open_ones == 0 and following == "|":
+            return True
+    return False
+
+
+_KINDS: Final = {"string": b'"', "array": b"[", "object": b"{", "boolean": b"tf", "number": b"-0123456789"}
+"""First characters of JSON values, by the type that a schema demands."""
+
+DETAIL_OF_MISFIT: Final = Detail(0, 6, 2)
+
+MISFITS: Final = 8
+"""Parameters of each kind that `misfit` names."""
+
+
+def misfit(tool: Tool, name: str, arguments: bytes) -> str:
+    """Return how arguments differ from the schema of a tool, and its signature; empty if nothing is seen.
+
+    Only names, types and values at the top are compared, for a model whose call its server has refused.
+
+    Args:
+        tool: The tool.
+        name: Name under which the caller has it.
+        arguments: A JSON object.
+    """
+    try:
+        given = envelope.members(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    told = ToolSignature(tool)
+    properties, needed = told.properties, told.needed
+    missing = [one for one in properties if one in needed and one not in given]
+    is_closed = _dict(envelope.schema_of(tool.definition)).get("additionalProperties") is False
+    unknown = [one for one in given if one not in properties] if properties and (missing or is_closed) else []
+    wrong = [one for one in given if one in properties and not _may_be(given[one], properties[one])]
+    sentences = [
+        f"{how}: {', '.join(_word(one) for one in some[:MISFITS])}."
+        for how, some in (("Missing", missing), ("Not known", unknown), ("Of another type or value", wrong))
+        if some
+    ]
+    if not sentences:
+        return ""
+    takes = f"It takes {told.text('', DETAIL_OF_MISFIT)}."
+    return " ".join([takes, *sentences, f"Search for {name} to see all about it."])
+
+
+def _may_be(value: Raw, schema: Any) -> bool:
+    """Return whether a value has the type of a schema, and is one of its values, as far as that is plain."""
+    values, kind = _list(schema, "enum"), _dict(schema).get("type")
+    if values:
+        return envelope.value_or_none(value) in values
+    kind = "number" if kind == "integer" else kind
+    return not isinstance(kind, str) or kind not in _KINDS or envelope.starts_with(value, _KINDS[kind])
+
+
+def _note(name: str, schema: Mapping[str, Any], known: set[str]) -> str:
+    """Return what a parameter's description says beyond its name; empty if it says no more."""
+    described, form = schema.get("description"), schema.get("pattern")
+    text = one_line(next(_sentences(described), ("", ""))[0]) if isinstance(described, str) else ""
+    if len(text) > NOTE_CHARACTERS:
+        text = f"{text[: NOTE_CHARACTERS - 4].rpartition(' ')[0]} ..."
+    is_example = any(mark in text for mark in "'\"`<(0123456789")
+    new = {*terms(text)} - known - NOTHING_NEW - {*terms(identifier_words(name))}
+    if text and (is_example or len(new) >= NEW_TERMS):
+        return text
+    is_short = isinstance(form, str) and len(form) <= LITERAL_CHARACTERS
+    return f"matches {one_line(form)}" if is_short and isinstance(form, str) else ""
+
+
+def _speaks_of(asked: Sequence[str], text: str) -> bool:
+    """Return whether a word of a text begins with one of some terms, each after a blank."""
+    text = f" {text}"
+    return any(map(text.__contains__, asked))
+
+
+def _without_null(schema: Any) -> Any:
+    """Return the schema of an optional parameter without the type null, which says that it is optional."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for key in ("anyOf", "oneOf", "type"):
+        if isinstance(kinds := found.get(key), list):
+            found[key] = [kind for kind in kinds if kind not in ("null", {"type": "null"})]
+    return found
+
+
+def _default(schema: Any) -> str:
+    """Return the default of a required parameter, which is nearly always meant."""
+    value = schema.get("default") if isinstance(schema, dict) else None
+    is_plain = isinstance(value, str | int | float) and len(str(value)) <= FORMAT_CHARACTERS
+    return f" = {_literal(value)}" if is_plain and value != "" else ""
+
+
+def plain_schema(schema: Any) -> Any:
+    """Return a schema without what is said to programs alone: dialects, and titles that repeat names."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value for key, value in schema.items() if key not in ("$schema", "title")}
+    if found.get("additionalProperties") is False:
+        del found["additionalProperties"]
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(named := found.get(key), dict):
+            found[key] = {name: plain_schema(one) for name, one in named.items()}
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(parts := found.get(key), list):
+            found[key] = [plain_schema(one) for one in parts]
+    if "items" in found:
+        found["items"] = plain_schema(found["items"])
+    return found
+
+
+def summary(tool: Tool, snapshot: Snapshot, characters: int) -> str:
+    """Return the first sentences of a description that tell a tool from its siblings, on one line."""
+    return cut_to_sentences(telling_sentences(tool, snapshot, characters), characters)
+
+
+def telling_sentences(tool: Tool, snapshot: Snapshot, characters: int) -> list[str]:
+    """Return the first sentences that tell a tool from its siblings, until they have so many characters."""
+    siblings = [sibling.description[:SENTENCES_FROM] for sibling in _siblings(tool, snapshot)]
+    told, shared, length = list[str](), "", 0
+    for sentence, line in _sentences(tool.description):
+        if sum([line in sibling for sibling in siblings]) >= SHARED_BY:
+            shared = shared or sentence
+            continue
+        told.append(sentence)
+        length += len(sentence) + 1
+        if length > characters:
+            break
+    return told or [shared]
+
+
+def cut_to_sentences(sentences: Sequence[str], characters: int) -> str:
+    """Return as many sentences as there is room for; the first one is cut if it is too long."""
+    told = [sentences[0]]
+    for sentence in sentences[1:]:
+        if len(" ".join([*told, sentence])) > characters:
+            break
+        told.append(sentence)
+    # One that announces a list says nothing without it.
+    while len(told) > 1 and told[-1].endswith(":"):
+        told.pop()
+    text = " ".join(told)
+    if len(text) <= characters:
+        return text
+    cut = text[: characters - 4]
+    return f"{cut.rpartition(' ')[0] or cut} ..."
+
+
+def _first_sentence(tool: Tool) -> str:
+    """Return the first sentence of a description."""
+    return next(_sentences(tool.description), ("", ""))[0]
+
+
+_BULLET: Final = pattern(r"(?:[-*+>=|•–]|\d{1,2}[.)])\s")
+_MARKS: Final = "#*->=_~ \t"
+"""Characters of markdown at the beginning of a line."""
+
+_SENTENCE_END: Final = pattern(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)[ \n](?![a-z])")
+
+
+def _sentences(description: str) -> Iterator[tuple[str, str]]:
+    """Yield each sentence, and the longest part of it that stands on one line."""
+    for paragraph in _paragraphs(description[:SENTENCES_FROM]):
+        for sentence in _SENTENCE_END.split(paragraph):
+            line = max(sentence.split("\n"), key=len)
+            yield sentence.replace("\n", " ").replace("**", "").lstrip("*"), line
+
+
+def _paragraphs(description: str) -> Iterator[str]:
+    """Yield the paragraphs of a description, each with the lines that it was wrapped into."""
+    held = list[str]()
+    for line in description.splitlines():
+        text = " ".join(line.split())
+        goes_on = held and text and _goes_on(held[-1], text)
+        if held and not goes_on:
+            yield "\n".join(held)
+            held = []
+        # A heading names a part of the description; what it says is below it.
+        is_told = not text.startswith(("#", "```"))
+        if is_told and (text := text if goes_on else text.lstrip(_MARKS)):
+            held.append(text)
+    if held:
+        yield "\n".join(held)
+
+
+def _goes_on(line: str, following: str) -> bool:
+    """Return whether a line was cut only because it was full, so that its sentence goes on."""
+    if line.endswith((".", "!", "?", ":", ";")) or following.startswith(("#", "```")):
+        return False
+    if _BULLET.match(following):
+        return False
+    return following[0].islower() or len(line) >= WRAPPED_FROM
+
+
+def _siblings(tool: Tool, snapshot: Snapshot) -> Iterator[Tool]:
+    """Yield the tools that stand next to a tool in the list of its server."""
+    for source in snapshot.sources:
+        items = source.items if source.key == tool.server else ()
+        if items and isinstance(items[0], Tool):
+            place = bisect_left(items, tool.exposed_name, key=attrgetter("exposed_name"))
+            for one in items[max(0, place - SIBLINGS) : place + SIBLINGS + 1]:
+                if isinstance(one, Tool) and one.name != tool.name:
+                    yield one
+
+
+def _dict(schema: Any) -> dict[str, Any]:
+    return schema if isinstance(schema, dict) else {}
+
+
+def _list(schema: Any, key: str) -> list[Any]:
+    value = schema.get(key) if isinstance(schema, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def _literal(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LITERAL_CHARACTERS else text[: LITERAL_CHARACTERS - 3] + "..."
+
+
+def _word(name: str) -> str:
+    """Return the name of a parameter or type, in quotes if it is not one word."""
+    is_word = len(name) <= NAME_CHARACTERS and name.replace("-", "_").isidentifier()
+    return name if is_word else _literal(name)

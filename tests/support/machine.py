@@ -1,0 +1,52 @@
+"""A machine whose hosts meet in one shared proxy."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from support.commands import real_command
+from support.raw_client import RawClient
+from support.servers import Workshop
+from support.wires import stdio
+
+
+class Machine:
+    """A machine with a folder for sockets, and hosts that start ``serve``."""
+
+    def __init__(self, folder: Path, workshop: Workshop) -> None:
+        self.folder, self.workshop = folder, workshop
+        self.config = workshop.folder / "config.toml"
+
+    def write(self, **tables: Any) -> None:
+        """Write the configuration again."""
+        self.workshop.config(**tables)
+
+    @asynccontextmanager
+    async def host(
+        self, era: str = "handshake", *, answers: Any = None, **env: str
+    ) -> AsyncIterator[RawClient]:
+        """A host of the machine."""
+        command = real_command("--config", self.config, "serve", shared=True)
+        able = {"elicitation": {}} if answers else None
+        environment = {"XDG_RUNTIME_DIR": str(self.folder), **env}
+        async with stdio(command, era, env=environment, answers=answers, capabilities=able) as client:
+            yield client
+
+    def proxies(self) -> list[int]:
+        """The process ids of the shared proxies."""
+        found: dict[int, int] = {}
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
+                try:
+                    words = (process / "cmdline").read_bytes().split(b"\0")
+                    parent = int((process / "stat").read_text("ascii").rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+                if b"--listen-on" in words and str(self.config).encode() in words:
+                    found[int(process.name)] = parent
+        # A process that a proxy is about to start has its command line for a moment.
+        return [process for process, parent in found.items() if parent not in found]
+
+    def sockets(self) -> list[Path]:
+        return list(self.folder.rglob("*.sock"))
