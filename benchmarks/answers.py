@@ -36,7 +36,8 @@ from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer
 from mcp_context_proxy.context.session import Sessions
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, TokenCounter
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
+from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.items import NameOf, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -141,7 +142,7 @@ def _source(server: str, tools: Sequence[Mapping[str, Any]]) -> Source:
         fingerprint = f"{server} {tool['name']}"
         made.append(Tool(server, tool["name"], name, told, definition, fingerprint, wider_names=tuple(wider)))
     made.sort(key=lambda tool: tool.exposed_name)
-    return Source(server, tuple(made), {})
+    return Source(server, tuple(made))
 
 
 def _required(answer: SearchAnswer, name_of: NameOf) -> Iterator[tuple[str, str]]:

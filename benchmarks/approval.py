@@ -115,8 +115,6 @@ def built(listed: tuple[bytes, ...], approvals: Approvals | None) -> Catalog:
         config=ServerConfig(name="server", command="server"),
         listing=ServerListing(tools=(*listed,)),
         introduction=SimpleNamespace(instructions=""),
-        tool_embeddings={},
-        skill_embeddings={},
     )
     return Catalog(
         ExposeConfig(),

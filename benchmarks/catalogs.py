@@ -67,7 +67,7 @@ def snapshot(size: int, lists: dict[str, list[dict[str, Any]]]) -> Snapshot:
     for copy in itertools.count():
         for server, tools in lists.items():
             own = tuple(_made(f"{server}-c{copy}", tool, copy) for tool in tools[:left])
-            sources.append(Source(f"{server}-c{copy}", own, {}))
+            sources.append(Source(f"{server}-c{copy}", own))
             left -= len(own)
             if not left:
                 return Snapshot(1, tuple(sources))
@@ -80,7 +80,7 @@ def published(lists: dict[str, list[dict[str, Any]]]) -> Snapshot:
     for server, tools in lists.items():
         definitions = [json.dumps(tool).encode() for tool in tools]
         parsed = parse_tools(ServerConfig(name=server), definitions, iter, (NAME_CHARACTERS,), Limits())
-        sources.append(Source(server, parsed.tools, {}))
+        sources.append(Source(server, parsed.tools))
     return Snapshot(1, tuple(sources))
 
 

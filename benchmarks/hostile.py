@@ -73,7 +73,6 @@ def catalog_of(definitions: Sequence[bytes]) -> Catalog:
         config=ServerConfig(name="one", command="x"),
         listing=ServerListing(tools=tuple(definitions)),
         introduction=object(),
-        tool_embeddings={},
     )
     clients = [cast(DownstreamClient, client)]
     documents = DocumentLibrary([], Limits())

@@ -168,7 +168,7 @@ def beside(snapshot: Snapshot, more: Sequence[Tool], instructions: Mapping[str, 
     """A snapshot with further tools."""
     by_server = groupby(sorted(more, key=lambda tool: tool.server), key=lambda tool: tool.server)
     sources = [
-        Source(server, tuple(tools), {}, about=instructions.get(server, "")) for server, tools in by_server
+        Source(server, tuple(tools), about=instructions.get(server, "")) for server, tools in by_server
     ]
     tools = {**snapshot.tools, **{tool.exposed_name: tool for tool in more}}
     return Snapshot(snapshot.generation + 1, (*snapshot.sources, *sources), tools)

@@ -120,7 +120,7 @@ def catalog(keys: Iterable[ToolKey], path: Path = TOOLS) -> Snapshot:
     for source in whole.sources:
         items = tuple(item for item in source.items if isinstance(item, Tool) and item.key in wanted)
         if items:
-            sources.append(Source(source.key, items, {}))
+            sources.append(Source(source.key, items))
     tools = {name: tool for name, tool in whole.tools.items() if tool.key in wanted}
     return Snapshot(1, tuple(sources), tools)
 

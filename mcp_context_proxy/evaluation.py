@@ -100,7 +100,7 @@ def read_corpus(path: Path) -> Snapshot:
         by_server.setdefault(line.server, []).append(_tool(line))
     if not lines:
         raise DataFileError(path, None, "it has no tools")
-    sources = tuple(Source(server, tuple(tools), {}) for server, tools in sorted(by_server.items()))
+    sources = tuple(Source(server, tuple(tools)) for server, tools in sorted(by_server.items()))
     tools = {tool.exposed_name: tool for group in by_server.values() for tool in group}
     return Snapshot(1, sources, dict(sorted(tools.items())))
 

@@ -10,7 +10,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 if TYPE_CHECKING:
@@ -23,10 +22,6 @@ JSON: TypeAlias = Any
 
 Vector: TypeAlias = "NDArray[np.float32]"
 """Shape [dimensions], L2 norm 1."""
-
-StoredVector: TypeAlias = "NDArray[np.int16]"
-"""The same in units of `retrieval.vectors.UNIT`: half the memory."""
-
 
 ToolKey: TypeAlias = tuple[str, str]
 """A tool of a server: the server's key in the configuration, and the name the server itself uses."""
@@ -263,30 +258,12 @@ class Prompt(Struct, frozen=True):
     """As of a tool."""
 
 
-class IndexedChunk(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A piece of an item's text with its embedding.
-
-    Untracked by the garbage collector: a large catalog has more of them than of anything else, they are part
-    of no cycle, and every request waits while a collection visits them.
-    """
-
-    text: str
-    embedding: StoredVector
-    chunk_index: int
-    """Position among the chunks of its item, from 0."""
-
-
 class Source(Struct, frozen=True, eq=False):
-    """One downstream server or one kind of document, with its items and their embeddings.
-
-    Embeddings live as long as their source, and are computed at the first search.
-    """
+    """One downstream server or one kind of document, with its items."""
 
     key: str
     """Key of the server, or ``rules`` or ``references``."""
     items: tuple[Item, ...]
-    embeddings: dict[str, tuple[IndexedChunk, ...]]
-    """Chunks by item name (own name of a tool, name of a document); shared with the owner, not a copy."""
     about: str = ""
     """The instructions that the server gives about itself, as it gave them."""
 

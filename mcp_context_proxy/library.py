@@ -41,10 +41,10 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
-    TokenCounter,
     open_model,
 )
 from mcp_context_proxy.embedding.models import Matrix
+from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import (
     Document,
@@ -201,7 +201,7 @@ def _snapshot(items: Iterable[Item]) -> Snapshot:
     documents = {item.uri: item for item in by_key.values() if isinstance(item, Document)}
     return Snapshot(
         next(_GENERATIONS),
-        tuple(Source(key.partition(":")[2], tuple(held), {}) for key, held in sources.items()),
+        tuple(Source(key.partition(":")[2], tuple(held)) for key, held in sources.items()),
         dict(sorted(tools.items())),
         dict(sorted(documents.items())),
         servers=frozenset(tool.server for tool in tools.values()),

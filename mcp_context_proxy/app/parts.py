@@ -88,15 +88,13 @@ class SearchParts:
         if self.learned is not None:
             self.learned.forget(lambda pair: pair.tool in tools)
 
-    def forget_vectors(self, snapshot: Snapshot) -> None:
+    def forget_vectors(self) -> None:
         """Forget all vectors, so that everything is embedded again. Blocks.
 
         Raises:
             StoreError: the store cannot be written; nothing is forgotten.
         """
         self._vectors.clear()
-        for source in snapshot.sources:
-            source.embeddings.clear()
         self.engine.forget()
 
 

@@ -486,7 +486,7 @@ class Proxy(Struct, kw_only=True, eq=False):
             StoreError: the vectors cannot be forgotten.
         """
         if rebuild:
-            await in_thread(self.search.forget_vectors, self.catalog.snapshot)
+            await in_thread(self.search.forget_vectors)
         await self.refresh.reread()
         return await self.searcher.indexed(self.catalog)
 

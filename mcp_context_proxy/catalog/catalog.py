@@ -262,10 +262,8 @@ class Catalog:
             if (sign := sign_in(about)) is not None:
                 findings.append(f"{client.name}: its instructions are left out: {sign}")
                 about = ""
-            embeddings = client.tool_embeddings
-            known_as = None if source is None else (source.items, source.about)
-            if source is None or known_as != (items, about) or source.embeddings is not embeddings:
-                source = Source(client.name, items, embeddings, about)
+            if source is None or (source.items, source.about) != (items, about):
+                source = Source(client.name, items, about)
             if items:
                 yield source
 
@@ -283,19 +281,12 @@ class Catalog:
             if not listed:
                 continue
             known = before.get(client.name)
-            if (
-                known is None
-                or known.entries is not listed
-                or known.source.embeddings is not client.skill_embeddings
-            ):
+            if known is None or known.entries is not listed:
                 skills, own_findings = parse_skills(client.name, self._checked(listed))
                 items = tuple(map(document_of, skills.values()))
-                source = Source(client.name, items, client.skill_embeddings)
-                if (
-                    known is not None
-                    and known.source.items == items
-                    and known.source.embeddings is source.embeddings
-                ):
+                if known is None or known.source.items != items:
+                    source = Source(client.name, items)
+                else:
                     source = known.source
                 known = _ParsedSkills(listed, skills, tuple(own_findings), source)
             self._parsed_skills[client.name] = known

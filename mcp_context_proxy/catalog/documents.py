@@ -1,4 +1,4 @@
-"""Rules and references: read from the configured folders, served with their embeddings, and kept up to date.
+"""Rules and references: read from the configured folders, served, and kept up to date.
 
 A file is one document; a file for coding agents (``AGENTS.md``) is one document for each of its sections. A
 problem in a file becomes a finding; the usable part of the file is served, and no file stops another.
@@ -411,7 +411,7 @@ class DocumentChanges(Struct, frozen=True):
 
 
 class DocumentLibrary:
-    """Owns the documents of the configured folders and their embeddings. Empty until the first reload."""
+    """Owns the documents of the configured folders. Empty until the first reload."""
 
     def __init__(self, folders: Sequence[DocumentsConfig], limits: Limits) -> None:
         self.folders = tuple(folders)
@@ -419,7 +419,7 @@ class DocumentLibrary:
         self._reloading = threading.Lock()
         self.loaded = Loaded((), ())
         """The documents, findings and folders of the last reload."""
-        self.sources = tuple(Source(key, (), {}) for key in _KEYS.values())
+        self.sources = tuple(Source(key, ()) for key in _KEYS.values())
         """One source for the rules, one for the references; the same objects until their documents change."""
 
     def configure(self, folders: Sequence[DocumentsConfig], limits: Limits) -> None:
@@ -439,22 +439,13 @@ class DocumentLibrary:
             if len(new) > FINDINGS_LOGGED:
                 logger.warning("and %d more findings about documents", len(new) - FINDINGS_LOGGED)
             if changes:
+                by_kind = [tuple(item for item in loaded.documents if item.kind is kind) for kind in _KEYS]
                 self.sources = tuple(
-                    _with_documents(source, tuple(item for item in loaded.documents if item.kind is kind))
-                    for source, kind in zip(self.sources, _KEYS, strict=True)
+                    source if items == source.items else Source(source.key, items)
+                    for source, items in zip(self.sources, by_kind, strict=True)
                 )
             self.loaded = loaded
             return changes
-
-
-def _with_documents(source: Source, items: tuple[Document, ...]) -> Source:
-    """Return the source with these documents; embeddings of the others are dropped."""
-    if items == source.items:
-        return source
-    kept = {item.name for item in set(items).intersection(source.items)}
-    for name in {item.name for item in source.items} - kept:
-        source.embeddings.pop(name, None)
-    return Source(source.key, items, source.embeddings)
 
 
 def _changes(before: Iterable[Document], after: Iterable[Document]) -> DocumentChanges:

@@ -46,7 +46,6 @@ from mcp_context_proxy.errors import (
     SecretRefusedError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.items import IndexedChunk
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -119,10 +118,6 @@ class DownstreamClient(ServerLifecycle):
             logins=logins,
             keep_line=keep_line,
         )
-        self.tool_embeddings: dict[str, tuple[IndexedChunk, ...]] = {}
-        """Chunks of this server's tools, by tool name. Filled just in time, gone with this client."""
-        self.skill_embeddings: dict[str, tuple[IndexedChunk, ...]] = {}
-        """Chunks of its skills, by URI."""
         self._dedicated = DedicatedConnections(
             config, limits, redact=self._redact, route=self._route, logins=logins
         )

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from hashlib import sha256
 
 import anyio
 import msgspec
@@ -370,7 +371,7 @@ class ListingCache:
     ) -> None:
         self._config, self._store, self._clock = config, store, clock
         self._saved: tuple[float, bytes] | None = None
-        """Time and encoded entry of the latest writing."""
+        """Time and digest of the latest writing."""
 
     @cached_property
     def _key(self) -> str:
@@ -397,14 +398,11 @@ class ListingCache:
         A server that dies and comes back mostly lists the same: an entry that was written lately stays.
         """
         now, encoded = self._clock(), msgspec.msgpack.encode(CachedListing(introduction, listing))
-        if (
-            self._saved is not None
-            and self._saved[1] == encoded
-            and 0 <= now - self._saved[0] < SAVED_SECONDS
-        ):
+        digest = sha256(encoded).digest()
+        if self._saved is not None and self._saved[1] == digest and 0 <= now - self._saved[0] < SAVED_SECONDS:
             return
         try:
             self._store.put(self._key, now, encoded)
-            self._saved = now, encoded
+            self._saved = now, digest
         except StoreError as error:
             logger.debug("server %s is not cached: %s", self._config.name, error)

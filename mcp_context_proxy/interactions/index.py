@@ -324,7 +324,7 @@ class InteractionIndex:
         embedded = np.flatnonzero(rows != NOWHERE)
         facts["row"] = NOWHERE
         if embedded.size:
-            facts["row"][embedded] = self._pool.add(np.array(vectors.views(rows[embedded]), np.int16))
+            facts["row"][embedded] = self._pool.add(vectors.stored(rows[embedded]))
         self._facts, self._count = facts, len(facts)
 
     def _number(self, name: str) -> int:

@@ -230,7 +230,7 @@ class Expander:
         if at is None:  # a ``manual`` document, which is not indexed
             texts = chunks(f"{document.description}\n\n{document.text[:PART_CHARACTERS]}")
             return texts[:CHUNKS_COMPARED]
-        texts = index.chunks[at]
+        texts = index.texts_of(at)
         if len(texts) <= CHUNKS_COMPARED:
             return texts
         vectors = self._vectors([query]) if index.dense is not None and index.ready[at] else None

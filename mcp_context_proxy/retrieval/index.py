@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct, field
@@ -26,10 +26,10 @@ from mcp_context_proxy.retrieval.bm25 import (
     grouped,
 )
 from mcp_context_proxy.retrieval.forms import WordList
-from mcp_context_proxy.retrieval.item_metadata import ORDERS, metadata_of
+from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
-from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool
+from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool, spans
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ class Reading(Struct, frozen=True, eq=False):
     """Everything but terms and vectors that was read of some items, in their order."""
 
     items: tuple[Item, ...]
-    chunks: tuple[tuple[str, ...], ...]
-    """The texts of each item."""
+    texts: NDArray[np.int64]
+    """Hashes of the texts of the items, item by item."""
     sizes: NDArray[np.int64]
     """Number of texts of each item."""
     kinds: NDArray[np.uint8]
@@ -140,7 +140,7 @@ class Reading(Struct, frozen=True, eq=False):
         """Join several."""
         return cls(
             tuple(chain.from_iterable(one.items for one in readings)),
-            tuple(chain.from_iterable(one.chunks for one in readings)),
+            np.concatenate([np.zeros(0, np.int64), *(one.texts for one in readings)]),
             np.concatenate([np.zeros(0, np.int64), *(one.sizes for one in readings)]),
             np.concatenate([np.zeros(0, np.uint8), *(one.kinds for one in readings)]),
             np.concatenate([np.zeros((0, 2), np.int64), *(one.names for one in readings)]),
@@ -153,15 +153,15 @@ class Reading(Struct, frozen=True, eq=False):
 
     def take(self, places: NDArray[np.int64]) -> Reading:
         """Return the same of some of the items, in this order."""
-        by_item = np.split(self.labels, np.cumsum(self.label_counts)[:-1])
+        sizes, label_counts = self.sizes[places], self.label_counts[places]
         return Reading(
             tuple(self.items[place] for place in places),
-            tuple(self.chunks[place] for place in places),
-            self.sizes[places],
+            spans(self.texts, np.cumsum(self.sizes)[places] - sizes, sizes)[0],
+            sizes,
             self.kinds[places],
             self.names[places],
-            np.concatenate([np.zeros(0, np.int64), *(by_item[place] for place in places)]),
-            self.label_counts[places],
+            spans(self.labels, np.cumsum(self.label_counts)[places] - label_counts, label_counts)[0],
+            label_counts,
             self.evidence.take(places),
             self.actions[places],
             self.words,
@@ -186,6 +186,8 @@ class Part(Struct, frozen=True, eq=False):
     """Reason why the descriptions are suspected of stuffing."""
     reading: Reading
     """The items that can be found, by name."""
+    texts: tuple[tuple[str, ...], ...]
+    """The texts of each item; none of a tool with vectors, or of one of many tools: they are made again."""
     counts: TermCounts
     rows: NDArray[np.int32]
     """Row of the vector of each text, in order; `NOWHERE` while its item is not ready."""
@@ -198,6 +200,14 @@ class Part(Struct, frozen=True, eq=False):
     complete: bool = False
     """True if every item of the source has."""
 
+    def unready(self) -> NDArray[np.int64]:
+        """Return the hashes of the texts of the items that have no vectors yet."""
+        return self.reading.texts[np.repeat(~self.ready, self.reading.sizes)]
+
+    def texts_of(self, place: int) -> tuple[str, ...]:
+        """Return the texts of an item."""
+        return self.texts[place] or item_text(self.reading.items[place], self.several_servers)[1]
+
 
 class Index(Struct, frozen=True, eq=False):
     """Everything that a search needs of one snapshot."""
@@ -207,8 +217,10 @@ class Index(Struct, frozen=True, eq=False):
     readings: tuple[Group[Reading, Reading], ...]
     """Readings of the parts, in order."""
     items: Flat[Item]
-    chunks: Flat[tuple[str, ...]]
-    """The texts of each item."""
+    several_servers: bool
+    """True if the texts were made for a catalog of several servers."""
+    sizes: NDArray[np.int64]
+    """Number of texts of each item."""
     sources: NDArray[np.int32]
     """Source of each item, as a position in ``keys``."""
     keys: tuple[str, ...]
@@ -250,6 +262,12 @@ class Index(Struct, frozen=True, eq=False):
         """Return the number of texts of all rules and references."""
         of_documents = (part for (_, kind), part in self.parts.items() if kind != Kind.TOOL)
         return sum(int(part.reading.sizes.sum()) for part in of_documents)
+
+    def texts_of(self, item: int) -> tuple[str, ...]:
+        """Return the texts of an item, those that have vectors."""
+        source = int(self.sources[item])
+        part = next(islice(self.parts.values(), source, None))
+        return part.texts_of(item - int(self.lexical.firsts[source]))
 
     def words(self) -> WordList:
         """Return the words with which misspelled words of a query are corrected."""
@@ -304,7 +322,7 @@ class Index(Struct, frozen=True, eq=False):
             found: list[NDArray[np.float32]] = []
             for start in range(0, places.size, SKETCHED_TOGETHER):
                 block = places[start : start + SKETCHED_TOGETHER].tolist()
-                if (some := sketch([self.chunks[item][0] for item in block])) is None:
+                if (some := sketch([self.texts_of(item)[0] for item in block])) is None:
                     break
                 found.append(some)
             self.sketches.append((places, np.concatenate(found)) if found else None)
@@ -433,7 +451,8 @@ def assemble(
         parts=parts,
         readings=tuple(readings),
         items=Flat(whole.items for whole in wholes),
-        chunks=Flat(whole.chunks for whole in wholes),
+        several_servers=any(part.several_servers for part in parts.values()),
+        sizes=np.concatenate([np.zeros(0, np.int64), *(whole.sizes for whole in wholes)]),
         sources=np.repeat(np.arange(len(parts), dtype=np.int32), sizes),
         keys=tuple(part.source.key for part in parts.values()),
         suspected=found,
@@ -463,8 +482,7 @@ def with_vectors(index: Index, parts: Mapping[Identity, Part], pool: Pool, compl
     dense = None
     if ready.any():
         rows = np.concatenate([part.rows for part in parts.values()])
-        sizes = np.concatenate([group.whole.sizes for group in index.readings])
-        dense = DenseIndex(pool.vectors, rows, sizes)
+        dense = DenseIndex(pool.vectors, rows, index.sizes)
     index = replace(index, parts=parts, pool=pool, ready=ready, dense=dense, complete=complete)
     return replace(index, sketches=[]) if complete else index
 

@@ -5,8 +5,7 @@ large ones and the most used ones first, and then the rest follows, that of the 
 ten thousand long descriptions is read last, however much it is used.
 
 Every step returns an index that can be searched, and whoever runs it may stop between two steps. Nothing here
-knows threads. Embeddings belong to their source: those whose texts are still wanted are used, the others are
-embedded.
+knows threads. Vectors whose texts are still wanted are taken from the index before, the others are embedded.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
@@ -25,12 +24,10 @@ from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import (
     IncludeMode,
-    IndexedChunk,
     Item,
     Kind,
     Snapshot,
     Source,
-    StoredVector,
     Tool,
 )
 from mcp_context_proxy.retrieval.bm25 import LexicalScores, TermCounts, count_terms, join_counts
@@ -49,7 +46,7 @@ from mcp_context_proxy.retrieval.item_metadata import Fields, effect_of, item_te
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, is_trusted
 from mcp_context_proxy.retrieval.query_scores import SEVERAL_SENTENCES
 from mcp_context_proxy.retrieval.text import encodable, identifier_words, name_key, terms, words
-from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, Vectors, best
+from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool, best
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import trim_now
 
@@ -63,6 +60,10 @@ READING_SECONDS = 0.7
 
 BATCH_ITEMS = 64
 """Items whose words are read in one go: some 10 ms."""
+
+TEXTS_KEPT = 10_000
+"""Items of a catalog up to which the texts of tools are kept until they are embedded: 5 MB, most of which
+Python would keep after them. In a larger one they are made again, in 0.05 ms each."""
 
 WORDS_OF_BATCH = 5_000
 """Words of the names of a batch with which queries are corrected; real ones have some 300."""
@@ -116,12 +117,6 @@ TEXTS_AHEAD = 32
 LONGEST_TURN = 1.0
 """Seconds for which indexing waits for searches that embed something, before it goes on beside them."""
 
-TURN_SECONDS = 0.005
-"""Longest time for which other threads wait, as with the interpreter's switch interval."""
-
-PAUSE_SECONDS = 0.0001
-"""Long enough for a waiting thread to wake up."""
-
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with how many texts are embedded, and of how many."""
 
@@ -130,8 +125,6 @@ Cancelled: TypeAlias = Callable[[], bool]
 
 Calls: TypeAlias = Callable[[str], int]
 """Returns how often the items of a source, given by its key, were used: the most used are indexed first."""
-
-T = TypeVar("T")
 
 
 def read(
@@ -149,6 +142,7 @@ def read(
     # The kind as plain text: an enumeration is hashed in Python, and there may be thousands of sources.
     sources = {(one.key, str(one.items[0].kind) if one.items else ""): one for one in snapshot.sources}
     several = sum(kind == Kind.TOOL for _, kind in sources) > 1
+    keeps_texts = with_model and sum(len(one.items) for one in snapshot.sources) <= TEXTS_KEPT
     pool = Pool() if previous is None else previous.pool
     before = {} if previous is None else previous.parts
     found: dict[Identity, Part] = {}
@@ -161,7 +155,7 @@ def read(
     for _, identity in sorted(fresh):
         if began and time.perf_counter() >= until:
             break
-        opened[identity] = one = _Opened(sources[identity], several, before.get(identity))
+        opened[identity] = one = _Opened(sources[identity], several, before.get(identity), keeps_texts)
         one.read_batch()
         began = True
     left = {identity: part.unread for identity, part in found.items() if part.unread}
@@ -170,7 +164,7 @@ def read(
         if began and time.perf_counter() >= until:
             break
         if identity not in opened:
-            opened[identity] = _Opened(sources[identity], several, found[identity])
+            opened[identity] = _Opened(sources[identity], several, found[identity], keeps_texts)
         while opened[identity].left and not (began and time.perf_counter() >= until):
             opened[identity].read_batch()
             began = True
@@ -196,8 +190,8 @@ def _turn(items: int, calls: int) -> tuple[bool, int, int]:
 class _Opened:
     """A source that is being read; what the part before has of unchanged items is used again."""
 
-    def __init__(self, source: Source, several: bool, before: Part | None) -> None:
-        self._source, self._several = source, several
+    def __init__(self, source: Source, several: bool, before: Part | None, keeps_texts: bool) -> None:
+        self._source, self._several, self._keeps_texts = source, several, keeps_texts
         self._before = before if before is not None and before.several_servers == several else None
         searchable = (item for item in source.items if item.include is not IncludeMode.MANUAL)
         self._items = sorted(searchable, key=lambda item: (item.name, item.fingerprint))
@@ -213,6 +207,8 @@ class _Opened:
         """Positions of the items that are left to read."""
         self._read: list[int] = []
         self._batches: list[tuple[Reading, TermCounts]] = []
+        self._texts: list[tuple[str, ...]] = []
+        """The texts of the items that were read."""
 
     def read_batch(self) -> None:
         """Read some of the items that are left, at least one."""
@@ -223,7 +219,13 @@ class _Opened:
             batch.append(item)
             size += len(item.definition if isinstance(item, Tool) else item.text)
         if batch:
-            self._batches.append(read_items(batch, self._several))
+            reading, counts, texts = read_items(batch, self._several)
+            self._batches.append((reading, counts))
+            kept = self._keeps_texts
+            self._texts += (
+                own if kept or not isinstance(item, Tool) else ()
+                for item, own in zip(batch, texts, strict=True)
+            )
 
     def part(self, pool: Pool) -> Part:
         """Return what is read by now, with the vectors that the part before or the source has of it."""
@@ -233,26 +235,21 @@ class _Opened:
         places = self._known | {position: first + at for at, position in enumerate(self._read)}
         taken = np.array([places[position] for position in sorted(places)], np.int64)
         reading = Reading.joined([one for one, _ in (*old, *self._batches)])
+        texts = [*(() if before is None else before.texts), *self._texts]
         counts = join_counts([one for _, one in (*old, *self._batches)])
         if not np.array_equal(taken, np.arange(len(reading.items))):
             reading, counts = reading.take(taken), counts.take(taken)
-        known: dict[str, int] = {}
+            texts = [texts[place] for place in taken.tolist()]
+        known: dict[int, int] = {}
         if before is not None:
-            texts = zip(chain.from_iterable(before.reading.chunks), before.rows.tolist(), strict=True)
-            known = {text: row for text, row in texts if row != NOWHERE}
-        kept: dict[str, StoredVector] = {}
-        for item, own_texts in zip(reading.items, reading.chunks, strict=True):
-            own = source.embeddings.get(item.name, ())
-            if own_texts[0] not in known and own_texts == tuple(chunk.text for chunk in own):
-                kept |= {chunk.text: chunk.embedding for chunk in own}
-        if kept:
-            rows = pool.add(np.array(list(kept.values())))
-            known |= zip(kept, rows.tolist(), strict=True)
+            rows = zip(before.reading.texts.tolist(), before.rows.tolist(), strict=True)
+            known = {text: row for text, row in rows if row != NOWHERE}
         part = Part(
             source=source,
             several_servers=self._several,
             suspicion=None if is_trusted(reading.items) else reading.evidence.suspicion(),
             reading=reading,
+            texts=tuple(texts),
             counts=counts,
             rows=np.full(int(reading.sizes.sum()), NOWHERE, np.int32),
             ready=np.zeros(len(reading.items), bool),
@@ -267,10 +264,12 @@ def instruction_terms(about: str) -> frozenset[str]:
     return frozenset(islice(terms(encodable(about[:INSTRUCTION_CHARACTERS])), INSTRUCTION_TERMS))
 
 
-def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, TermCounts]:
-    """Read items for a catalog of one or of several servers."""
+def read_items(
+    items: Sequence[Item], several_servers: bool
+) -> tuple[Reading, TermCounts, list[tuple[str, ...]]]:
+    """Read items for a catalog of one or of several servers; return their texts, too."""
     texts = [item_text(item, several_servers) for item in items]
-    chunks = tuple(own for _, own in texts)
+    chunks = [own for _, own in texts]
     labels = [[hash(label) for label in metadata_of(item).labels()] for item in items]
     exposed = [item.exposed_name if isinstance(item, Tool) else item.name for item in items]
     names = [
@@ -278,7 +277,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
     ]
     reading = Reading(
         items=tuple(items),
-        chunks=chunks,
+        texts=np.fromiter(map(hash, chain.from_iterable(chunks)), np.int64),
         sizes=np.array([len(own) for own in chunks], np.int64),
         kinds=np.array([KINDS.index(item.kind) for item in items], np.uint8),
         names=np.array(names, np.int64).reshape(-1, 2),
@@ -288,7 +287,7 @@ def read_items(items: Sequence[Item], several_servers: bool) -> tuple[Reading, T
         actions=np.array([effect_of(item.name) if isinstance(item, Tool) else 0 for item in items], np.uint8),
         words=" ".join(dict.fromkeys(islice(_name_words(fields for fields, _ in texts), WORDS_OF_BATCH))),
     )
-    return reading, count_terms(fields for fields, _ in texts)
+    return reading, count_terms(fields for fields, _ in texts), chunks
 
 
 def _name_words(items: Iterable[Fields]) -> Iterator[str]:
@@ -300,7 +299,6 @@ def _name_words(items: Iterable[Fields]) -> Iterator[str]:
 def embedded(
     index: Index,
     embedder: Embedder,
-    may_publish: bool,
     on_progress: OnProgress | None,
     cancelled: Cancelled,
     pace: float = 1.0,
@@ -309,35 +307,36 @@ def embedded(
 ) -> Iterator[Index]:
     """Yield the index, which has every item of its snapshot, with more and more vectors until it is complete.
 
-    The sources get the embeddings if this ``may_publish``: those of an old snapshot would replace newer ones.
     ``pace`` is a factor of the time between two unfinished indexes. ``ahead`` has rows of the index's pool
     that searches fill meanwhile (`with_likely`), by text.
 
     Raises:
         EmbeddingCancelledError: ``cancelled()`` returned true.
     """
-    missing = _missing_texts([part for part in index.parts.values() if not part.complete], calls)
-    known: dict[str, int] = {}
-    if len(missing) > TEXTS_TO_TRIM_FOR:
+    waiting = [part for part in index.parts.values() if not part.complete]
+    missing, start = _missing_texts(waiting, calls), 0
+    total = len({key for part in waiting for key in part.unready().tolist()})
+    known: dict[int, int] = {}
+    if total > TEXTS_TO_TRIM_FOR:
         trim_now()
-    start = 0
 
     def report(done: int, _of: int) -> None:
         if cancelled():
-            raise EmbeddingCancelledError(start + done, len(missing))
+            raise EmbeddingCancelledError(start + done, total)
         if on_progress is not None and done:
-            on_progress(start + done, len(missing))
+            on_progress(start + done, total)
 
-    due, before, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.parts, index.pool
+    due, pool = time.perf_counter() + pace * SECONDS_BETWEEN, index.pool
     try:
-        for start in range(0, len(missing), TEXTS_A_STEP):
+        for start in range(0, total, TEXTS_A_STEP):
             report(0, 0)
-            texts = missing[start : start + TEXTS_A_STEP]
-            known |= {text: ahead[text] for text in texts if text in ahead}
-            if fresh := [text for text in texts if text not in known]:
-                known |= zip(fresh, pool.add(embedder.embed(fresh, report)).tolist(), strict=True)
+            texts = dict(islice(missing, TEXTS_A_STEP))
+            known |= {key: ahead[text] for key, text in texts.items() if text in ahead}
+            if fresh := {key: text for key, text in texts.items() if key not in known}:
+                vectors = embedder.embed(list(fresh.values()), report)
+                known |= zip(fresh, pool.add(vectors).tolist(), strict=True)
             began = time.perf_counter()
-            if began >= due and start + len(texts) < len(missing):
+            if began >= due and start + len(texts) < total:
                 index = with_vectors(index, _all_with_rows(index.parts, known), pool)
                 now = time.perf_counter()
                 due = now + pace * max(SECONDS_BETWEEN, (now - began) / SHARE_ASSEMBLING)
@@ -346,19 +345,8 @@ def embedded(
         yield lexical_only(index, error)
         return
     parts = _all_with_rows(index.parts, known)
-    # Publishing takes as much memory again; in a large catalog this is the highest use there ever is.
-    known.clear()
-    missing.clear()
     if pool.vectors.size > 2 * sum(part.rows.size for part in parts.values()) + ROWS_TO_SPARE:
         parts, pool = _compacted(parts, pool)
-    if may_publish:
-        changed = (
-            part
-            for identity, part in parts.items()
-            if part is not before[identity] or len(part.source.embeddings) != len(part.reading.items)
-        )
-        for part in yielding_gil(changed):
-            _publish(part, pool.vectors)
     yield with_vectors(index, parts, pool, complete=True)
 
 
@@ -413,25 +401,23 @@ def with_likely(
     """
     until = time.perf_counter() + seconds
     waiting = sorted(
-        (item for item in likely if not index.ready[item]),
-        key=lambda item: len(index.chunks[item]) > MANY_CHUNKS,
+        (item for item in likely if not index.ready[item]), key=lambda item: index.sizes[item] > MANY_CHUNKS
     )
-    texts = dict.fromkeys(text for item in waiting for text in index.chunks[item])
+    own_texts = {item: index.texts_of(item) for item in waiting}
+    texts = dict.fromkeys(chain.from_iterable(own_texts.values()))
     fresh = [text for text in texts if text not in rows]
     for start in range(0, len(fresh), TEXTS_AHEAD):
         if start and time.perf_counter() >= until:
             break
         some = fresh[start : start + TEXTS_AHEAD]
         rows |= zip(some, index.pool.add(embedder.embed(some)).tolist(), strict=True)
-    sizes = np.concatenate([np.zeros(0, np.int64), *(group.whole.sizes for group in index.readings)])
     placed = np.concatenate([np.zeros(0, np.int32), *(part.rows for part in index.parts.values())])
-    starts, ready = np.cumsum(sizes) - sizes, index.ready.copy()
-    for item in waiting:
-        own = index.chunks[item]
+    starts, ready = np.cumsum(index.sizes) - index.sizes, index.ready.copy()
+    for item, own in own_texts.items():
         if all(text in rows for text in own):
             placed[starts[item] : starts[item] + len(own)] = [rows[text] for text in own]
             ready[item] = True
-    dense = DenseIndex(index.pool.vectors, placed, sizes)
+    dense = DenseIndex(index.pool.vectors, placed, index.sizes)
     complete = bool(ready[waiting].all()) and not index.unread
     return replace(index, ready=ready, dense=dense, complete=complete)
 
@@ -473,30 +459,41 @@ class Ahead:
             return self._rows
 
 
-def _missing_texts(parts: Iterable[Part], calls: Calls) -> list[str]:
-    """Return the texts without a vector, in the order of embedding."""
-    waiting = [(part.reading.chunks, np.flatnonzero(~part.ready), calls(part.source.key)) for part in parts]
+def _missing_texts(parts: Iterable[Part], calls: Calls) -> Iterator[tuple[int, str]]:
+    """Yield the texts without a vector, each once, with their hashes, in the order of embedding."""
+    waiting = [(part, np.flatnonzero(~part.ready), calls(part.source.key)) for part in parts]
     by_turn = sorted(waiting, key=lambda one: _turn(one[1].size, one[2]))
     by_size = sorted(by_turn, key=lambda one: one[1].size)
-    first = (chunks[item] for chunks, items, _ in by_turn for item in items[:FIRST_ITEMS])
-    rest = (chunks[item] for chunks, items, _ in by_size for item in items[FIRST_ITEMS:])
-    return list(dict.fromkeys(chain.from_iterable(chain(first, rest))))
+    first = ((part, item) for part, items, _ in by_turn for item in items[:FIRST_ITEMS].tolist())
+    rest = ((part, item) for part, items, _ in by_size for item in items[FIRST_ITEMS:].tolist())
+    seen = set[int]()
+    for part, item in chain(first, rest):
+        for text in part.texts_of(item):
+            if (key := hash(text)) not in seen:
+                seen.add(key)
+                yield key, text
 
 
-def _all_with_rows(parts: Mapping[Identity, Part], known: Mapping[str, int]) -> dict[Identity, Part]:
+def _all_with_rows(parts: Mapping[Identity, Part], known: Mapping[int, int]) -> dict[Identity, Part]:
     return {identity: part if part.complete else _with_rows(part, known) for identity, part in parts.items()}
 
 
-def _with_rows(part: Part, known: Mapping[str, int]) -> Part:
+def _with_rows(part: Part, known: Mapping[int, int]) -> Part:
     """Return the part with the rows of those texts whose vectors are known by now."""
     rows, ready = part.rows.copy(), part.ready.copy()
     starts = np.cumsum(part.reading.sizes) - part.reading.sizes
     for item in np.flatnonzero(~part.ready):
-        texts, start = part.reading.chunks[item], int(starts[item])
-        if all(text in known for text in texts):
-            rows[start : start + len(texts)] = [known[text] for text in texts]
+        span = slice(starts[item], starts[item] + part.reading.sizes[item])
+        keys = part.reading.texts[span].tolist()
+        if all(key in known for key in keys):
+            rows[span] = [known[key] for key in keys]
             ready[item] = True
-    return replace(part, rows=rows, ready=ready, complete=bool(ready.all()) and not part.unread)
+    texts = tuple(
+        () if is_ready and isinstance(item, Tool) else own
+        for item, is_ready, own in zip(part.reading.items, ready.tolist(), part.texts, strict=True)
+    )
+    complete = bool(ready.all()) and not part.unread
+    return replace(part, rows=rows, ready=ready, texts=texts, complete=complete)
 
 
 def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identity, Part], Pool]:
@@ -507,31 +504,5 @@ def _compacted(parts: Mapping[Identity, Part], pool: Pool) -> tuple[dict[Identit
     is_used[NOWHERE] = False
     used = np.flatnonzero(is_used).astype(np.int32)
     moved = np.full(pool.vectors.size, NOWHERE, np.int32)
-    moved[used] = fresh.add(np.array(pool.vectors.views(used), np.int16))
+    moved[used] = fresh.add(pool.vectors.stored(used))
     return {identity: replace(part, rows=moved[part.rows]) for identity, part in parts.items()}, fresh
-
-
-def _publish(part: Part, vectors: Vectors) -> None:
-    """Give the source its embeddings (rows of the pool, not copies), and drop those of removed items."""
-    embeddings = part.source.embeddings
-    rows = iter(vectors.views(part.rows))
-    for item, texts in zip(part.reading.items, part.reading.chunks, strict=True):
-        # Tuples, because the garbage collector leaves those alone that hold nothing of interest to it.
-        embeddings[item.name] = tuple([IndexedChunk(text, next(rows), i) for i, text in enumerate(texts)])
-    for name in embeddings.keys() - {item.name for item in part.reading.items}:
-        embeddings.pop(name, None)
-
-
-def yielding_gil(values: Iterable[T]) -> Iterator[T]:
-    """Yield the values, and let other threads run after every `TURN_SECONDS`.
-
-    Where each step calls numpy, the interpreter's own switching fails: each call releases the lock and takes
-    it back before a waiting thread wakes, and every such release begins that thread's wait anew. An event
-    loop got no turn for 360 ms beside the embeddings of 100,000 tools.
-    """
-    end = time.perf_counter() + TURN_SECONDS
-    for value in values:
-        yield value
-        if time.perf_counter() >= end:
-            time.sleep(PAUSE_SECONDS)
-            end = time.perf_counter() + TURN_SECONDS

@@ -262,8 +262,7 @@ class QueryScores:
         if self.query.method not in ("hybrid", "lexical"):
             return {}
         places = np.flatnonzero((index.kinds[self.items] != is_tool) & (self.lexical > 0))
-        several = [len(index.chunks[item]) > 1 for item in self.items[places].tolist()]
-        places = places[np.array(several, bool)]
+        places = places[index.sizes[self.items[places]] > 1]
         bounds = LEXICAL_FACTOR * self.lexical[places]
         if self.cosine is not None:
             bounds = bounds + self.cosine[places]
@@ -275,7 +274,7 @@ class QueryScores:
             place = int(places[at])
             item = int(self.items[place])
             (parts,) = index.lexical.parts([item], self.query.lexical.idf)
-            found[place] = best_passage(index.chunks[item], self._of_chunks(place), parts)
+            found[place] = best_passage(index.texts_of(item), self._of_chunks(place), parts)
             insort(scores, found[place].score)
         return found
 
@@ -500,24 +499,25 @@ class QueryScores:
         passage = self.passages.get(place)
         if passage is not None:
             parts = list(passage.terms)
-        chunks = index.chunks[item]
-        text, chunk = None, chunks[0 if passage is None else passage.chunk]
+        found, text, nearest = index.items[item], None, 0 if passage is None else passage.chunk
         if self.dense is not None and self.by_chunk is not None:
             start = int(self.dense.starts[place])
-            own = self.by_chunk[:, start : start + len(chunks)]
+            own = self.by_chunk[:, start : start + int(index.sizes[item])]
             nearest = int(own.max(axis=0).argmax()) if passage is None else passage.chunk
-            text, chunk = query.texts[int(own[:, nearest].argmax())], chunks[nearest]
+            text = query.texts[int(own[:, nearest].argmax())]
         boosted_by, support = self.boosted_by.get(place), self.supports.get(place)
         learned = 0.0
         if support is not None and self.cosine is not None:
             learned = learned_addition(float(self.cosine[place]), support, self.nearest)
         return Result(
-            item=index.items[item],
+            item=found,
             score=float(self.fused[place]),
             cosine=cosine,
             lexical=float(self.lexical[place]),
             need=float(self.fused[place] - self.plain[place]),
-            chunk=chunk,
+            excerpt="" if isinstance(found, Tool) else index.texts_of(item)[nearest],
+            nearest=nearest,
+            several_servers=index.several_servers,
             matched=None if cosine is None else text,
             serves=None if boosted_by is None else query.texts[1 + boosted_by],
             learned=learned,

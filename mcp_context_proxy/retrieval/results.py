@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 from msgspec import Struct, field
 
 from mcp_context_proxy.items import Item, Tool, ToolKey
+from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
 from mcp_context_proxy.system.later import np
 
@@ -120,8 +121,8 @@ class Result(Struct, frozen=True):
     """BM25F; the sum of ``terms``."""
     need: float
     """Amount added for matching a sentence of the query better than anything above it."""
-    chunk: str
-    """The text of the best chunk."""
+    excerpt: str
+    """The text of the best chunk; empty for a tool that was searched, of which `chunk` makes it."""
     terms: tuple[tuple[str, str, float], ...]
     """The lexical score by field and word, one of the query or a synonym."""
     why: str
@@ -145,6 +146,15 @@ class Result(Struct, frozen=True):
     """True if the query is its name."""
     twins: tuple[Tool, ...] = ()
     """The same tool of other servers, by all that these say of it. They are not results themselves."""
+    nearest: int = 0
+    """Number of the best chunk."""
+    several_servers: bool = False
+    """True if the chunks were made for a catalog of several servers."""
+
+    @property
+    def chunk(self) -> str:
+        """The text of the best chunk."""
+        return self.excerpt or item_text(self.item, self.several_servers)[1][self.nearest]
 
 
 class Ranking(Struct, frozen=True):

@@ -15,11 +15,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from mcp_context_proxy.items import StoredVector
 from mcp_context_proxy.system.later import np
 
 if TYPE_CHECKING:
@@ -85,6 +84,9 @@ BLOCKS_A_SCORE = 2
 """Least number of blocks for each score that is wanted; with fewer, most blocks have one of them."""
 
 
+Number = TypeVar("Number", bound="np.generic")
+
+
 class DenseIndex(Struct, frozen=True, eq=False, dict=True):
     """The vectors of the chunks of some items, in the order of the items."""
 
@@ -105,7 +107,7 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
         if items.size == self.sizes.size:
             return self
         sizes = self.sizes[items]
-        return DenseIndex(self.vectors, _spans(self.rows, self.starts[items], sizes)[0], sizes)
+        return DenseIndex(self.vectors, spans(self.rows, self.starts[items], sizes)[0], sizes)
 
     def vectors_of(self, item: int) -> NDArray[np.float32]:
         """Return the vectors of an item's chunks, one below the other."""
@@ -168,12 +170,12 @@ class DenseIndex(Struct, frozen=True, eq=False, dict=True):
     def _further_rows(self) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.int64]]:
         """Items with several chunks, the rows of all but their first, and where those of each begin."""
         items = np.flatnonzero(self.sizes > 1)
-        return items, *_spans(self.rows, self.starts[items] + 1, self.sizes[items] - 1)
+        return items, *spans(self.rows, self.starts[items] + 1, self.sizes[items] - 1)
 
 
-def _spans(
-    rows: NDArray[np.int32], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def spans(
+    rows: NDArray[Number], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[Number], NDArray[np.int64]]:
     """Return some pieces of an array, one after the other, and where each of them begins then."""
     begins = np.cumsum(sizes) - sizes
     return rows[np.repeat(starts - begins, sizes) + np.arange(int(sizes.sum()))], begins
@@ -222,19 +224,15 @@ class Vectors(Struct, frozen=True, eq=False):
 
     def of(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return some of the vectors, one below the other."""
-        found = np.zeros((rows.size, self.slabs[0].rows.shape[1] if self.slabs else 0), np.float32)
-        if rows.size:
-            self._copy(rows, found)
+        found = self.stored(rows).astype(np.float32)
         found /= UNIT
         return found
 
-    def views(self, rows: NDArray[np.int32]) -> list[StoredVector]:
-        """Return some of the vectors as they are stored, not copied and read-only."""
-        found = []
-        for slab, at in zip(self._slabs_of(rows).tolist(), rows.tolist(), strict=True):
-            row = self.slabs[slab].rows[at - self.slabs[slab].first]
-            row.flags.writeable = False
-            found.append(row)
+    def stored(self, rows: NDArray[np.int32]) -> NDArray[np.int16]:
+        """Return some of the vectors as they are stored, one below the other."""
+        found = np.zeros((rows.size, self.slabs[0].rows.shape[1] if self.slabs else 0), np.int16)
+        if rows.size:
+            self._copy(rows, found)
         return found
 
     def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -269,7 +267,7 @@ class Vectors(Struct, frozen=True, eq=False):
                 found[at, slab.first : slab.first + count] = slab.quantized.estimates(query, count)
         return found
 
-    def _copy(self, rows: NDArray[np.int32], into: NDArray[np.float32]) -> None:
+    def _copy(self, rows: NDArray[np.int32], into: NDArray[np.float32] | NDArray[np.int16]) -> None:
         """Copy some rows to the beginning of an array, in units of 1 / `UNIT`."""
         slabs = self._slabs_of(rows)
         for at in range(int(slabs.min()), int(slabs.max()) + 1):
@@ -296,7 +294,7 @@ class Pool:
         """The vectors stored now; later ones do not show in it."""
 
     def add(self, vectors: NDArray[np.float32] | NDArray[np.int16]) -> NDArray[np.int32]:
-        """Store some vectors, which may have been stored before (`Vectors.views`), and return their rows."""
+        """Store some vectors, which may have been stored before (`Vectors.stored`), and return their rows."""
         scaled = vectors if vectors.dtype == np.int16 else np.rint(vectors * UNIT)
         stored: NDArray[np.int16] = scaled.astype(np.int16, copy=False)
         with self._lock:

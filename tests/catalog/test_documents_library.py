@@ -1,15 +1,14 @@
-"""The document library keeps and drops documents and embeddings when it is reloaded."""
+"""The document library keeps and drops documents when it is reloaded."""
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mcp_context_proxy.catalog.documents import FINDINGS_LOGGED, DocumentChanges, DocumentLibrary
 from mcp_context_proxy.config import DocumentsConfig, Limits
-from mcp_context_proxy.items import IndexedChunk, Kind, Source
+from mcp_context_proxy.items import Kind
 
 Write = Callable[[dict[str, str | bytes]], Path]
 
@@ -21,13 +20,6 @@ def library(docs: Path) -> DocumentLibrary:
         DocumentsConfig(kind=Kind.REFERENCE, path=docs / "references"),
     ]
     return DocumentLibrary(folders, Limits())
-
-
-def embed(source: Source) -> dict[str, tuple[IndexedChunk, ...]]:
-    """Do as search does: fill the embeddings of a source."""
-    for item in source.items:
-        source.embeddings[item.name] = (IndexedChunk("text", np.ones(1, np.int16), 0),)
-    return dict(source.embeddings)
 
 
 def test_the_library_is_empty_until_the_first_reload(write: Write, library: DocumentLibrary) -> None:
@@ -64,18 +56,15 @@ def test_a_reload_without_changes_keeps_the_same_source_objects(
     assert all(old is new for old, new in zip(before, library.sources, strict=True))
 
 
-def test_embeddings_of_unchanged_documents_are_kept_and_others_dropped(
-    write: Write, library: DocumentLibrary
-) -> None:
-    write({"rules/stays.md": "x", "rules/changes.md": "x", "rules/goes.md": "x", "references/r.md": "x"})
+def test_a_change_leaves_the_source_of_other_documents(write: Write, library: DocumentLibrary) -> None:
+    write({"rules/changes.md": "x", "references/stays.md": "x"})
     library.reload()
-    rules, references = (embed(source) for source in library.sources)
-    (write({"rules/changes.md": "y", "rules/comes.md": "x"}) / "rules/goes.md").unlink()
+    rules, references = library.sources
+    write({"rules/changes.md": "y"})
     library.reload()
 
-    assert set(library.sources[0].embeddings) == {"stays"}
-    assert library.sources[0].embeddings["stays"] is rules["stays"]
-    assert library.sources[1].embeddings == references
+    assert library.sources[0] is not rules
+    assert library.sources[1] is references
 
 
 def test_documents_come_and_go_with_their_folder(write: Write, docs: Path, library: DocumentLibrary) -> None:

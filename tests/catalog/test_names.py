@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -47,7 +47,6 @@ class Stub:
     config: ServerConfig
     listing: ServerListing
     introduction: object = None
-    tool_embeddings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

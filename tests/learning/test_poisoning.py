@@ -49,7 +49,7 @@ def snapshot() -> Snapshot:
     for path in sorted(LISTS.glob("*.json.gz")):
         if (server := path.name.split(".")[0]) in SERVERS:
             entries = json.loads(gzip.decompress(path.read_bytes()))
-            found.append(Source(server, tuple(_tool(server, entry) for entry in _tools(entries)), {}))
+            found.append(Source(server, tuple(_tool(server, entry) for entry in _tools(entries))))
     return Snapshot(1, tuple(found))
 
 

@@ -68,8 +68,6 @@ async def test_a_stop_does_not_wait_for_a_large_list(name: str) -> None:
         config=ServerConfig(name="evil", command="x"),
         listing=ServerListing(**{name: cast(Any, slow)}),
         introduction=SimpleNamespace(instructions=""),
-        tool_embeddings={},
-        skill_embeddings={},
     )
     library = DocumentLibrary([], Limits())
     catalog = Catalog(
@@ -99,8 +97,6 @@ async def test_a_snapshot_is_published_while_the_long_list_of_another_server_is_
             config=ServerConfig(name=name, command="x"),
             introduction=SimpleNamespace(instructions=""),
             listing=listing,
-            tool_embeddings={},
-            skill_embeddings={},
         )
         for name, listing in (
             ("large", ServerListing()),

@@ -72,13 +72,12 @@ def build_rule(name: str, description: str = "", text: str = "") -> Document:
     return Document(Kind.RULE, name, description, text, hashlib.sha256(text.encode()).hexdigest())
 
 
-def build_snapshot(*items: Tool | Document, generation: int = 1, before: Snapshot | None = None) -> Snapshot:
-    """Items by owner; a source keeps the embeddings it had before."""
+def build_snapshot(*items: Tool | Document, generation: int = 1) -> Snapshot:
+    """Items by owner."""
     owned: dict[str, list[Tool | Document]] = {}
     for item in items:
         owned.setdefault(item.server if isinstance(item, Tool) else f"{item.kind}s", []).append(item)
-    kept = {source.key: source.embeddings for source in before.sources} if before else {}
-    sources = tuple(Source(key, tuple(group), kept.get(key, {})) for key, group in owned.items())
+    sources = tuple(Source(key, tuple(group)) for key, group in owned.items())
     return Snapshot(generation, sources)
 
 

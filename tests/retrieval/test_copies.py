@@ -29,7 +29,7 @@ def made(server: str, name: str, description: str) -> Tool:
 
 
 def found(model: Any, *tools: Tool, ages: dict[str, float], query: str = QUERY) -> list[str]:
-    sources = tuple(Source(one.server, (one,), {}) for one in tools)
+    sources = tuple(Source(one.server, (one,)) for one in tools)
     snapshot = Snapshot(1, sources, tools={one.exposed_name: one for one in tools})
     snapshot = replace(snapshot, first_seen=ages)
     return [result.item.exposed_name for result in Engine(model).search(query, snapshot).results]
@@ -70,7 +70,7 @@ def test_copies_are_named_with_the_older_tool_that_they_repeat(model: Any) -> No
     )
     ages = {"mail": 0.0, "other": DAY, "chat": DAY}
     by_server = {one.server: tuple(each for each in tools if each.server == one.server) for one in tools}
-    sources = tuple(Source(server, own, {}) for server, own in by_server.items())
+    sources = tuple(Source(server, own) for server, own in by_server.items())
     snapshot = Snapshot(1, sources, tools={one.exposed_name: one for one in tools}, first_seen=ages)
 
     named = [

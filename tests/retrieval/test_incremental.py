@@ -1,5 +1,6 @@
 """A catalog that changes is indexed by its changes, and searched as if all of it were indexed anew."""
 
+import gc
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.bm25 import Flat, Group, LexicalIndex, count_terms, grouped
+from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.indexing import embedded, read
 from mcp_context_proxy.retrieval.item_metadata import Fields, tag_label
 from mcp_context_proxy.retrieval.vectors import EXACT_CHUNKS, UNIT
@@ -42,7 +44,7 @@ def test_after_any_changes_every_result_is_that_of_a_new_index(
     engine, current = Engine(word_vectors()), None
     for generation, version in enumerate(versions):
         tools = [tool(name, text, server=server) for (server, name), text in version.items()]
-        current = snapshot(*tools, generation=generation, before=current)
+        current = snapshot(*tools, generation=generation)
         engine.index(current)
     assert current is not None
     anew = snapshot(*(item for source in current.sources for item in source.items))
@@ -111,7 +113,7 @@ def test_a_changed_tool_is_the_only_one_that_is_read_and_embedded_again(
     before = snapshot(*tools)
     engine.index(before)
     tools[7] = tool("tool_7", "Bakes a cake.")
-    after = snapshot(*tools, generation=2, before=before)
+    after = snapshot(*tools, generation=2)
     engine.index(after)
 
     assert vectors.calls[1:] == [["tool 7: Bakes a cake."]]
@@ -126,12 +128,25 @@ def test_changed_tags_and_names_are_filtered_by_without_reindexing(
     before = snapshot(*tools)
     engine.index(before)
     tools[1] = replace(tools[1], tags=("new",), exposed_name="renamed")
-    after = snapshot(*tools, generation=2, before=before)
+    after = snapshot(*tools, generation=2)
 
     for tag, found in (("old", {"tool_0", "tool_2"}), ("new", {"tool_1"})):
         ranking = engine.search("does thing", after, Filters(labels=frozenset({tag_label(tag)})))
         assert {result.item.name for result in ranking.results} == found
     assert [result.exact for result in engine.search("renamed", after).results][:1] == [True]
+
+
+def test_indexes_of_earlier_snapshots_are_dropped(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    gc.collect()
+    before = sum(isinstance(one, Index) for one in gc.get_objects())
+    engine = Engine(word_vectors())
+    for generation in range(8):
+        engine.search("a step", snapshot(tool("step", f"Step {generation}."), generation=generation))
+    gc.collect()
+
+    assert sum(isinstance(one, Index) for one in gc.get_objects()) - before == 2
 
 
 def test_unused_vectors_are_dropped(
@@ -142,14 +157,16 @@ def test_unused_vectors_are_dropped(
         changing = [tool(f"tool_{n}", f"Step {generation}.") for n in range(1_000)]
         catalog = snapshot(*tools, *changing, generation=generation)
         begun = read(catalog, True, index, seconds=60.0)
-        (index,) = embedded(begun, word_vectors(), True, None, lambda: False, pace=1e9)
+        (index,) = embedded(begun, word_vectors(), None, lambda: False, pace=1e9)
         sizes.append(index.pool.vectors.size)
 
     assert max(sizes) < 7_000
     assert any(after < before for before, after in itertools.pairwise(sizes))
-    (stays,) = catalog.sources[0].embeddings["stays"]
+    assert index.dense is not None
+    (at,) = index.named(["stays"])
+    (stored,) = index.dense.vectors_of(at)
     (vector,) = word_vectors().embed(["stays: Stays as it is."])
-    assert np.abs(stays.embedding / UNIT - vector).max() < 0.51 / UNIT
+    assert np.abs(stored - vector).max() < 0.51 / UNIT
 
 
 @pytest.mark.slow
@@ -194,7 +211,7 @@ def test_thousands_of_servers_share_a_few_arrays(
     servers = 300 if several else 1
     catalog = snapshot(*(tool(f"tool_{n}", "Does it.", server=f"s{n % servers}") for n in range(300)))
     (index,) = embedded(
-        read(catalog, True, None, seconds=60.0), word_vectors(), True, None, lambda: False, pace=1e9
+        read(catalog, True, None, seconds=60.0), word_vectors(), None, lambda: False, pace=1e9
     )
 
     assert (len(index.pool.vectors.slabs), len(index.lexical.groups)) == (1, 1)

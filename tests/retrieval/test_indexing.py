@@ -5,13 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.vectors import UNIT
 
 MISSING = ModelError(Path("model.onnx"), "the file is missing", "install the package again")
 
@@ -26,7 +24,6 @@ def test_nothing_is_embedded_before_the_first_search(word_vectors: Callable[...,
     Engine(vectors)
 
     assert vectors.calls == []
-    assert two.sources[0].embeddings == {}
 
 
 def test_the_first_search_embeds_everything_in_one_pass(
@@ -39,23 +36,14 @@ def test_the_first_search_embeds_everything_in_one_pass(
     assert progress == [(2, 2)]
 
 
-def test_embeddings_belong_to_their_source(word_vectors: Callable[..., Any], two: Snapshot) -> None:
-    Engine(word_vectors()).index(two)
-
-    (chunk,) = two.sources[0].embeddings["read_file"]
-    assert (chunk.text, chunk.chunk_index) == ("read file: Reads a file.", 0)
-    assert chunk.embedding.dtype == np.int16
-    assert np.linalg.norm(chunk.embedding / UNIT) == pytest.approx(1, abs=0.0001)
-    assert not chunk.embedding.flags.writeable
-
-
 def test_a_long_description_has_several_chunks(
     word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:
-    catalog = snapshot(tool("long", "A sentence about something. " * 60))
-    Engine(word_vectors()).index(catalog)
+    vectors = word_vectors()
+    long = " ".join(f"Sentence {n} is about something." for n in range(60))
+    Engine(vectors).index(snapshot(tool("long", long)))
 
-    assert [chunk.chunk_index for chunk in catalog.sources[0].embeddings["long"]] == [0, 1, 2, 3]
+    assert [len(texts) for texts in vectors.calls] == [4]
 
 
 def test_searching_again_embeds_the_query_only(word_vectors: Callable[..., Any], two: Snapshot) -> None:
@@ -68,14 +56,6 @@ def test_searching_again_embeds_the_query_only(word_vectors: Callable[..., Any],
     assert vectors.calls[1:] == [["a file", "file"], ["a mail", "mail"]]
 
 
-def test_existing_embeddings_are_reused(word_vectors: Callable[..., Any], two: Snapshot) -> None:
-    Engine(word_vectors()).index(two)
-    vectors = word_vectors()
-    Engine(vectors).index(two)
-
-    assert vectors.calls == []
-
-
 def test_a_changed_definition_is_embedded_again(
     word_vectors: Callable[..., Any],
     tool: Callable[..., Tool],
@@ -86,11 +66,10 @@ def test_a_changed_definition_is_embedded_again(
     engine = Engine(vectors)
     engine.index(two)
     changed = tool("send_mail", "Sends a parcel.")
-    after = snapshot(two.sources[0].items[0], changed, generation=2, before=two)
+    after = snapshot(two.sources[0].items[0], changed, generation=2)
     engine.index(after)
 
     assert vectors.calls[1:] == [["send mail: Sends a parcel."]]
-    assert after.sources[0].embeddings["send_mail"][0].text == "send mail: Sends a parcel."
     assert engine.search("a parcel", after).results[0].item is changed
 
 
@@ -99,10 +78,9 @@ def test_a_removed_item_is_forgotten(
 ) -> None:
     engine = Engine(word_vectors())
     engine.index(two)
-    after = snapshot(two.sources[0].items[0], generation=2, before=two)
+    after = snapshot(two.sources[0].items[0], generation=2)
     ranking = engine.search("send_mail", after)
 
-    assert set(two.sources[0].embeddings) == {"read_file"}
     assert ranking.considered == 1
 
 
@@ -112,12 +90,12 @@ def test_with_a_second_server_the_server_name_becomes_part_of_the_texts(
     snapshot: Callable[..., Snapshot],
     two: Snapshot,
 ) -> None:
-    engine = Engine(word_vectors())
+    vectors = word_vectors()
+    engine = Engine(vectors)
     engine.index(two)
-    after = snapshot(*two.sources[0].items, tool("sum", server="math"), generation=2, before=two)
-    engine.index(after)
+    engine.index(snapshot(*two.sources[0].items, tool("sum", server="math"), generation=2))
 
-    assert after.sources[0].embeddings["read_file"][0].text == "srv read file: Reads a file."
+    assert "srv read file: Reads a file." in vectors.calls[1]
 
 
 def test_equal_texts_are_embedded_once(
@@ -134,22 +112,21 @@ def test_a_request_keeps_its_snapshot_after_the_catalog_changed(
 ) -> None:
     engine = Engine(word_vectors())
     before = engine.search("send a mail", two)
-    after = snapshot(two.sources[0].items[0], generation=2, before=two)
+    after = snapshot(two.sources[0].items[0], generation=2)
     engine.index(after)
 
     assert engine.search("send a mail", two).results == before.results
-    assert set(after.sources[0].embeddings) == {"read_file"}
 
 
 def test_an_old_snapshot_indexed_late_does_not_bring_back_what_was_removed(
     word_vectors: Callable[..., Any], snapshot: Callable[..., Snapshot], two: Snapshot
 ) -> None:
     engine = Engine(word_vectors())
-    after = snapshot(two.sources[0].items[0], generation=2, before=two)
+    after = snapshot(two.sources[0].items[0], generation=2)
     engine.index(after)
 
     assert engine.search("send_mail", two).results[0].item.name == "send_mail"
-    assert set(after.sources[0].embeddings) == {"read_file"}
+    assert engine.search("send_mail", after).considered == 1
 
 
 def test_concurrent_searches_share_one_indexing(word_vectors: Callable[..., Any], two: Snapshot) -> None:
@@ -211,7 +188,7 @@ def test_a_missing_model_is_tried_once_per_snapshot(
         engine.search("a file", two)
     assert len(vectors.calls) == 1
 
-    engine.search("a file", snapshot(*two.sources[0].items, generation=2, before=two))
+    engine.search("a file", snapshot(*two.sources[0].items, generation=2))
     assert len(vectors.calls) == 2
 
 
@@ -228,7 +205,7 @@ def test_a_model_that_fails_is_tried_again_when_the_catalog_changes(
     assert len(vectors.calls) == 2
 
     vectors.error = None
-    again = snapshot(*two.sources[0].items, generation=2, before=two)
+    again = snapshot(*two.sources[0].items, generation=2)
     assert engine.search("read a file", again).method == "hybrid"
 
 

@@ -191,9 +191,9 @@ def test_suspicion_is_updated_when_definitions_change(
     plain = stuffed(tool)[0]
     first = snapshot(*honest(tool), plain)
     engine.index(first)
-    suspected = snapshot(*honest(tool), *stuffed(tool), generation=2, before=first)
+    suspected = snapshot(*honest(tool), *stuffed(tool), generation=2)
     engine.index(suspected)
-    again = snapshot(*honest(tool), plain, generation=3, before=suspected)
+    again = snapshot(*honest(tool), plain, generation=3)
 
     assert found(engine.search(QUERY, first))[:2] == ["helper_0", "send_mail"]
     assert found(engine.search(QUERY, suspected))[0] == "send_mail"

@@ -10,13 +10,14 @@ import pytest
 
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.indexing import (
     BATCH_BYTES,
     BATCH_ITEMS,
     FIRST_ITEMS,
     TEXTS_A_STEP,
     TEXTS_AHEAD,
+    TEXTS_KEPT,
     embedded,
     read,
 )
@@ -98,10 +99,11 @@ def test_finished_vectors_are_used_while_others_are_computed(
     snapshot: Callable[..., Snapshot],
     catalog: Snapshot,
 ) -> None:
-    Engine(word_vectors()).index(catalog)
+    engine = Engine(word_vectors())
+    engine.index(catalog)
     more = tool("new_file", "Makes a file.")
-    after = snapshot(*catalog.sources[0].items, more, generation=2, before=catalog)
-    ranking = Engine(word_vectors()).search("reads a file", after, wait=False)
+    after = snapshot(*catalog.sources[0].items, more, generation=2)
+    ranking = engine.search("reads a file", after, wait=False)
 
     cosines = {result.item.name: result.cosine for result in ranking.results}
     assert (ranking.method, ranking.indexed) == ("hybrid", (2, 3))
@@ -115,10 +117,11 @@ def test_items_without_a_vector_are_not_ranked_below_all_others(
     snapshot: Callable[..., Snapshot],
     catalog: Snapshot,
 ) -> None:
-    Engine(word_vectors()).index(catalog)
+    engine = Engine(word_vectors())
+    engine.index(catalog)
     more = [tool("write_note", "Writes a note."), tool("ring_bell", "Rings a bell.")]
-    after = snapshot(*catalog.sources[0].items, *more, generation=2, before=catalog)
-    ranking = Engine(word_vectors()).search("write a note, as one reads a file.", after, wait=False)
+    after = snapshot(*catalog.sources[0].items, *more, generation=2)
+    ranking = engine.search("write a note, as one reads a file.", after, wait=False)
     names = [result.item.name for result in ranking.results]
 
     assert names.index("write_note") < names.index("read_file")
@@ -156,14 +159,13 @@ def test_vectors_can_be_searched_while_more_are_made(
     steps = [
         (index.complete, int(index.ready.sum()))
         for index in embedded(
-            read(catalog, True, None, seconds=60.0), word_vectors(), True, None, lambda: False, pace=0.0
+            read(catalog, True, None, seconds=60.0), word_vectors(), None, lambda: False, pace=0.0
         )
     ]
 
     assert steps[-1] == (True, 600)
     assert [ready for _, ready in steps] == [TEXTS_A_STEP, 2 * TEXTS_A_STEP, 600]
     assert all(not complete for complete, _ in steps[:-1])
-    assert [len(source.embeddings) for source in catalog.sources] == [300, 300]
 
 
 def test_the_most_used_servers_are_indexed_first(
@@ -178,9 +180,7 @@ def test_the_most_used_servers_are_indexed_first(
     calls = {"server2": 3, "server1": 7}
     vectors, steps = word_vectors(), []
     begun = read(catalog, True, None, seconds=60.0, calls=lambda key: calls.get(key, 0))
-    for index in embedded(
-        begun, vectors, True, None, lambda: False, pace=0.0, calls=lambda key: calls.get(key, 0)
-    ):
+    for index in embedded(begun, vectors, None, lambda: False, pace=0.0, calls=lambda key: calls.get(key, 0)):
         ready = {item.server for item, is_ready in zip(index.items, index.ready, strict=True) if is_ready}
         steps.append(sorted(ready))
 
@@ -247,7 +247,7 @@ def test_large_servers_that_are_used_much_never_delay_the_first_batch_of_a_small
     first, vectors = [item.server for item in index.items], word_vectors()
     while index.unread:
         index = read(catalog, True, index, seconds=0.0, calls=calls)
-    next(embedded(index, vectors, True, None, lambda: False, pace=0.0, calls=calls))
+    next(embedded(index, vectors, None, lambda: False, pace=0.0, calls=calls))
 
     assert first == ["calm"]
     assert "Adds two numbers" in vectors.texts[0]
@@ -276,9 +276,25 @@ def test_an_index_of_many_batches_is_that_of_one(
 
     assert not whole.unread
     assert list(index.items) == list(whole.items)
-    assert list(index.chunks) == list(whole.chunks)
+    texts = [[one.texts_of(at) for at in range(len(tools))] for one in (index, whole)]
+    assert texts[0] == texts[1]
     for weights in ({"thing": 1.0}, {"3": 1.0, "doe": 0.5}, {"tool": 1.0}):
         assert np.array_equal(index.lexical.score(weights).scores, whole.lexical.score(weights).scores)
+
+
+def test_a_catalog_too_large_to_keep_its_texts_is_indexed_as_any_other(
+    word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
+) -> None:
+    tools = [tool(f"tool_{n}", f"Does thing {n % 50}.") for n in range(TEXTS_KEPT + 1)]
+    large, small = word_vectors(), word_vectors()
+    engine, catalog = Engine(large), snapshot(*tools)
+    engine.index(catalog)
+    Engine(small).index(snapshot(*tools[:-1]))
+
+    assert set(small.texts) < set(large.texts)
+    assert len(large.texts) == len(set(large.texts)) == TEXTS_KEPT + 1
+    ranking = engine.search("tool_7", catalog, options=SearchOptions(top_n=1, include_score=9))
+    assert ranking.results[0].chunk == "tool 7: Does thing 7."
 
 
 def test_a_list_that_changes_while_it_is_read_keeps_what_was_read(
@@ -324,7 +340,7 @@ def test_a_large_server_is_embedded_after_the_first_tools_of_every_other(
     catalog = snapshot(*large, *small)
     begun = read(catalog, True, None, seconds=60.0)
     vectors = word_vectors()
-    list(embedded(begun, vectors, True, None, lambda: False, calls=lambda key: int(key == "evil")))
+    list(embedded(begun, vectors, None, lambda: False, calls=lambda key: int(key == "evil")))
 
     embedded_first = vectors.texts[: 2 * FIRST_ITEMS]
     assert sum("Notes" in text for text in embedded_first) == FIRST_ITEMS

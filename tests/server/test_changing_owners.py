@@ -56,7 +56,6 @@ class Server:
     listing: ServerListing = field(default_factory=ServerListing)
     introduction: object = None
     subscriptions: ClientSubscriptions = field(default_factory=ClientSubscriptions)
-    tool_embeddings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config = ServerConfig(name=self.name, command="x")

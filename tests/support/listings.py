@@ -46,8 +46,6 @@ class Client:
     config: ServerConfig
     listing: ServerListing = field(default_factory=ServerListing)
     introduction: object = INTRODUCED
-    tool_embeddings: dict[str, Any] = field(default_factory=dict)
-    skill_embeddings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
