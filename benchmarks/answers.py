@@ -36,8 +36,7 @@ from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer
 from mcp_context_proxy.context.session import Sessions
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, TokenCounter
 from mcp_context_proxy.items import NameOf, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander

@@ -28,8 +28,7 @@ from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, Include, reference, rule, tool
 from mcp_context_proxy.retrieval import Engine

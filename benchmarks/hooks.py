@@ -29,7 +29,7 @@ from mcp_context_proxy.context.records import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer, Selection
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.evaluation import TOOLS, EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine

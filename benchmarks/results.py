@@ -35,7 +35,7 @@ from subjects import Workbench, answers, proxy_command, tool_name
 
 import mcp_context_proxy
 from mcp_context_proxy.config import ResultsConfig, ServerConfig
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.results import SMALL_BYTES, KeptResults, LargeResults, with_note
 from mcp_context_proxy.results.shortening import BYTES_PER_TOKEN, Call, shorten

@@ -25,8 +25,7 @@ from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
 from mcp_context_proxy.evaluation import EvalQuery, complete, recall
 from mcp_context_proxy.items import Kind, Tool, ToolKey
 from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions

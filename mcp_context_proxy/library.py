@@ -41,10 +41,10 @@ from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
     LazyModel,
     QueryEmbedder,
+    TokenCounter,
     open_model,
 )
 from mcp_context_proxy.embedding.models import Matrix
-from mcp_context_proxy.embedding.tokens import TokenCounter
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import (
     Document,

@@ -39,7 +39,7 @@ from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
 from mcp_context_proxy.embedding import load_model
-from mcp_context_proxy.embedding.embeddings import SKETCHED_CHARACTERS
+from mcp_context_proxy.embedding.embeddings import SKETCHED_CHARACTERS, open_tokenizer
 from mcp_context_proxy.embedding.models import (
     KEYS,
     MANIFEST,
@@ -52,7 +52,6 @@ from mcp_context_proxy.embedding.models import (
     halves,
     word_vectors,
 )
-from mcp_context_proxy.embedding.tokens import open_tokenizer
 from mcp_context_proxy.evaluation import read_corpus
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.item_metadata import item_text

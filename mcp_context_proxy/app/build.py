@@ -19,7 +19,7 @@ from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, NotedClients, ResultReading, Sessions
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.oauth.credentials import Logins
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults

@@ -210,7 +210,7 @@ def _show_servers(console: Terminal, offered: Mapping[str, Sequence[Tool]]) -> N
 
 
 def _show_lists(console: Terminal, offered: Mapping[str, Sequence[Tool]], listed: Sequence[Tool]) -> None:
-    from mcp_context_proxy.embedding.tokens import TokenCounter
+    from mcp_context_proxy.embedding.embeddings import TokenCounter
 
     console.section("2  Definitions that the model reads with every request")
     counter, mark = TokenCounter(), "#" if console.options.ascii_only else "━"

@@ -30,7 +30,7 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.session import Delivered
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     Document,

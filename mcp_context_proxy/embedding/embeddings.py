@@ -1,8 +1,9 @@
 """The embedding model: computed on the CPU, opened at its first use, shared by all threads, with caches.
 
 `OnnxModel` computes sentence vectors with a model on disk: offline, deterministic, small in memory. The
-runtime is imported when a graph is opened: a proxy that never searches never pays for it. It uses one thread
-per run and records nothing about its use.
+runtime is imported when a graph is opened, and the tokenizer library when a tokenizer is: a proxy that never
+searches never pays for them. The runtime uses one thread per run and records nothing about its use.
+`TokenCounter` estimates with the tokenizer of the packaged model how many tokens a text costs a chat model.
 
 `LazyModel` opens the configured model at its first use and leaves a failing one alone for a while.
 `CachedEmbedder` embeds texts of the catalog and keeps their vectors in the store. `QueryEmbedder` embeds
@@ -20,7 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -33,6 +34,7 @@ from mcp_context_proxy.embedding.models import (
     NORM_TOLERANCE,
     PACKAGED_MODEL,
     REINSTALL,
+    TOKENIZER,
     EmbeddingModel,
     Matrix,
     ModelFolder,
@@ -43,11 +45,10 @@ from mcp_context_proxy.embedding.models import (
     shipped_vectors,
     unit_rows,
 )
-from mcp_context_proxy.embedding.tokens import Ids, open_ids, packaged_pieces
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.store import VectorStore
-from mcp_context_proxy.system.later import np
+from mcp_context_proxy.system.later import np, pattern
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def load_model(directory: Path | None = None, settings: EmbeddingConfig | None =
     remedy = REINSTALL if directory in (PACKAGED_MODEL, BASE_MODEL) else REFUSED
     try:
         session = open_session(folder.graph, folder.optimised)
-        ids = open_ids(folder.tokenizer, folder.max_tokens)
+        tokenizer = open_tokenizer(folder.tokenizer, folder.max_tokens)
         outputs = {output.name for output in session.get_outputs()}
         if unknown := unknown_inputs(session):
             raise ModelError(folder.graph, unknown, REFUSED)
@@ -110,7 +111,7 @@ def load_model(directory: Path | None = None, settings: EmbeddingConfig | None =
             raise ModelError(
                 folder.graph, reason, "export it so that the graph has the output sentence_embedding"
             )
-        model = OnnxModel(folder, session, ids)
+        model = OnnxModel(folder, session, tokenizer)
         probe = model.embed([""])
     except ModelError:
         raise
@@ -125,8 +126,8 @@ def load_model(directory: Path | None = None, settings: EmbeddingConfig | None =
 class OnnxModel:
     """A loaded sentence-embedding model. Blocking and thread-safe."""
 
-    def __init__(self, folder: ModelFolder, session: Any, ids: Ids) -> None:
-        self._folder, self._session, self._ids = folder, session, ids
+    def __init__(self, folder: ModelFolder, session: Any, tokenizer: Any) -> None:
+        self._folder, self._session, self._tokenizer = folder, session, tokenizer
         outputs = [output.name for output in session.get_outputs()]
         self._output = next((name for name in WHOLE_OUTPUTS if name in outputs), outputs[0])
         self._inputs = inputs_of(session)
@@ -134,7 +135,7 @@ class OnnxModel:
         self._passages = ThreadPoolExecutor(BULK_THREADS, "embedding")
         self._queries = ThreadPoolExecutor(BULK_THREADS, "embedding-queries")
         self.model_id = folder.model_id
-        self._shortest = feed(self._inputs, empty := ids(""), [0] * len(empty))
+        self._shortest = feed(self._inputs, ids := tokenizer.encode("").ids, [0] * len(ids))
         """The inputs of an empty text."""
         self.dimensions = folder.dimensions or self._embed_one("").shape[1]
 
@@ -168,7 +169,7 @@ class OnnxModel:
     def _embed_one(self, text: str) -> Matrix:
         # JSON can carry half a surrogate pair; the tokenizer takes Unicode only.
         unicode = text.encode("utf-8", "replace").decode("utf-8")
-        ids = self._ids(unicode)
+        ids = self._tokenizer.encode(unicode).ids
         (output,) = self._session.run([self._output], feed(self._inputs, ids, [0] * len(ids)))
         vector = np.asarray(output, np.float32)
         if vector.ndim == 3:
@@ -237,6 +238,67 @@ def feed(inputs: dict[str, Any], ids: Sequence[int], types: Sequence[int]) -> di
     """Return the inputs of a run with one text: no padding, and a mask of ones."""
     values = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": types}
     return {name: np.array([values[name]], kind) for name, kind in inputs.items()}
+
+
+PUNCTUATION = 4
+"""Characters of punctuation per token. Over 1,035 real definitions the estimate is then 5 % above Claude's
+last published tokenizer, 11 % above cl100k, 8 % above o200k; over markdown 2 to 4 %. With 3: 8 % more."""
+
+WORDS_KEPT = 32_768
+"""Words with a known count, in about 4 MB: definitions share nearly all of their words."""
+
+WORD_CHARACTERS = 64
+"""A longer run of letters and digits is counted in parts."""
+
+_WORD = pattern(rf"\w{{1,{WORD_CHARACTERS}}}|[^\w\s]+")
+
+_opened: dict[Path, Any] = {}
+"""The tokenizers opened, by file."""
+
+
+def open_tokenizer(path: Path, max_tokens: int) -> Any:
+    """Open a tokenizer that cuts a text, or a pair of texts, after ``max_tokens``.
+
+    Raises whatever the library raises.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
+
+    tokenizer = _opened[path] = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(max_tokens)
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class TokenCounter:
+    """Estimates the tokens of texts. Blocking and thread-safe; the vocabulary is read at the first text.
+
+    The tokenizer is WordPiece with the vocabulary of BERT (uncased). The models that hosts use have other
+    tokenizers, most of them unpublished. Punctuation is counted in runs: their tokenizers take ``":{"`` as
+    one token or two, BERT's as four.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+        self._count_word = lru_cache(WORDS_KEPT)(self._pieces)
+
+    def count(self, text: str) -> int:
+        return sum(map(self._count_word, _WORD.findall(text)))
+
+    def _pieces(self, word: str) -> int:
+        if not (word[0].isalnum() or word[0] == "_"):
+            return -(-len(word) // PUNCTUATION)
+        with self._lock:
+            if self._tokenizer is None:
+                from tokenizers import Tokenizer  # noqa: PLC0415 - see the module docstring
+
+                # The vocabulary is shared with a tokenizer opened from the same file: reading it takes 25 ms,
+                # during which no other thread runs. This one neither cuts texts nor adds special tokens.
+                file = PACKAGED_MODEL / TOKENIZER
+                known = _opened.get(file) or Tokenizer.from_file(str(file))
+                tokenizer = self._tokenizer = Tokenizer(known.model)
+                tokenizer.normalizer, tokenizer.pre_tokenizer = known.normalizer, known.pre_tokenizer
+        return len(self._tokenizer.encode(word, add_special_tokens=False).ids)
 
 
 T = TypeVar("T")
@@ -421,9 +483,10 @@ class CachedEmbedder:
         """
         if (sketcher := shipped_sketcher(self._model.get().model_id)) is None:
             return None
-        pieces = packaged_pieces()
+        file = PACKAGED_MODEL / TOKENIZER
+        tokenizer = _opened.get(file) or open_tokenizer(file, SKETCHED_CHARACTERS)
         cut = (text[:SKETCHED_CHARACTERS].encode("utf-8", "replace").decode("utf-8") for text in texts)
-        return sketcher.of([pieces.pieces(text) or [0] for text in cut])
+        return sketcher.of([tokenizer.encode(text, add_special_tokens=False).ids or [0] for text in cut])
 
 
 class Lookups(Struct):

@@ -396,7 +396,7 @@ def in_plain_letters(text: str) -> str:
 _PLAINLY: Final = str.maketrans(LETTERS)
 
 
-def normalized(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
+def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:
     """Return a text in a normalization form of Unicode, without crowds of marks on one letter."""
     return text if text.isascii() else unicodedata.normalize(form, _CROWD.sub(r"\1", text))
 

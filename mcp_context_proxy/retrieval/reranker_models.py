@@ -35,11 +35,11 @@ from mcp_context_proxy.embedding.embeddings import (
     feed,
     inputs_of,
     open_session,
+    open_tokenizer,
     unknown_inputs,
 )
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
 from mcp_context_proxy.embedding.models import TOKENIZER, digest, graph_of, max_tokens_of
-from mcp_context_proxy.embedding.tokens import open_tokenizer
 from mcp_context_proxy.errors import ModelError, RerankError
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.item_metadata import item_text

@@ -21,7 +21,7 @@ from mcp_context_proxy.config.reload import Reloader
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.selection import unknown_names
 from mcp_context_proxy.downstream.fleet import Fleet, address, failure, server_facts, working_folder
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import Switched, switch

@@ -28,7 +28,7 @@ from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import NotedClients, Session, Sessions
 from mcp_context_proxy.embedding import CachedEmbedder
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Engine

@@ -13,7 +13,7 @@ from support.servers import TOOLS, Workshop, real_lists, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.config.host_profiles import HOSTS, room_given
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.protocol import envelope
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.records import ContextItem, Delivery
-from mcp_context_proxy.embedding.tokens import TokenCounter
+from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio
