@@ -13,7 +13,7 @@ import pytest
 
 from mcp_context_proxy.errors import ModelError, StoreError
 from mcp_context_proxy.interactions.memory import WAITING, InteractionMemory, InteractionRecorder
-from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.store import open_store
 
 from .conftest import QUERY, Clock, Words, memory_in, said
 
@@ -157,10 +157,15 @@ async def test_a_full_queue_drops_the_oldest_interactions(memory: InteractionMem
     assert kept(memory) == sorted(f"number {number}" for number in range(10, WAITING + 10))
 
 
+def _make_unusable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 async def test_a_failing_store_is_reported_to_each_poster_and_logged_once(
-    memory: InteractionMemory, store: Store, caplog: pytest.LogCaptureFixture
+    memory: InteractionMemory, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.close()
+    _make_unusable(path)
     async with running(memory) as recorder:
         for _ in range(3):
             recorder.note(lambda: said("lost"))
