@@ -6,6 +6,7 @@ be unfinished: some of its items have no vectors yet, or some items of the snaps
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
@@ -63,6 +64,9 @@ MOST_SKETCHED = 5_000
 
 SKETCHED_TOGETHER = 64
 """Texts after which other threads get their turn."""
+
+SKETCHING_SECONDS = 0.5
+"""Time after which the remaining items are not sketched: texts of hostile servers are long to make."""
 
 
 class Filters(Struct, frozen=True):
@@ -320,12 +324,16 @@ class Index(Struct, frozen=True, eq=False):
             tools = np.flatnonzero(self.kinds == KINDS.index(Kind.TOOL))
             places = tools[np.argsort(own[tools], kind="stable")][:MOST_SKETCHED]
             found: list[NDArray[np.float32]] = []
+            until = time.perf_counter() + SKETCHING_SECONDS
             for start in range(0, places.size, SKETCHED_TOGETHER):
+                if time.perf_counter() >= until:
+                    break
                 block = places[start : start + SKETCHED_TOGETHER].tolist()
                 if (some := sketch([self.texts_of(item)[0] for item in block])) is None:
                     break
                 found.append(some)
-            self.sketches.append((places, np.concatenate(found)) if found else None)
+            guesses = np.concatenate(found) if found else None
+            self.sketches.append(None if guesses is None else (places[: len(guesses)], guesses))
         return self.sketches[0]
 
     def named(self, keys: Iterable[str]) -> list[int]:
