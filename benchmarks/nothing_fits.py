@@ -174,7 +174,7 @@ class Written:
     def alone(self) -> Iterator[Written]:
         """Yield each server as a catalog."""
         for source in self.catalog.sources:
-            yield Written(catalog_of((replace(source, embeddings={}),)), self.requests, self.impossible)
+            yield Written(catalog_of((replace(source),)), self.requests, self.impossible)
 
 
 def _written() -> Iterator[Written]:
@@ -283,7 +283,7 @@ def _part(catalog: Snapshot, at: int, of: int) -> Snapshot:
     keep = set(servers[at::of])
     if len(servers) == 1:
         tools = sorted(catalog.tools.values(), key=lambda tool: tool.name)[at::of]
-        return catalog_of((replace(catalog.sources[0], items=tuple(tools), embeddings={}),))
+        return catalog_of((replace(catalog.sources[0], items=tuple(tools)),))
     return catalog_of(tuple(source for source in catalog.sources if source.key in keep))
 
 
