@@ -82,8 +82,8 @@ def prepare(log_level: str, *, serving: bool) -> None:
     if serving:
         ignore_sighup()
     # Other commands have a person before them, who reads.
-    unread = serving and sys.platform != "win32"
-    handler: logging.Handler = HostLog() if unread else logging.StreamHandler(sys.stderr)
+    may_be_unread = serving and sys.platform != "win32"
+    handler: logging.Handler = HostLog() if may_be_unread else logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     # A failed login is reported as a sentence; the SDK logs a traceback, too.
