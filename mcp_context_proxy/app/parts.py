@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.config.programs import all_secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.records import SearchStatistics
 from mcp_context_proxy.context.search import Searcher

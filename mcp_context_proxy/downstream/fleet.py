@@ -16,8 +16,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.programs import secrets_of
 from mcp_context_proxy.config.reload import same_connection, with_live_settings
-from mcp_context_proxy.config.secrets import Redactor, secret_arguments, secrets_of
+from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed

@@ -23,7 +23,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.config.programs import all_secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.embedding.embeddings import LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.interactions.index import InteractionIndex, MemoryQuery
