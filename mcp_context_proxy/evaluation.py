@@ -36,7 +36,7 @@ from mcp_context_proxy.embedding.embeddings import QueryEmbedder
 from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.items import Kind, Snapshot, Source, Tool, ToolKey
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.protocol.strangers import in_words
 from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions

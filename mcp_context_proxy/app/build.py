@@ -18,19 +18,18 @@ from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, NotedClients, ResultReading, Sessions
+from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.embedding.embeddings import TokenCounter
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import Profiles, meta_definitions
 from mcp_context_proxy.server.consent import Consent, PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
-from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls

@@ -22,7 +22,7 @@ from mcp_context_proxy.embedding.embeddings import (
 )
 from mcp_context_proxy.interactions.memory import InteractionMemory, InteractionRecorder
 from mcp_context_proxy.items import Snapshot, Snapshots, ToolKey
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.learning.tier import LearnedTier, Novelty, UseRecorder
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -32,7 +32,7 @@ from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import Inventory, SessionRecorder, UsageRecorder
 from mcp_context_proxy.statistics.report import Reports
 from mcp_context_proxy.store import Store
-from mcp_context_proxy.trust.principals import ACTING
+from mcp_context_proxy.trust import ACTING
 
 
 class SearchParts:

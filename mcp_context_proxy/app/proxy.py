@@ -33,14 +33,13 @@ from mcp_context_proxy.context.session import Handles, ResultReading
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Snapshot
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.results import LargeResults
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import ConnectedHost, meta_definitions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
-from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.rendering import PastRequests
 from mcp_context_proxy.server.search_answers import instructions_by_server
 from mcp_context_proxy.server.tools_list import ToolList
@@ -49,9 +48,9 @@ from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import ACTING, reaches
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
-from mcp_context_proxy.trust.principals import ACTING, reaches
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing

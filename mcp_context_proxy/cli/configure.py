@@ -45,19 +45,19 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.source import parse
+from mcp_context_proxy.installation import PLACES
 from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import read_text, write
-from mcp_context_proxy.installation.places import PLACES
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.statistics.figures import seconds_of
+from mcp_context_proxy.statistics import seconds_of
 from mcp_context_proxy.system.places import BEGINNING
 from mcp_context_proxy.trust.audit import note_now
 from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.installation.editing import Form, Place
-    from mcp_context_proxy.oauth.credentials import OAuthCredentials
+    from mcp_context_proxy.oauth import OAuthCredentials
     from mcp_context_proxy.oauth.login import LoginOffer
     from mcp_context_proxy.store.credentials import SharedCredentials
 
@@ -124,8 +124,7 @@ async def _log_in(
 
     await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
-    from mcp_context_proxy.oauth import login
-    from mcp_context_proxy.oauth.credentials import Logins
+    from mcp_context_proxy.oauth import Logins, login
 
     kept = Logins(shared).of(config)
     if config.oauth is not None and config.oauth.grant == "client_credentials":
@@ -193,8 +192,7 @@ async def _log_out(whole: Config, config: ServerConfig, shared: SharedCredential
 
     await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
-    from mcp_context_proxy.oauth import token_endpoint
-    from mcp_context_proxy.oauth.credentials import Logins
+    from mcp_context_proxy.oauth import Logins, token_endpoint
 
     kept = Logins(shared).of(config)
     async with kept.renewing():

@@ -24,6 +24,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.installation import PLACES, HostPlace, hosts_here
 from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import PLACES as HOOK_PLACES
 from mcp_context_proxy.installation.journal import (
@@ -35,7 +36,6 @@ from mcp_context_proxy.installation.journal import (
     write,
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook
-from mcp_context_proxy.installation.places import PLACES, HostPlace, hosts_here
 from mcp_context_proxy.installation.plan import (
     Configuration,
     FileChange,
@@ -450,7 +450,7 @@ def uninstall_hook(host: str, dry_run: bool) -> None:
 @hook_command.command("run", hidden=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_hook(arguments: tuple[str, ...]) -> None:
-    """Answer a hook; see `bridge.asking`. Here, where there are no sockets, with nothing."""
+    """Answer a hook; see `bridge`. Here, where there are no sockets, with nothing."""
     del arguments
 
 

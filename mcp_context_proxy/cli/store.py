@@ -106,7 +106,7 @@ def stats(config: Config, as_json: bool) -> None:
 @click.argument("file", type=FILE, required=False)
 def export(config: Config, file: Path | None) -> None:
     """Write all pairs to FILE or to stdout, one JSON object per line."""
-    from mcp_context_proxy.learning.pairs import exported
+    from mcp_context_proxy.learning import exported
 
     with _opened(config) as (tier, _, _, _):
         text = b"".join(line + b"\n" for line in exported(tier.pairs))
@@ -128,7 +128,7 @@ def import_(config: Config, file: Path) -> None:
     If a pair is known already, the more certain one is kept.
     """
     from mcp_context_proxy.evaluation import read_lines
-    from mcp_context_proxy.learning.pairs import PairLine, imported
+    from mcp_context_proxy.learning import PairLine, imported
 
     lines = [line for _, line in read_lines(file, PairLine)]
     with _opened(config) as (tier, model, _, _):

@@ -45,8 +45,7 @@ from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, may_require_input
-from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.profiles import Caller
+from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.tools_call import WINDOW_SECONDS, Unattributed
 from mcp_context_proxy.system.threads import in_thread
 

@@ -60,14 +60,14 @@ from mcp_context_proxy.items import (
     Tool,
     item_by,
 )
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
 from mcp_context_proxy.retrieval.reranker import Reranker, RerankerModel
 from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import ACTING, profile_in
+from mcp_context_proxy.trust import ACTING, profile_in
 
 logger = logging.getLogger(__name__)
 

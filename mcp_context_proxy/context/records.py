@@ -35,7 +35,7 @@ from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.store import DocumentUsage, RequestRow, RequestStore, SearchRow
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
-from mcp_context_proxy.trust.principals import ACTING
+from mcp_context_proxy.trust import ACTING
 
 Origin: TypeAlias = Literal["search", "set_context", "list", "context"]
 """Cause of a request: a search, ``set_context``, a list filtered by a query, or a host's hook, an agent or a

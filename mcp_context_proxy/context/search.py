@@ -38,7 +38,7 @@ from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, Search
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust.principals import ACTING, reaches
+from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
 

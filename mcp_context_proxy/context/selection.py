@@ -41,7 +41,7 @@ from mcp_context_proxy.items import (
     Tool,
     item_by,
 )
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import NAMED, files_named, is_for

@@ -31,7 +31,7 @@ from mcp_context_proxy.downstream.inbound import ClientSubscriptions, KeepLine, 
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stranger_text
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day

@@ -28,7 +28,7 @@ from mcp_context_proxy.results import json_values
 from mcp_context_proxy.results.json_values import PathError, cut
 from mcp_context_proxy.system.process import make_private_folder
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import ACTING
+from mcp_context_proxy.trust import ACTING
 
 PLACES: Final = 1_000
 """Places that match a pattern, of which a search tells; a longer pattern finds fewer."""

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.config.settings import RerankMode
-from mcp_context_proxy.downstream.link import Ask
+from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.protocol import envelope

@@ -20,8 +20,8 @@ from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_f
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
+from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import (
     DownstreamError,
     NotForModelsError,
@@ -38,6 +38,7 @@ from mcp_context_proxy.protocol.eras import Era, Outcome, client_capabilities, o
 from mcp_context_proxy.protocol.strangers import mark_untrusted
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
+from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
@@ -64,7 +65,6 @@ from mcp_context_proxy.server.meta_definitions import (
     no_servers,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.questions import ask_client
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
@@ -90,7 +90,7 @@ from mcp_context_proxy.server.search_answers import (
 from mcp_context_proxy.server.signatures import misfit
 from mcp_context_proxy.server.tools_call import InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust.principals import Role, reaches
+from mcp_context_proxy.trust import Role, reaches
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 

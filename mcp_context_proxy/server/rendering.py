@@ -70,8 +70,8 @@ from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
 from mcp_context_proxy.store import ApprovalStore
 from mcp_context_proxy.system.process import date_of
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import ACTING, Role
 from mcp_context_proxy.trust.fingerprints import Fingerprint
-from mcp_context_proxy.trust.principals import ACTING, Role
 
 TITLE_CHARACTERS: Final = 100
 """Length to which the title of a tool is cut in a text."""

@@ -28,19 +28,18 @@ from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
 from mcp_context_proxy.context import records
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, handle_of
+from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.downstream.link import Outgoing
 from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json, unmarked
-from mcp_context_proxy.server import rendering
+from mcp_context_proxy.server import Caller, rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
 from mcp_context_proxy.server.notifications import LIVE, Watches
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread

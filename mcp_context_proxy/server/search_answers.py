@@ -41,8 +41,8 @@ from mcp_context_proxy.server.signatures import (
     plain_schema,
     telling_sentences,
 )
+from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
-from mcp_context_proxy.trust.principals import reaches
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
 HOW_TO_CALL_MARKED: Final = (

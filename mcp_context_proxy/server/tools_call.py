@@ -42,7 +42,7 @@ from mcp_context_proxy.errors import (
 from mcp_context_proxy.interactions import memory
 from mcp_context_proxy.interactions.memory import CALL, SEARCH, InteractionRecorder
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
-from mcp_context_proxy.learning.pairs import Signal, Use, WorkingSet
+from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Outcome, outcome_of
@@ -50,10 +50,9 @@ from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
 from mcp_context_proxy.results import SMALL_BYTES, LargeResults
 from mcp_context_proxy.results.shortening import Call
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day

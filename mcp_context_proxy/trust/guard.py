@@ -42,7 +42,7 @@ from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.strangers import LETTERS, normalized
 from mcp_context_proxy.system.later import html, pattern
-from mcp_context_proxy.trust.principals import reaches
+from mcp_context_proxy.trust import reaches
 
 SHORTEST: Final = 8
 """Shortest value that counts, in characters; shorter ones occur in innocent text."""

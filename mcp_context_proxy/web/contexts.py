@@ -26,8 +26,8 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import PastRequests, RenderedRequest, ReplayedRequest, context_text
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust.principals import ACTING, Role
-from mcp_context_proxy.web.api import (
+from mcp_context_proxy.trust import ACTING, Role
+from mcp_context_proxy.web import (
     LISTED_MOST,
     SELECTED_MOST,
     Api,

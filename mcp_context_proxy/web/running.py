@@ -34,17 +34,17 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.retrieval.text import content_words
+from mcp_context_proxy.server import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
-from mcp_context_proxy.server.profiles import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import PROXY
-from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal, Role
-from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation, Words
+from mcp_context_proxy.web import Api, BadRequestError, Given, Name, NoParameters, Operation, Words
 from mcp_context_proxy.web.inventory import Done, Served, audit, expect_server, exposed_name
 
 LINES: Final = 2_000

@@ -28,8 +28,8 @@ from mcp_context_proxy.server.meta_tools import answer_text
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import THE_USER, Principal, Role
-from mcp_context_proxy.web.api import (
+from mcp_context_proxy.trust import THE_USER, Principal, Role
+from mcp_context_proxy.web import (
     Api,
     BadRequestError,
     Count,

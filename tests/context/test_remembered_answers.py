@@ -16,7 +16,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.context.search import ANSWERS, SECONDS, ResultCache, Scope
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import SearchFilters
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 
 pytestmark = pytest.mark.anyio
 

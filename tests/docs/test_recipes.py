@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from mcp_context_proxy.config.host_profiles import SERVER
-from mcp_context_proxy.installation.places import PLACES, HostPlace
+from mcp_context_proxy.installation import PLACES, HostPlace
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ["/full/path/to/mcp-context-proxy", "serve"]

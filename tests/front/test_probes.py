@@ -22,7 +22,7 @@ from mcp_context_proxy.app.serve import STARTING_SECONDS, ReadinessCheck
 from mcp_context_proxy.config import load
 from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.server.gateway import Quota
-from mcp_context_proxy.trust.principals import Principal
+from mcp_context_proxy.trust import Principal
 
 pytestmark = pytest.mark.anyio
 

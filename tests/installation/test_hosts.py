@@ -17,9 +17,9 @@ import yaml
 from support.nobody import NOBODY
 
 from mcp_context_proxy.config import load
+from mcp_context_proxy.installation import PLACES, hosts_here
 from mcp_context_proxy.installation.editing import EditError, edited, entries
 from mcp_context_proxy.installation.journal import Journal, read_text, write
-from mcp_context_proxy.installation.places import PLACES, hosts_here
 from mcp_context_proxy.installation.plan import Configuration, HostPlan, plan
 
 from .hosts import AWKWARD, PROGRAM, SETTINGS, URL

@@ -9,7 +9,7 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy.app import Proxy
 from mcp_context_proxy.context.records import Mode
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import ENOUGH
 
 pytestmark = pytest.mark.anyio

@@ -24,8 +24,8 @@ from mcp_context_proxy.embedding import load_model
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.server.profiles import Caller
-from mcp_context_proxy.trust.principals import THE_USER, Principal
+from mcp_context_proxy.server import Caller
+from mcp_context_proxy.trust import THE_USER, Principal
 from support import commands
 from support.raw_client import AS_DATA, MODERN, PATIENCE, PREFIX, Answer, RpcError, data_of
 

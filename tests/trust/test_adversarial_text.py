@@ -43,12 +43,12 @@ from mcp_context_proxy.retrieval import forms, links, needs, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.reranker import numbers_in
+from mcp_context_proxy.server import Profiles, UnknownProfileError
 from mcp_context_proxy.server.consent import described_arguments
-from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
 from mcp_context_proxy.server.questions import secret_field
+from mcp_context_proxy.trust import THE_USER
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded
-from mcp_context_proxy.trust.principals import THE_USER
 
 UNITS = {
     "one letter": "a",

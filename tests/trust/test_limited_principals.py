@@ -18,7 +18,7 @@ from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.front.auth import policy
 from mcp_context_proxy.front.http import guarded
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.trust.principals import Principal, Reach, Role
+from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile
 
 pytestmark = pytest.mark.anyio

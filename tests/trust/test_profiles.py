@@ -26,9 +26,9 @@ from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.server.profiles import ConnectedHost, UnknownProfileError
+from mcp_context_proxy.server import ConnectedHost, UnknownProfileError
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal, Reach, Role
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from support.servers import Workshop, tool
 from support.shop import HOSTILE, TOKEN, environment
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.installation.places import PLACES
+from mcp_context_proxy.installation import PLACES
 from mcp_context_proxy.trust.tokens import TokenFile, tokens_path
 
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
