@@ -12,7 +12,6 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from nothing_fits import catalog_of, pairs
 
 from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
 from mcp_context_proxy.evaluation import TOOLS
+from mcp_context_proxy.examples import functions
 from mcp_context_proxy.items import Snapshot, Source
 from mcp_context_proxy.retrieval import Engine, SearchOptions
 from mcp_context_proxy.retrieval.scoring import packaged_background
@@ -91,7 +91,7 @@ def everyday() -> Iterator[Small]:
             elif any(key[0] == server for key in tools):
                 sources += pairs.catalog(key for key in tools if key[0] == server).sources
             else:
-                declared = import_module(f"mcp_context_proxy.examples.{server}").server.tools()
+                declared = functions.server(server).tools()
                 sources += published({server: declared}).sources
         here = [line for line in lines if line["catalog"] == name]
         served, not_served = (

@@ -465,10 +465,7 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics, with those of a member of a cluster."""
-    from mcp_context_proxy.web import (
-        prometheus,  # noqa: PLC0415 - a stdio front alone does not need it
-        routes,  # noqa: PLC0415
-    )
+    from mcp_context_proxy.web import prometheus, routes  # noqa: PLC0415 - a stdio front alone needs none
 
     within = _within_profiles(proxy)
     metrics: list[BaseRoute] = []

@@ -45,7 +45,7 @@ from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.source import parse
-from mcp_context_proxy.installation import PLACES
+from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import read_text, write
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
@@ -408,11 +408,11 @@ def import_command(
     """
     console = results()
     configuration = read_configuration(configuration_file(ctx, config_path))
-    host = PLACES.get(source)
+    host = HOST_PLACES.get(source)
     file = host.file(os.environ) if host else Path(source)
     text = read_text(file)
     if text is None:
-        raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(PLACES)}")
+        raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
     form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
     places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
     if form == "json" and isinstance(entries("json", text, ()).get("projects"), dict):

@@ -266,7 +266,7 @@ _HOSTS: Final = (
     ),
 )
 
-PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOSTS}
+HOST_PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOSTS}
 """All hosts by name."""
 
 

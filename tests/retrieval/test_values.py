@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from typing import Final
 
 import pytest
 
 from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.examples.functions import server
 from mcp_context_proxy.items import Snapshot, Tool
 from mcp_context_proxy.retrieval import Engine, Filters
 from mcp_context_proxy.retrieval.forms import WordList, value_kind
@@ -210,7 +210,7 @@ def found(
     tools = [
         tool(one["name"], one["description"], server=name)
         for name in ("calculator", "notes", "calendar")
-        for one in import_module(f"mcp_context_proxy.examples.{name}").server.tools()
+        for one in server(name).tools()
     ]
     catalog = snapshot(*tools)
     with open_store("memory") as store:
