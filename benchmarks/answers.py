@@ -29,9 +29,9 @@ from mcp_context_proxy.catalog.definitions import names_within
 from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import HOSTS, NAME_LENGTHS, room_given
+from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer

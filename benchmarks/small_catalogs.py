@@ -18,11 +18,13 @@ import numpy as np
 from catalogs import LISTS, lists_in, published
 from nothing_fits import catalog_of, pairs
 
-from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
+from mcp_context_proxy.embedding import Embedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.examples import functions
 from mcp_context_proxy.items import Snapshot, Source
-from mcp_context_proxy.retrieval import Engine, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 

@@ -49,7 +49,7 @@ def main() -> None:
     from mcp_context_proxy.system.later import importing  # noqa: PLC0415 - the two above do without
 
     with importing():
-        from mcp_context_proxy.cli.main import main as run  # noqa: PLC0415 - hundreds of modules
+        from mcp_context_proxy.cli import main as run  # noqa: PLC0415 - hundreds of modules
 
     run()
 

@@ -208,7 +208,7 @@ def serve(
     if not http:
         start_ahead(config)
     with importing():
-        from mcp_context_proxy import app
+        from mcp_context_proxy.app import serve as app
 
     front = app.http_front if http else partial(app.stdio_front, profile=profile, presets=presets)
     if listen_on is not None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
+from mcp_context_proxy.app import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.programs import all_secrets_of
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.engine import ContextEngine, Recollector
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
-from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, NotedClients, ResultReading, Sessions

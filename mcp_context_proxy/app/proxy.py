@@ -15,7 +15,7 @@ from anyio.from_thread import check_cancelled
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
+from mcp_context_proxy.app import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config, ServerConfig
@@ -23,9 +23,9 @@ from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
 from mcp_context_proxy.config.programs import all_secrets_of
 from mcp_context_proxy.config.reload import Reloader, Standing
 from mcp_context_proxy.config.secrets import Redactor, redact_logs
+from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Indexed, OnWait
 from mcp_context_proxy.context.selection import ContextExpander

@@ -16,7 +16,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli import configured, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line

@@ -21,6 +21,15 @@ import anyio.to_thread
 import click
 from rich.text import Text
 
+from mcp_context_proxy.cli import (
+    config_option,
+    configured,
+    echo_json,
+    json_option,
+    open_group,
+    run,
+    shown,
+)
 from mcp_context_proxy.cli.install import (
     PROGRAM,
     InstallError,
@@ -31,15 +40,6 @@ from mcp_context_proxy.cli.install import (
     project_places,
     secrets_of,
     show_change,
-)
-from mcp_context_proxy.cli.main import (
-    config_option,
-    configured,
-    echo_json,
-    json_option,
-    open_group,
-    run,
-    shown,
 )
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config, ServerConfig, load

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import config_option, shown
+from mcp_context_proxy.cli import config_option, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url

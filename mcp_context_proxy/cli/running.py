@@ -25,7 +25,7 @@ from rich.text import Text
 from mcp_context_proxy import __version__
 from mcp_context_proxy.bridge import OWN, AskError, ask, configuration_file, running
 from mcp_context_proxy.bridge.meeting import process_of
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     WholeNumber,
     config_option,
     echo_json,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     WholeNumber,
     echo_json,
     json_option,

@@ -22,8 +22,7 @@ import anyio
 import msgspec
 from msgspec import Struct, field
 
-from mcp_context_proxy.cluster.replicas import ClusterCounts
-from mcp_context_proxy.cluster.tables import (
+from mcp_context_proxy.cluster import (
     ALL,
     NOBODY,
     WRITTEN_THROUGH,
@@ -39,7 +38,8 @@ from mcp_context_proxy.cluster.tables import (
     state_of,
     terms_of,
 )
-from mcp_context_proxy.context.records import RequestContext, RequestRecords
+from mcp_context_proxy.cluster.replicas import ClusterCounts
+from mcp_context_proxy.context import RequestContext, RequestRecords
 from mcp_context_proxy.context.session import Handle, Handles, Session, SessionContext
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras

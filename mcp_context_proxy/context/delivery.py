@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.catalog.document_reading import files_line, outline
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     SESSION_MODES,
     ContextItem,
     Delivery,

@@ -17,10 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import RerankMode
-from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.delivery import Costs, Deliver, given_now
-from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     NO_OVERRIDES,
     ContextItem,
     ContextOptions,
@@ -36,6 +33,9 @@ from mcp_context_proxy.context.records import (
     key_of,
     overridden,
 )
+from mcp_context_proxy.context import session as context_session
+from mcp_context_proxy.context.delivery import Costs, Deliver, given_now
+from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
@@ -48,7 +48,7 @@ from mcp_context_proxy.context.session import (
     SessionView,
 )
 from mcp_context_proxy.errors import ContextProxyError, UnknownFilterError
-from mcp_context_proxy.interactions.memory import MOST_FOUND, InteractionMemory, Recollection
+from mcp_context_proxy.interactions import MOST_FOUND, InteractionMemory, Recollection
 from mcp_context_proxy.items import (
     IncludeMode,
     Item,
@@ -62,8 +62,8 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
+from mcp_context_proxy.retrieval import SUSPECTED, Ranking
 from mcp_context_proxy.retrieval.reranker import Reranker, RerankerModel
-from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import SEPARATOR
-from mcp_context_proxy.context.delivery import Costs, Deliver, ToldDocument, as_prompt, deliver
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     SESSION_MODES,
     ContextItem,
     ContextOptions,
@@ -28,6 +27,7 @@ from mcp_context_proxy.context.records import (
     RequestContext,
     key_of,
 )
+from mcp_context_proxy.context.delivery import Costs, Deliver, ToldDocument, as_prompt, deliver
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
 from mcp_context_proxy.errors import nearest_names
@@ -42,11 +42,11 @@ from mcp_context_proxy.items import (
     item_by,
 )
 from mcp_context_proxy.learning import WorkingSet
+from mcp_context_proxy.retrieval import FITTING, Ranking, Result
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
 from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import NAMED, files_named, is_for
 from mcp_context_proxy.retrieval.reranker import Reranking
-from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.system.process import time_of_day
 

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
+from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
 from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
 from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by

@@ -29,7 +29,7 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from mcp_context_proxy.config import Config, EmbeddingConfig
-from mcp_context_proxy.embedding.models import (
+from mcp_context_proxy.embedding import (
     BASE_MODEL,
     NORM_TOLERANCE,
     PACKAGED_MODEL,

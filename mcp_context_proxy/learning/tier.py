@@ -21,8 +21,8 @@ import anyio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mcp_context_proxy.embedding import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.embedding.models import is_unit
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
 from mcp_context_proxy.learning import (
@@ -40,7 +40,7 @@ from mcp_context_proxy.learning import (
     updated,
 )
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.retrieval.results import Support
+from mcp_context_proxy.retrieval import Support
 from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import (
     DAY,

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_for
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.selection import SearchAnswer
@@ -30,7 +30,7 @@ from mcp_context_proxy.errors import (
     UnknownFilterError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions.memory import InteractionRecorder
+from mcp_context_proxy.interactions import InteractionRecorder
 from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError

@@ -25,7 +25,7 @@ from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
-from mcp_context_proxy.context import records
+from mcp_context_proxy.context import as_data
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, handle_of
 from mcp_context_proxy.downstream import Outgoing
@@ -159,11 +159,11 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
                 latest = await self.contexts.records.latest_of(caller.principal, REQUESTS_LISTED)
             else:
                 latest = await self.contexts.requests(session.id, REQUESTS_LISTED)
-            return "application/json", envelope.encode([records.as_data(one) for one in latest]).decode()
+            return "application/json", envelope.encode([as_data(one) for one in latest]).decode()
         found = await self.contexts.request(uri.removeprefix(REQUESTS + "/"))
         if found is None or found.owner != caller.principal:
             return None
-        return "application/json", envelope.encode(records.as_data(found)).decode()
+        return "application/json", envelope.encode(as_data(found)).decode()
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:
         uri, session = envelope.text(params["uri"]) or "", caller.session

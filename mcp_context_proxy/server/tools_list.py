@@ -20,8 +20,8 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.config.tables import ExposeMode
+from mcp_context_proxy.context import SESSION_MODES
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet

@@ -22,7 +22,7 @@ from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context.records import DomainOverrides, Overrides, key_of
+from mcp_context_proxy.context import DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -32,7 +32,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.retrieval.results import Result
+from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK

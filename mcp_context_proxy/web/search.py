@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy.config.settings import RerankMode
+from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, Indexed
 from mcp_context_proxy.context.selection import SearchAnswer
@@ -21,8 +21,8 @@ from mcp_context_proxy.downstream.fleet import Fleet, failure
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Item, Kind, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.item_metadata import metadata_of, title_of
-from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.meta_tools import answer_text
 from mcp_context_proxy.server.tools_call import InteractionLog

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.interactions.memory import (
+from mcp_context_proxy.interactions import (
     MESSAGE,
     PATIENCE_SECONDS,
     InteractionRecorder,

@@ -14,7 +14,7 @@ from .conftest import PATIENCE, Run
 def test_serve_imports_no_other_command(run: Run) -> None:
     """Imports would delay the first response to a host."""
     script = (
-        "import sys, mcp_context_proxy.cli.main, mcp_context_proxy.cli.serve, mcp_context_proxy.app;"
+        "import sys, mcp_context_proxy.cli, mcp_context_proxy.cli.serve, mcp_context_proxy.app.serve;"
         "others = ('rich', 'mcp_context_proxy.library');"
         "print(sorted(m for m in sys.modules if m in others or m.startswith('mcp_context_proxy.cli.')))"
     )
@@ -143,7 +143,7 @@ def test_a_plain_serve_imports_no_parser_of_commands(tmp_path: Path) -> None:
         [*command, "serve", "--own"], check=True, capture_output=True, encoding="utf-8", input=""
     )
 
-    assert "mcp_context_proxy.app" in done.stderr
+    assert "mcp_context_proxy.app.serve" in done.stderr
     assert "click" not in done.stderr
 
 

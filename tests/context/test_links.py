@@ -12,7 +12,7 @@ import pytest
 
 from mcp_context_proxy.catalog.documents import load_documents
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits
-from mcp_context_proxy.context.records import Mode, RequestContext
+from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.library import (

@@ -11,7 +11,7 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy import Catalog, ContextEngine
 from mcp_context_proxy import tool as library_tool
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.search import ANSWERS, SECONDS, ResultCache, Scope
 from mcp_context_proxy.errors import UnknownFilterError

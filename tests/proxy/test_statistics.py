@@ -13,7 +13,7 @@ from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.statistics import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports, SearchFigures

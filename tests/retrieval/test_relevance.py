@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support.general_requests import GENERAL_REQUESTS
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import load_model
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.examples.functions import server
-from mcp_context_proxy.retrieval import Engine, Filters
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     AGAINST_ALONE,

@@ -7,11 +7,12 @@ from typing import Final
 
 import pytest
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.examples.functions import server
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Filters
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList, value_kind
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.text import stem

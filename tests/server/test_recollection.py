@@ -9,7 +9,7 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.cli.contexts import _build as context_command
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.engine import age

@@ -17,10 +17,11 @@ import anyio
 import anyio.lowlevel
 from msgspec import Raw
 
-from mcp_context_proxy.app import Proxy, open_proxy
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.app.serve import open_proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.embedding import load_model
+from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era

@@ -26,7 +26,7 @@ from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
 from mcp_context_proxy.front import issuer
 from mcp_context_proxy.front.issuer import IssuedTokens
-from mcp_context_proxy.interactions.memory import agent_named, plain
+from mcp_context_proxy.interactions import agent_named, plain
 from mcp_context_proxy.items import IncludeMode, SearchFilters, Tool
 from mcp_context_proxy.protocol import envelope, headers, strangers
 from mcp_context_proxy.protocol.envelope import (

@@ -13,7 +13,7 @@ from support.proxies import Host, inside, requests_of
 from support.raw_client import OWN, RpcError
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.front.auth import policy
 from mcp_context_proxy.front.http import guarded

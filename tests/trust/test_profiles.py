@@ -16,7 +16,7 @@ from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
 from support.shop import environment
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.cli import pins
 from mcp_context_proxy.config import load
