@@ -47,7 +47,8 @@ from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Outcome, outcome_of
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
-from mcp_context_proxy.results import SMALL_BYTES, Call, LargeResults
+from mcp_context_proxy.results import SMALL_BYTES, LargeResults
+from mcp_context_proxy.results.shortening import Call
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
