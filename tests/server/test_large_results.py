@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_context_proxy.trust.principals import ACTING, Principal, Role
 from support.host_models import model_sees
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
@@ -19,6 +18,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.results import KeptResults
 from mcp_context_proxy.results.result_store import RESULTS_KEPT, RESULTS_KEPT_PER_SESSION, KeptText
 from mcp_context_proxy.system.threads import assigned
+from mcp_context_proxy.trust import ACTING, Principal, Role
 
 pytestmark = pytest.mark.anyio
 
