@@ -31,7 +31,6 @@ from mcp_context_proxy.context import (
     engine,
     key_of,
 )
-from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Selection
@@ -40,6 +39,7 @@ from mcp_context_proxy.context.session import SessionContext as Session
 from mcp_context_proxy.embedding import Matrix
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
+    Costs,
     LazyModel,
     QueryEmbedder,
     TokenCounter,
@@ -251,7 +251,7 @@ class ContextEngine(engine.ContextEngine):
             sessions=Sessions(),
             records=RequestRecords(config.limits, None),
             options=configured(config),
-            costs=Costs(TokenCounter()),
+            costs=Costs(TokenCounter(), tool_definition),
             reading=ResultReading.of(config),
             expander=ContextExpander(near, config.context.expansion_rules),
         )

@@ -13,11 +13,11 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.programs import all_secrets_of
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.context import SearchStatistics
-from mcp_context_proxy.context.delivery import Costs
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Figures, OnWait
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
+    Costs,
     LazyModel,
     QueryEmbedder,
     check_model_files,

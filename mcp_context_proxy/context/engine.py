@@ -34,7 +34,7 @@ from mcp_context_proxy.context import (
     overridden,
 )
 from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.delivery import Costs, Deliver, given_now
+from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
@@ -47,6 +47,7 @@ from mcp_context_proxy.context.session import (
     Sessions,
     SessionView,
 )
+from mcp_context_proxy.embedding.embeddings import Costs
 from mcp_context_proxy.errors import ContextProxyError, UnknownFilterError
 from mcp_context_proxy.interactions import MOST_FOUND, InteractionMemory, Recollection
 from mcp_context_proxy.items import (
@@ -221,10 +222,8 @@ class ContextEngine:
         """Adds remembered interactions to contexts; None if nothing is remembered."""
         self.redact: Callable[[str], str] = str
         """Removes secrets from a query: it is kept, and models and endpoints may read it."""
-        self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
+        self._catalog, self._searcher, self._reranker, self.costs = catalog, searcher, reranker, costs
         self.sessions, self.records, self._ab_share = sessions, records, ab_share
-        self.count_tokens = costs.of_text
-        """Returns the estimated tokens of a text. Blocks."""
         self.configure(options, reading)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
@@ -399,7 +398,7 @@ class ContextEngine:
 
         def explained() -> Explanation:
             ranking = self._searcher.rank(query, kind, snapshot, context.options)
-            return _explain(item, context, ranking, self._costs.of(item))
+            return _explain(item, context, ranking, self.costs.of(item))
 
         return await self._searcher.off_loop(explained)
 
@@ -505,7 +504,7 @@ class ContextEngine:
     async def tokens_behind(self) -> int | None:
         """Return the estimated tokens of the whole catalog; None while they are being counted."""
         with anyio.move_on_after(COUNTING_SECONDS):
-            return await self._searcher.off_loop(partial(self._costs.behind, self._catalog.snapshot))
+            return await self._searcher.off_loop(partial(self.costs.behind, self._catalog.snapshot))
         return None
 
 

@@ -286,7 +286,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             answer_text,
             answer,
             notes,
-            self.contexts.count_tokens,
+            self.contexts.costs.count,
             whole=whole,
             tokens=tokens,
             name_of=caller.name_of,
@@ -300,7 +300,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
-        snapshot, count = answer.found.snapshot, self.contexts.count_tokens
+        snapshot, count = answer.found.snapshot, self.contexts.costs.count
         notes = search_notes(answer, self.fleet, name_of=caller.name_of)
         if not any(map(reaches, snapshot.servers)):
             notes = [Note(no_servers())]
@@ -353,7 +353,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         most, snapshot = self.document_bytes(), self.calls.catalog.snapshot
         read = partial(read_part, snapshot, wanted.name, wanted.section, wanted.page, most)
         try:
-            part = await in_thread(read, self.contexts.count_tokens, abandon_on_cancel=True)
+            part = await in_thread(read, self.contexts.costs.count, abandon_on_cancel=True)
         except UnknownItemError as error:
             return failure(f"{READ_DOCUMENT}: {error}\n{SEARCH} finds documents by what they are about.")
         except UnreadableDocumentError as error:

@@ -443,7 +443,7 @@ class PastRequests:
         text = search_text(
             SearchAnswer(context, found, told),
             [*_notes(context, self._snapshot())],
-            self._contexts.count_tokens,
+            self._contexts.costs.count,
             tokens=answer_tokens(context.options.tools.top_n if by_number else None),
             searched=context.searched,
         )

@@ -428,7 +428,7 @@ class PromptsApi(Api):
         if not listed:
             brought = [one for one in found.brought if answer.brought_by.get(key_of(one.item)) in sources]
             tools[BEFORE_BROUGHT:BEFORE_BROUGHT] = brought
-        count = proxy.contexts.count_tokens
+        count = proxy.contexts.costs.count
         write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens, answer.recalled)
         text: str = await in_thread(write)
         names = {item.name for item in answer.context.of(Kind.TOOL)}

@@ -271,7 +271,7 @@ async def look(
     notes = search_answers.search_notes(answer, fleet)
     context, found, rerank = answer.context, answer.found, answer.context.rerank
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
-    count, budget = contexts.count_tokens, search_answers.answer_tokens(wanted.top)
+    count, budget = contexts.costs.count, search_answers.answer_tokens(wanted.top)
     written = partial(answer_text, answer, notes, count, tokens=budget)
     if asks_for_all(context.query, found.snapshot.tools.values()):
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)
