@@ -136,7 +136,7 @@ def mentions(text: str) -> list[Mention]:
 
 
 def is_for(patterns: Iterable[str], file: str) -> bool:
-    """Return whether a file, as `files_named` has it, fits one of some patterns.
+    """Return whether a file, as `forms.files_named` has it, fits one of some patterns.
 
     A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
     that ends in a slash stands for everything below.
