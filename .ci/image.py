@@ -36,7 +36,7 @@ PATHS = re.compile(r"(?<![\w.-])/(?:src|dist|opt/build|opt/venv|data|config)\b")
 CONFIG = """\
 [servers.clock]
 command = "python"
-args = ["-m", "mcp_context_proxy.examples.clock"]
+args = ["-m", "mcp_context_proxy.examples", "clock"]
 """
 URL = "http://127.0.0.1:8765/mcp"
 INITIALIZE = {

@@ -21,9 +21,10 @@ from leaderboard import own_sets
 from people import undivided
 from retrieval import PublicSet, Remembering, Rows, WithoutTellingWords, folders, read_set, table
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.evaluation import Estimate, evaluate, macro_estimate, measured, tools_of
-from mcp_context_proxy.retrieval import FITTING, Engine, item_metadata, queries, query_scores, scoring
+from mcp_context_proxy.retrieval import FITTING, item_metadata, queries, query_scores, scoring
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 

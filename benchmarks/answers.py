@@ -25,18 +25,23 @@ import anyio.to_thread
 from catalogs import LISTS, lists_in
 from figures import percentile
 
-from mcp_context_proxy.catalog.definitions import names_within
+from mcp_context_proxy.catalog.definitions import names_within, tool_definition
 from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import HOSTS, NAME_LENGTHS, room_given
-from mcp_context_proxy.context.delivery import Costs
+from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer
 from mcp_context_proxy.context.session import Sessions
-from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, TokenCounter
+from mcp_context_proxy.embedding.embeddings import (
+    CachedEmbedder,
+    Costs,
+    LazyModel,
+    QueryEmbedder,
+    TokenCounter,
+)
 from mcp_context_proxy.items import NameOf, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
@@ -92,7 +97,7 @@ class Lists:
             sessions=Sessions(),
             records=RequestRecords(config.limits),
             options=configured(config),
-            costs=Costs(self.counter),
+            costs=Costs(self.counter, tool_definition),
             expander=ContextExpander(Expander(self._engine.index_of, queries), {}),
         )
 

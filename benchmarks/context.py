@@ -19,19 +19,24 @@ import anyio.to_thread
 import definitions
 from figures import Figure, percentile, table
 
+from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.delivery import Costs
+from mcp_context_proxy.context import NO_OVERRIDES, Overrides, RequestRecords, configured
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import NO_OVERRIDES, Overrides, RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Session, Sessions
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
+from mcp_context_proxy.embedding.embeddings import (
+    CachedEmbedder,
+    Costs,
+    LazyModel,
+    QueryEmbedder,
+    TokenCounter,
+)
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, Include, reference, rule, tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
 from mcp_context_proxy.retrieval.queries import query_vectors, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
@@ -78,7 +83,7 @@ class Subject:
             sessions=Sessions(),
             records=self.records,
             options=configured(config),
-            costs=Costs(TokenCounter()),
+            costs=Costs(TokenCounter(), tool_definition),
             expander=ContextExpander(Expander(self.engine.index_of, self.queries), {}),
         )
 

@@ -25,15 +25,14 @@ from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
-from mcp_context_proxy.context.records import ContextOptions, DomainOptions
+from mcp_context_proxy.context import ContextOptions, DomainOptions
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer, Selection
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import TokenCounter
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, TokenCounter
 from mcp_context_proxy.evaluation import TOOLS, EvalQuery, read_corpus, read_queries
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
-from mcp_context_proxy.retrieval.results import FITTING, SearchOptions
+from mcp_context_proxy.retrieval import FITTING, SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.server.search_answers import answer_tokens, search_text
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.web.running import FURTHER, PROMPT_TOOLS, prompt_text

@@ -34,7 +34,7 @@ from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.listing import ServerListing
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 
 LISTS = Path(__file__).parents[1] / "tests" / "data" / "tools"
 

@@ -38,8 +38,8 @@ from raw_clients import StdioClient
 from retrieval import PublicSet, Remembering, Rows, folders, read_set, signed, spoken, table
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel, load_model
-from mcp_context_proxy.embedding.models import BASE_MODEL
+from mcp_context_proxy.embedding import BASE_MODEL
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, OnnxModel, load_model
 from mcp_context_proxy.evaluation import (
     TOOLS,
     Answer,
@@ -50,7 +50,8 @@ from mcp_context_proxy.evaluation import (
     tools_of,
 )
 from mcp_context_proxy.items import Snapshot, Tool, ToolKey
-from mcp_context_proxy.retrieval import FITTING, Engine, SearchOptions
+from mcp_context_proxy.retrieval import FITTING, SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 

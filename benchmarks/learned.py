@@ -25,12 +25,11 @@ import numpy as np
 from catalogs import LISTS, Copies, lists_in, snapshot
 from figures import Figure, machine, percentile, table
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.learning.pairs import MOST_PAIRS, Signal, Use, key_of
+from mcp_context_proxy.learning import MOST_PAIRS, Signal, Use, key_of
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.queries import query_vectors, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import Pair, open_store

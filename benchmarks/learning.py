@@ -15,8 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
 from mcp_context_proxy.evaluation import (
     MEASURES,
     MeasureDifference,

@@ -26,7 +26,8 @@ from msgspec.structs import replace
 from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.evaluation import TOOLS, EvalQuery
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import Engine, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import needed_evidence, packaged_background
 from mcp_context_proxy.retrieval.text import chunks
 

@@ -30,11 +30,10 @@ from support.raw_client import RawClient
 from support.replicas import until_ready
 
 from mcp_context_proxy.config import StoreConfig
-from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.embedding.models import Matrix
+from mcp_context_proxy.embedding import Matrix
+from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import SearchUsage, Store, ToolUsage, UsageSlot, open_store
 

@@ -37,11 +37,12 @@ from catalogs import LISTS, lists_in, published
 from msgspec.structs import replace as with_
 from nothing_fits import catalog_of, pairs
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Item, Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import FITTING, Engine, queries
+from mcp_context_proxy.retrieval import FITTING, queries
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 

@@ -24,10 +24,12 @@ from pathlib import Path
 import numpy as np
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
-from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
+from mcp_context_proxy.embedding import Embedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.evaluation import EvalQuery, evaluate, measured, tools_of
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval import FITTING
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 

@@ -398,7 +398,7 @@ def _search_time(client: StdioClient, query: str, known: int) -> float:
 
 async def _in_process(config: Path) -> float:
     """Median milliseconds of a search through the engine's own interface."""
-    from mcp_context_proxy.app import open_proxy
+    from mcp_context_proxy.app.serve import open_proxy
     from mcp_context_proxy.config import load
 
     async with open_proxy(load(config)) as proxy:

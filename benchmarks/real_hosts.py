@@ -614,7 +614,8 @@ def _configure(home: Path, folder: Path) -> None:
     ]
     lines += [
         f"[servers.{name}]\ncommand = {json.dumps(sys.executable)}\n"
-        f'args = ["-m", "mcp_context_proxy.examples.{name}"]\nenv = {{ MCP_EXAMPLE_DATA = "{folder}/data" }}'
+        f'args = ["-m", "mcp_context_proxy.examples", "{name}"]\n'
+        f'env = {{ MCP_EXAMPLE_DATA = "{folder}/data" }}'
         for name in ("calculator", "calendar", "clock", "issues", "notes", "tables", "text")
     ]
     file = home / ".config" / "mcp-context-proxy" / "config.toml"

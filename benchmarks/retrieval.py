@@ -22,7 +22,8 @@ from nothing_fits import calibration
 from small_catalogs import page as small_catalogs
 
 from mcp_context_proxy.config import PACKAGED_MODELS
-from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
+from mcp_context_proxy.embedding import Embedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.evaluation import (
     Answer,
     Estimate,
@@ -38,7 +39,8 @@ from mcp_context_proxy.evaluation import (
     tools_of,
 )
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval import FITTING
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import count_selected, packaged_background
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.store import open_store

@@ -33,10 +33,11 @@ from baselines import SeedDesign
 from catalogs import LISTS, Copies, lists_in, published, snapshot, with_one_change
 from figures import machine
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions, vectors
+from mcp_context_proxy.retrieval import SearchOptions, vectors
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store

@@ -20,16 +20,23 @@ import numpy as np
 from msgspec import structs
 from retrieval import PublicSet, Remembering, folders, read_set, table
 
+from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.config.settings import PRESETS
-from mcp_context_proxy.context.delivery import Costs
-from mcp_context_proxy.context.records import DomainOptions
+from mcp_context_proxy.context import DomainOptions
 from mcp_context_proxy.context.search import tool_search
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder, TokenCounter
+from mcp_context_proxy.embedding.embeddings import (
+    CachedEmbedder,
+    Costs,
+    LazyModel,
+    QueryEmbedder,
+    TokenCounter,
+)
 from mcp_context_proxy.evaluation import EvalQuery, complete, recall
 from mcp_context_proxy.items import Kind, Tool, ToolKey
-from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
@@ -112,7 +119,7 @@ def main() -> None:
     parser.add_argument("--store", default="memory", help="keeps vectors between runs; not a proxy's store")
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     arguments = parser.parse_args()
-    model, costs = LazyModel(), Costs(TokenCounter())
+    model, costs = LazyModel(), Costs(TokenCounter(), tool_definition)
     sets = [read_set(path) for path in folders(arguments.folder, arguments.sets)]
     if arguments.most is not None:
         sets = [replace(one, queries=one.queries[:: -(-len(one.queries) // arguments.most)]) for one in sets]

@@ -32,9 +32,8 @@ from raw_clients import StdioClient
 from subjects import SERVERS, Workbench
 
 from mcp_context_proxy import Interactions
-from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.learning.pairs import MOST_PAIRS, key_of
+from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
+from mcp_context_proxy.learning import MOST_PAIRS, key_of
 from mcp_context_proxy.store import Interaction, Pair, open_store
 
 SEARCH, RECALL = "search_available_tools", "recall"

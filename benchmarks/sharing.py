@@ -28,7 +28,7 @@ from figures import percentile
 from raw_clients import StdioClient, call_params
 from subjects import Workbench, answers, proxy_command, tool_name
 
-from mcp_context_proxy.bridge.asking import ask, running
+from mcp_context_proxy.bridge import ask, running
 
 BRIDGES = 8
 IN_FLIGHT = 16

@@ -12,17 +12,19 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 from catalogs import LISTS, lists_in, published
 from nothing_fits import catalog_of, pairs
 
-from mcp_context_proxy.embedding import CachedEmbedder, Embedder, LazyModel
+from mcp_context_proxy.embedding import Embedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.evaluation import TOOLS
+from mcp_context_proxy.examples import functions
 from mcp_context_proxy.items import Snapshot, Source
-from mcp_context_proxy.retrieval import Engine, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 
@@ -91,7 +93,7 @@ def everyday() -> Iterator[Small]:
             elif any(key[0] == server for key in tools):
                 sources += pairs.catalog(key for key in tools if key[0] == server).sources
             else:
-                declared = import_module(f"mcp_context_proxy.examples.{server}").server.tools()
+                declared = functions.server(server).tools()
                 sources += published({server: declared}).sources
         here = [line for line in lines if line["catalog"] == name]
         served, not_served = (

@@ -65,7 +65,7 @@ def home() -> Iterator[tuple[Path, dict[str, str]]]:
         settings = place / ".config" / "mcp-context-proxy"
         settings.mkdir(parents=True, mode=0o700)
         servers = {
-            name: {"command": "python", "args": ["-m", f"mcp_context_proxy.examples.{name}"]}
+            name: {"command": "python", "args": ["-m", "mcp_context_proxy.examples", name]}
             for name in EXAMPLES
         }
         lines = [

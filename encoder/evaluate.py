@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pairs
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
-from mcp_context_proxy.embedding.models import PACKAGED_MODEL
+from mcp_context_proxy.embedding import PACKAGED_MODEL
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.evaluation import (
     Estimate,
     EvalQuery,
@@ -33,7 +33,8 @@ from mcp_context_proxy.evaluation import (
     tools_of,
 )
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval import FITTING
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.store import open_store
 

@@ -29,10 +29,11 @@ from typing import Any
 import pairs
 from pairs import REQUESTS, Document
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.evaluation import TOOLS
 from mcp_context_proxy.items import Snapshot, ToolKey
-from mcp_context_proxy.retrieval import Engine, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 

@@ -43,14 +43,14 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
-from mcp_context_proxy.embedding.models import BASE_MODEL, PACKAGED_MODEL
+from mcp_context_proxy.embedding import BASE_MODEL, PACKAGED_MODEL
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, load_model
 from mcp_context_proxy.evaluation import TOOLS, Need, estimate, macro_estimate, ndcg, recall
 from mcp_context_proxy.items import Snapshot, Tool, ToolKey
-from mcp_context_proxy.retrieval import FITTING, Engine
+from mcp_context_proxy.retrieval import FITTING, Ranking, Result
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.reranker import candidates, reason_to_skip, reordered
 from mcp_context_proxy.retrieval.reranker_models import MANIFEST, SecondOpinionModel, document, joined
-from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.retrieval.scoring import Background
 from mcp_context_proxy.store import open_store
 

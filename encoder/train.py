@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mcp_context_proxy.items import Tool, ToolKey
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import content_words, identifier_words

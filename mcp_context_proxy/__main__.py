@@ -27,10 +27,10 @@ def main() -> None:
     # A port instead of a socket has never been tried on Windows, so there it is for those who ask for it.
     meets = sys.platform != "win32" or bool(os.environ.get("MCP_CONTEXT_PROXY_LOOPBACK"))
     if arguments[:2] == ["hook", "run"] and meets:
-        from mcp_context_proxy.bridge import asking  # noqa: PLC0415 - nothing else that takes time to import
+        from mcp_context_proxy import bridge  # noqa: PLC0415 - nothing else that takes time to import
 
         # To take the interpreter down in order takes a tenth of the time that a host waits.
-        os._exit(asking.run(arguments[2:], os.environ))
+        os._exit(bridge.run(arguments[2:], os.environ))
     if joins(arguments) and meets and not os.environ.get(OWN_VARIABLE):
         from mcp_context_proxy.bridge import session  # noqa: PLC0415 - the same
 
@@ -49,7 +49,7 @@ def main() -> None:
     from mcp_context_proxy.system.later import importing  # noqa: PLC0415 - the two above do without
 
     with importing():
-        from mcp_context_proxy.cli.main import main as run  # noqa: PLC0415 - hundreds of modules
+        from mcp_context_proxy.cli import main as run  # noqa: PLC0415 - hundreds of modules
 
     run()
 

@@ -32,14 +32,16 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
+from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.embedding.models import Embedder
 from mcp_context_proxy.errors import DataFileError
 from mcp_context_proxy.items import Kind, Snapshot, Source, Tool, ToolKey
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.protocol.strangers import in_words
-from mcp_context_proxy.retrieval import Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval import Ranking, SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.store import DAY, open_store
 from mcp_context_proxy.system.later import np
 

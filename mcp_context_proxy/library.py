@@ -18,9 +18,7 @@ from msgspec.structs import asdict, replace
 from mcp_context_proxy.catalog.definitions import class_of, exposed_name, fingerprint, tool_definition
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
-from mcp_context_proxy.context import engine
-from mcp_context_proxy.context.delivery import Costs
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     ContextItem,
     DomainOptions,
     DomainOverrides,
@@ -30,6 +28,7 @@ from mcp_context_proxy.context.records import (
     RequestRecords,
     check_bounds,
     configured,
+    engine,
     key_of,
 )
 from mcp_context_proxy.context.search import Searcher
@@ -37,14 +36,15 @@ from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Selection
 from mcp_context_proxy.context.session import ResultReading, Sessions, resolve_in
 from mcp_context_proxy.context.session import SessionContext as Session
+from mcp_context_proxy.embedding import Matrix
 from mcp_context_proxy.embedding.embeddings import (
     CachedEmbedder,
+    Costs,
     LazyModel,
     QueryEmbedder,
     TokenCounter,
     open_model,
 )
-from mcp_context_proxy.embedding.models import Matrix
 from mcp_context_proxy.interactions.transfer import Interactions, MessageTable
 from mcp_context_proxy.items import (
     Document,
@@ -251,7 +251,7 @@ class ContextEngine(engine.ContextEngine):
             sessions=Sessions(),
             records=RequestRecords(config.limits, None),
             options=configured(config),
-            costs=Costs(TokenCounter()),
+            costs=Costs(TokenCounter(), tool_definition),
             reading=ResultReading.of(config),
             expander=ContextExpander(near, config.context.expansion_rules),
         )

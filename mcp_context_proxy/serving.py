@@ -57,7 +57,8 @@ def main(file: str | None, log_level: str, listen_on: str | None) -> int:
     path = None if file is None else Path(file)
     with importing():
         from mcp_context_proxy.config import load
-        from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+        from mcp_context_proxy.config.programs import all_secrets_of
+        from mcp_context_proxy.config.secrets import Redactor
 
     redact: Callable[[str], str] | None = None
     try:
@@ -207,7 +208,7 @@ def serve(
     if not http:
         start_ahead(config)
     with importing():
-        from mcp_context_proxy import app
+        from mcp_context_proxy.app import serve as app
 
     front = app.http_front if http else partial(app.stdio_front, profile=profile, presets=presets)
     if listen_on is not None:

@@ -1,4 +1,4 @@
-"""Embed the tools of well-known servers with the packaged model, for `embedding/models.py`.
+"""Embed the tools of well-known servers with the packaged model, for `embedding/__init__.py`.
 
     python scripts/build_shipped_vectors.py [--sketching]
 
@@ -38,9 +38,7 @@ from mcp_context_proxy import examples
 from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS
-from mcp_context_proxy.embedding import load_model
-from mcp_context_proxy.embedding.embeddings import SKETCHED_CHARACTERS, open_tokenizer
-from mcp_context_proxy.embedding.models import (
+from mcp_context_proxy.embedding import (
     KEYS,
     MANIFEST,
     PACKAGED_MODEL,
@@ -52,6 +50,7 @@ from mcp_context_proxy.embedding.models import (
     halves,
     word_vectors,
 )
+from mcp_context_proxy.embedding.embeddings import SKETCHED_CHARACTERS, load_model, open_tokenizer
 from mcp_context_proxy.evaluation import read_corpus
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.item_metadata import item_text

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mcp_context_proxy.embedding.models import PACKAGED_MODEL, TOKENIZER
+from mcp_context_proxy.embedding import PACKAGED_MODEL, TOKENIZER
 from mcp_context_proxy.protocol.strangers import normalized
 from mcp_context_proxy.retrieval.forms import LONGEST, WORDS, WordList
 from mcp_context_proxy.retrieval.text import KNOWN_WORDS, stem, words

@@ -38,7 +38,7 @@ from support.proxies import Host  # noqa: E402
 from support.servers import Workshop  # noqa: E402
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.app.proxy import Proxy
 
 
 def pytest_configure(config: pytest.Config) -> None:

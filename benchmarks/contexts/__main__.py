@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks.contexts import sets
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.records import Mode, RequestContext
+from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
-from mcp_context_proxy.embedding.models import Matrix
+from mcp_context_proxy.embedding import Matrix
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Kind, Tool
 from mcp_context_proxy.library import Catalog, ContextEngine, Session, reference, rule, tool
 from mcp_context_proxy.retrieval import text

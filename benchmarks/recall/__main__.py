@@ -22,7 +22,7 @@ import numpy as np
 
 from mcp_context_proxy import Interaction, Interactions
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.interactions.memory import Recall
+from mcp_context_proxy.interactions import Recall
 
 SET = json.loads(Path(__file__).with_name("set.json").read_text(encoding="utf-8"))
 DAY = 86_400.0

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import asyncio
 
-from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
+from mcp_context_proxy.app import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy, tools_setup
 from mcp_context_proxy.catalog.catalog import Catalog
+from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
-from mcp_context_proxy.context.delivery import Costs
+from mcp_context_proxy.config.programs import all_secrets_of
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.engine import ContextEngine, Recollector
 from mcp_context_proxy.context.presets import FILE_NAME, PresetBook
-from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search_filters import Figures
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import Handles, NotedClients, ResultReading, Sessions
+from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.downstream.link import Party
-from mcp_context_proxy.embedding.embeddings import TokenCounter
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.embedding.embeddings import Costs, TokenCounter
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults, LargeResults
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import Profiles, meta_definitions
 from mcp_context_proxy.server.consent import Consent, PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions, Watches
-from mcp_context_proxy.server.profiles import Profiles
 from mcp_context_proxy.server.resources import CONTEXT_PROMPT, Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
@@ -95,7 +95,7 @@ def build(config: Config, store: Store) -> Proxy:
     sessions, kept = Sessions(), store.requests if config.context.keep_requests else None
     handles = Handles(config.limits.sessions, config.limits.session_idle_seconds, sessions)
     records = RequestRecords(config.limits, kept)
-    costs = Costs(TokenCounter())
+    costs = Costs(TokenCounter(), tool_definition)
     expander = ContextExpander(search.expander, config.context.expansion_rules)
     contexts = ContextEngine(
         catalog=catalog,
@@ -113,7 +113,7 @@ def build(config: Config, store: Store) -> Proxy:
     )
     interactions = InteractionParts(config, store, search.model) if config.interactions.enabled else None
     if interactions is not None:
-        contexts.recollector = Recollector(interactions.memory, costs.of_text)
+        contexts.recollector = Recollector(interactions.memory, costs.count)
     recall_recorder = interactions.recorder if interactions is not None and interactions.recall_tool else None
 
     # Large results of calls, shortened; the whole is kept beside the store.

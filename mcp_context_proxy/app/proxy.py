@@ -15,16 +15,17 @@ from anyio.from_thread import check_cancelled
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.app.parts import InteractionParts, SearchParts, StatisticsParts
+from mcp_context_proxy.app import InteractionParts, SearchParts, StatisticsParts
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.documents import DocumentChanges, DocumentLibrary, watch
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.host_profiles import INSTRUCTIONS_BYTES
+from mcp_context_proxy.config.programs import all_secrets_of
 from mcp_context_proxy.config.reload import Reloader, Standing
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of, redact_logs
+from mcp_context_proxy.config.secrets import Redactor, redact_logs
+from mcp_context_proxy.context import RequestRecords, configured
 from mcp_context_proxy.context.delivery import SessionIntroduction, introduction
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import RequestRecords, configured
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.search_filters import Indexed, OnWait
 from mcp_context_proxy.context.selection import ContextExpander
@@ -32,14 +33,13 @@ from mcp_context_proxy.context.session import Handles, ResultReading
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import IncludeMode, Snapshot
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.results import LargeResults
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import ConnectedHost, meta_definitions
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.notifications import ChangeNotifier, OpenSessions
-from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.rendering import PastRequests
 from mcp_context_proxy.server.search_answers import instructions_by_server
 from mcp_context_proxy.server.tools_list import ToolList
@@ -48,9 +48,9 @@ from mcp_context_proxy.store import Store
 from mcp_context_proxy.store.credentials import SharedCredentials
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import ACTING, reaches
 from mcp_context_proxy.trust.approval import ApprovalEvent, Approvals
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
-from mcp_context_proxy.trust.principals import ACTING, reaches
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.app.build import build
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.config.programs import first_wave
+from mcp_context_proxy.config.programs import all_secrets_of, first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
-from mcp_context_proxy.config.secrets import all_secrets_of, redact_logs
+from mcp_context_proxy.config.secrets import redact_logs
 from mcp_context_proxy.errors import ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
@@ -38,8 +38,8 @@ from mcp_context_proxy.system.process import (
     trim_periodically,
 )
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import Principal
 from mcp_context_proxy.trust.audit import KeptLogs, audit_file, keep_messages, kept_logs
-from mcp_context_proxy.trust.principals import Principal
 from mcp_context_proxy.trust.tokens import TokenBook, tokens_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mcp_context_proxy.cluster.member import Member
     from mcp_context_proxy.front.http import LocalApi, Readiness
     from mcp_context_proxy.front.issuer import IssuedTokens
-    from mcp_context_proxy.web.api import Operation
+    from mcp_context_proxy.web import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -264,12 +264,12 @@ async def _serve_api(proxy: Proxy) -> None:
     if settings.api_port is not None:
         # In a thread, as its modules and its document take a tenth of a second in which hosts are served.
         routes = await in_thread(web_routes, proxy)
-        from mcp_context_proxy.web import api  # noqa: PLC0415 - a stdio front alone needs none of it
+        from mcp_context_proxy import web  # noqa: PLC0415 - a stdio front alone needs none of it
 
         async with _measuring_stalls(proxy), _following_tokens(proxy) as tokens:
             access = partial(replace, named=tokens, refused=proxy.audit.token_refused)
             within = _within_profiles(proxy)
-            await api.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
+            await web.serve(routes, settings, settings.api_port, limits, proxy.health, access, within)
 
 
 async def _answer_commands(proxy: Proxy) -> None:
@@ -465,8 +465,7 @@ async def _measuring_stalls(proxy: Proxy) -> AsyncIterator[None]:
 
 def web_routes(proxy: Proxy, member: Member | None = None) -> list[BaseRoute]:
     """Return the routes of the REST API, the pages and the metrics, with those of a member of a cluster."""
-    from mcp_context_proxy.web import prometheus  # noqa: PLC0415 - a stdio front alone does not need it
-    from mcp_context_proxy.web.api import routes  # noqa: PLC0415
+    from mcp_context_proxy.web import prometheus, routes  # noqa: PLC0415 - a stdio front alone needs none
 
     within = _within_profiles(proxy)
     metrics: list[BaseRoute] = []

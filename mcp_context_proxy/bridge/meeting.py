@@ -25,7 +25,7 @@ import time
 from contextlib import contextmanager, suppress
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.bridge.asking import (
+from mcp_context_proxy.bridge import (
     CONNECT_SECONDS,
     DIGITS,
     OWN,

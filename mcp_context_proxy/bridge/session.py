@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from math import inf
 
-from mcp_context_proxy.bridge.asking import CONFIG_VARIABLE
+from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import (
     HOST_OPTIONS,
     JoinError,

@@ -50,6 +50,7 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
+from mcp_context_proxy.trust import ACTING, Principal
 from mcp_context_proxy.trust.approval import Approvals, Origin
 from mcp_context_proxy.trust.fingerprints import (
     APPROVED,
@@ -61,7 +62,6 @@ from mcp_context_proxy.trust.fingerprints import (
     withheld,
 )
 from mcp_context_proxy.trust.guard import Danger
-from mcp_context_proxy.trust.principals import ACTING, Principal
 
 logger = logging.getLogger(__name__)
 

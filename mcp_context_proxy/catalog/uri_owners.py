@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import UnfitError, folded
 from mcp_context_proxy.items import Item, Prompt, Resource, Snapshot, Tool, ToolKey, TurnedOffTool, Withheld
-from mcp_context_proxy.trust.principals import Principal
+from mcp_context_proxy.trust import Principal
 
 OWN_SCHEMES: Final = frozenset({"rule", "reference", "context"})
 """Schemes of the proxy's own resources, in small letters."""

@@ -1,4 +1,378 @@
 """The command line: one module for each command, or for a few that are close kin.
 
-Commands show and pass on; they decide nothing.
+Commands show and pass on; they decide nothing. Here are the root command with its logging, and the parts that
+all commands share: ``--config``, JSON, asyncio.
+
+A command that asks a running proxy takes a tenth of a second. So nothing that takes time to import, such as
+the configuration, is imported here before it is needed.
+
+Each command's module is imported when the command is called, so that ``serve`` starts fast. Log messages go
+to stderr: stdout belongs to the protocol, or to the results of a command.
 """
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.errors import innermost, nearest_names
+from mcp_context_proxy.protocol.strangers import clean
+from mcp_context_proxy.serving import (
+    ENDINGS,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    LEVELS,
+    SERVING_LEVEL,
+    ended_by,
+    prepare,
+)
+
+if TYPE_CHECKING:
+    import anyio
+
+    from mcp_context_proxy.config import Config
+    from mcp_context_proxy.store import Store
+
+
+T = TypeVar("T")
+
+REDACTOR: Final = "mcp_context_proxy.redactor"
+"""Key of the redactor of the loaded configuration among the facts of a call of the command line."""
+
+STOPPED_BY: Final = () if sys.platform == "win32" else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command: the servers it started must not outlive it. Ctrl-C is among them because
+asyncio cancels for it only once, and code that swallows that cancellation lets the command go on."""
+
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="A config.toml, or a host's JSON file with mcpServers.",
+)
+"""Accepted after a command, too, where it overrides the one before the command."""
+
+
+class Number(click.ParamType[float]):
+    """A number on the command line; the error about another value says in words which ones are allowed."""
+
+    name = "number"
+    kind = "a number"
+
+    def __init__(
+        self, least: float | None = None, most: float | None = None, *, above: float | None = None
+    ) -> None:
+        """Allow numbers from `least`, or only those over `above`, to `most`; None for no bound."""
+        self._least, self._most, self._above = least, most, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; fail with a sentence if it is none, or not within the bounds."""
+        try:
+            number = self._read(value)
+        except ValueError:
+            number = math.nan
+        low = -math.inf if self._least is None else self._least
+        high = math.inf if self._most is None else self._most
+        if not low <= number <= high or (self._above is not None and number <= self._above):
+            self.fail(f"{value} is not {self.kind}{self._bounds()}", param, ctx)
+        return number
+
+    def _read(self, value: Any) -> float:
+        return float(value)
+
+    def _bounds(self) -> str:
+        if self._above is not None:
+            return f" above {self._above:g}" + ("" if self._most is None else f", up to {self._most:.10g}")
+        if self._least is None:
+            return ""
+        if self._most is None:
+            return f" of at least {self._least:g}"
+        return f" from {self._least:g} to {self._most:.10g}"
+
+
+class WholeNumber(Number):
+    """A whole number on the command line."""
+
+    kind = "a whole number"
+
+    def _read(self, value: Any) -> int:
+        return int(value)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def expect_words(query: str) -> str:
+    """Return a query; raise a usage error if it is empty."""
+    if not query.strip():
+        raise click.UsageError("QUERY is empty: say in plain words what you want to do")
+    return query
+
+
+query_argument = click.argument("query", callback=lambda _ctx, _option, query: expect_words(query))
+
+
+def open_group(ctx: click.Context, config_path: Path | None, default: click.Command) -> None:
+    """Pass ``--config`` on to the subcommand of a group, or run the default without one."""
+    if config_path is not None:
+        ctx.find_root().obj = config_path
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(default)
+
+
+def named_path(ctx: click.Context, config_path: Path | None) -> Path | None:
+    """Return the configuration that the command line names; None if it names none."""
+    root = ctx.find_root().obj
+    return config_path or (root if isinstance(root, Path) else None)
+
+
+def load_config(
+    ctx: click.Context,
+    config_path: Path | None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    complain: bool = True,
+    skipped: list[str] | None = None,
+) -> Config:
+    """Load the configuration named on the command line, or the user's own; raises `ConfigError`.
+
+    With `complain`, mistakes that cost only a part of it are printed on stderr; the servers that are off are
+    named by the commands that start the others. `skipped` gets the notes on entries of a host's file that are
+    left out, which are logged otherwise.
+    """
+    from mcp_context_proxy.config import load
+    from mcp_context_proxy.config.programs import all_secrets_of
+    from mcp_context_proxy.config.secrets import Redactor
+
+    path = named_path(ctx, config_path)
+    if skipped is None:
+        config = load(path, overrides=overrides or {})
+    else:
+        config = load(path, overrides=overrides or {}, warn=skipped.append)
+    ctx.find_root().meta[REDACTOR] = Redactor(all_secrets_of(config))
+    if complain:
+        for complaint in config.complaints(servers=False):
+            click.echo(f"mcp-context-proxy: {shown(complaint)}", err=True)
+    return config
+
+
+def shown(text: str) -> str:
+    """Return a text as any output of a command shows it: clean, and without the configuration's secrets.
+
+    Servers choose names and texts, and may repeat in them anything they were given.
+    """
+    text = clean(text)
+    context = click.get_current_context(silent=True)
+    redact = None if context is None else context.find_root().meta.get(REDACTOR)
+    return text if redact is None else clean(redact(text))
+
+
+def configured(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as its first argument, the configuration for which it is called."""
+
+    @config_option
+    @click.pass_context
+    @functools.wraps(command)
+    def load_and_run(ctx: click.Context, /, config_path: Path | None, **options: Any) -> None:
+        command(load_config(ctx, config_path), **options)
+
+    return load_and_run
+
+
+def open_configured_store(config: Config) -> Store:
+    """Open the store of a configuration; a context manager. Blocking; never fails."""
+    from mcp_context_proxy.store import open_store
+
+    return open_store(config.store)
+
+
+def echo_json(data: Mapping[str, Any]) -> None:
+    """Print one indented JSON object on stdout, as `shown`."""
+    import msgspec
+
+    from mcp_context_proxy.protocol import envelope
+    from mcp_context_proxy.protocol.strangers import shown_json
+
+    redact = click.get_current_context().find_root().meta.get(REDACTOR)
+    encoded = shown_json(envelope.encode(data), bytes if redact is None else redact.json)
+    click.echo(msgspec.json.format(encoded, indent=2))
+
+
+def run(function: Callable[..., Awaitable[T]], *args: object) -> T:
+    """Run an asynchronous function, and raise its own error, not wrapped by task groups.
+
+    Ctrl-C or a signal cancels it, waits for its clean-up, and raises `KeyboardInterrupt`.
+    """
+    import anyio
+
+    results: list[T] = []
+
+    async def run_until_signal() -> None:
+        async with anyio.create_task_group() as group:
+            if STOPPED_BY:
+                group.start_soon(cancel_on_signal, group.cancel_scope)
+            results.append(await function(*args))
+            group.cancel_scope.cancel()
+
+    async def cancel_on_signal(scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(*STOPPED_BY) as signals:
+            async for _ in signals:
+                scope.cancel()
+                return
+
+    try:
+        anyio.run(run_until_signal)
+    except BaseExceptionGroup as group:
+        raise innermost(group) from None
+    if not results:
+        raise KeyboardInterrupt
+    return results[0]
+
+
+COMMANDS: Final = {
+    "install": (
+        "Set up",
+        "install",
+        "Move the servers of hosts behind this proxy, and connect the hosts to it.",
+    ),
+    "uninstall": ("Set up", "install", "Give hosts their own settings back."),
+    "import": ("Set up", "configure", "Copy the servers of a host or a file into the configuration."),
+    "add": ("Set up", "configure", "Add a server to the configuration."),
+    "remove": ("Set up", "configure", "Remove a server from the configuration."),
+    "init": ("Set up", "configure", "Write a configuration to begin with."),
+    "hook": ("Set up", "install", "Give a host's model what fits each prompt, by the host's prompt hook."),
+    "serve": ("Daily use", "serve", "Serve hosts over stdio, or over HTTP with --http. The default command."),
+    "ui": ("Daily use", "serve", "Print the address of the page that shows requests and usage."),
+    "search": ("Daily use", "search", "Search the tools, rules and references behind the proxy."),
+    "context": ("Daily use", "contexts", "Print the rules, references and tools for a query."),
+    "tools": ("Daily use", "servers", "List all tools behind the proxy, with their cost in tokens."),
+    "servers": ("Daily use", "servers", "Show the configured servers and their state."),
+    "status": ("Running proxy", "running", "Show what runs: the process, its hosts, and each server."),
+    "logs": ("Running proxy", "running", "Show what a server, or the proxy itself, has logged."),
+    "call": ("Running proxy", "running", "Call a tool as a host would."),
+    "restart": ("Running proxy", "running", "Restart a server."),
+    "enable": ("Running proxy", "running", "Turn a server or a tool on."),
+    "disable": ("Running proxy", "running", "Turn a server or a tool off."),
+    "stop": ("Running proxy", "running", "Stop the proxy that hosts share."),
+    "session": ("Running proxy", "servers", "Choose what a session has in its context, and save it."),
+    "demo": ("Understand", "demo", "Show the proxy at work in front of example servers."),
+    "explain": ("Understand", "contexts", "Explain why a tool is selected for a query, or why not."),
+    "requests": ("Understand", "contexts", "Show the items selected for earlier requests, and why."),
+    "stats": ("Understand", "stats", "Show how often tools and searches are used, and the saved tokens."),
+    "eval": ("Understand", "demo", "Measure how well search finds the tools that queries need."),
+    "audit": ("Understand", "approval", "Show what was called, refused, asked and changed, and by whom."),
+    "learning": ("Learn", "store", "Show, export, import or forget the pairs learned from use."),
+    "recall": ("Learn", "search", "Search earlier searches, calls and messages of agents."),
+    "interactions": ("Learn", "search", "Count the remembered interactions, or forget some."),
+    "backfill": ("Learn", "search", "Embed the interactions that have no embedding."),
+    "check": ("Maintain", "check", "Check the configuration and start each server once; name all problems."),
+    "changes": ("Maintain", "approval", "Show what servers have changed, and what waits for approval."),
+    "approve": ("Maintain", "approval", "Approve changed definitions of a server."),
+    "reject": ("Maintain", "approval", "Withhold definitions of a server until they are approved."),
+    "store": ("Maintain", "store", "Check, migrate, copy or prune the store."),
+    "cluster": ("Maintain", "store", "Show the replicas that share a database, or drain one."),
+    "index": ("Maintain", "servers", "Index everything ahead of the first search."),
+    "login": ("Maintain", "configure", "Log in to a server that requires it (OAuth)."),
+    "logout": ("Maintain", "configure", "Forget the login to a server."),
+    "token": ("Maintain", "configure", "Add, list or revoke tokens of those who connect over HTTP."),
+    "secret": ("Maintain", "configure", "Keep secrets for the configuration in the keyring of the system."),
+}
+"""Each command with its section of the help, its module, and its line in the help."""
+
+SILENT = "critical"
+"""The level of commands that report failures in their own output."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
+    except click.UsageError as error:
+        path, told = (
+            "mcp-context-proxy" if error.ctx is None else error.ctx.command_path,
+            error.format_message(),
+        )
+        if told.startswith("Usage: "):  # the help of a group that was given no command
+            click.echo(told, err=True)
+        else:
+            click.echo(f"mcp-context-proxy: {shown(told)}\nHelp: {path} --help", err=True)
+        status = error.exit_code
+    except click.Abort:
+        status = EXIT_INTERRUPTED
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+class LazyGroup(click.Group):
+    """A group of commands that are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all commands, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        _, name, _ = COMMANDS[cmd_name]
+        module = importlib.import_module(f"mcp_context_proxy.cli.{name}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; the error about an unknown one names the nearest."""
+        if args[0] not in COMMANDS and (near := nearest_names(args[0], list(COMMANDS), 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by section, without importing any."""
+        width = max(map(len, COMMANDS))
+        for section in dict.fromkeys(section for section, _, _ in COMMANDS.values()):
+            with formatter.section(section):
+                rows = [(name, line) for name, (group, _, line) in COMMANDS.items() if group == section]
+                formatter.write_dl([(f"{name:<{width}}", line) for name, line in rows])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; report an expected error as a sentence, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError:
+            raise
+        except click.ClickException as error:
+            click.echo(f"mcp-context-proxy: {shown(str(error))}", err=True)
+            ctx.exit(EXIT_FAILURE)
+        except ENDINGS as error:
+            ctx.exit(ended_by(error, ctx.find_root().meta.get(REDACTOR)))
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True)
+@config_option
+@click.option(
+    "--log-level", help="Level of the messages on stderr: debug, info, warning (the default of serve), error."
+)
+@click.version_option(__version__, prog_name="mcp-context-proxy")
+@click.pass_context
+def cli(ctx: click.Context, config_path: Path | None, log_level: str | None) -> None:
+    """One MCP server in front of many: shows the model only the tools that the current request needs."""
+    serving = ctx.invoked_subcommand in {None, "serve"}
+    level = log_level or (SERVING_LEVEL if serving else SILENT)
+    if level.lower() not in (*LEVELS, SILENT):
+        raise click.BadParameter(f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--log-level")
+    # Before any server starts; other commands start servers as well.
+    prepare(level, serving=serving)
+    ctx.obj = config_path
+    if ctx.invoked_subcommand is None:
+        command = cli.get_command(ctx, "serve")
+        assert command is not None
+        ctx.invoke(command)

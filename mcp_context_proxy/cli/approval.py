@@ -16,11 +16,11 @@ import click
 import msgspec
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import configured, echo_json, json_option, open_configured_store, shown
+from mcp_context_proxy.cli import configured, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
-from mcp_context_proxy.statistics.figures import seconds_of
+from mcp_context_proxy.statistics import seconds_of
 from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
 
 if TYPE_CHECKING:

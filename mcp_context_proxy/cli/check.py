@@ -19,8 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
-from mcp_context_proxy.cli import pins, terminal
-from mcp_context_proxy.cli.main import config_option, load_config, open_configured_store, run
+from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
 from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
@@ -37,7 +36,7 @@ from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.web.inventory import remarks_together
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.app.proxy import Proxy
     from mcp_context_proxy.config.host_profiles import HostProfile
     from mcp_context_proxy.downstream.client import DownstreamClient
     from mcp_context_proxy.retrieval.keyword_stuffing import Suspicion
@@ -262,13 +261,13 @@ async def _check_proxy(
     config: Config, host: HostProfile | None, versions: dict[str, tuple[Unpinned, ServerConfig, str]]
 ) -> list[Verdict]:
     """Start every server once; fill in the `versions` of those that run without a pinned one."""
-    from mcp_context_proxy import app
+    from mcp_context_proxy.app.serve import open_proxy
     from mcp_context_proxy.cli import pins
 
     # Every server is started, even one that would otherwise start at its first call.
     awake = {"start": "eager", "idle_timeout": None}
     servers = {name: replace(server, **awake) for name, server in config.servers.items()}
-    async with app.open_proxy(replace(config, servers=servers)) as proxy:
+    async with open_proxy(replace(config, servers=servers)) as proxy:
         seconds = await terminal.settle(proxy)
         verdicts = list(_documents(proxy))
         failed: list[DownstreamClient] = []

@@ -21,6 +21,15 @@ import anyio.to_thread
 import click
 from rich.text import Text
 
+from mcp_context_proxy.cli import (
+    config_option,
+    configured,
+    echo_json,
+    json_option,
+    open_group,
+    run,
+    shown,
+)
 from mcp_context_proxy.cli.install import (
     PROGRAM,
     InstallError,
@@ -32,32 +41,23 @@ from mcp_context_proxy.cli.install import (
     secrets_of,
     show_change,
 )
-from mcp_context_proxy.cli.main import (
-    config_option,
-    configured,
-    echo_json,
-    json_option,
-    open_group,
-    run,
-    shown,
-)
 from mcp_context_proxy.cli.terminal import Terminal, counted, moment, results
 from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.source import parse
+from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.editing import entries
 from mcp_context_proxy.installation.journal import read_text, write
-from mcp_context_proxy.installation.places import PLACES
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.statistics.figures import seconds_of
+from mcp_context_proxy.statistics import seconds_of
 from mcp_context_proxy.system.places import BEGINNING
 from mcp_context_proxy.trust.audit import note_now
 from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
 
 if TYPE_CHECKING:
     from mcp_context_proxy.installation.editing import Form, Place
-    from mcp_context_proxy.oauth.credentials import OAuthCredentials
+    from mcp_context_proxy.oauth import OAuthCredentials
     from mcp_context_proxy.oauth.login import LoginOffer
     from mcp_context_proxy.store.credentials import SharedCredentials
 
@@ -124,8 +124,7 @@ async def _log_in(
 
     await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
-    from mcp_context_proxy.oauth import login
-    from mcp_context_proxy.oauth.credentials import Logins
+    from mcp_context_proxy.oauth import Logins, login
 
     kept = Logins(shared).of(config)
     if config.oauth is not None and config.oauth.grant == "client_credentials":
@@ -193,8 +192,7 @@ async def _log_out(whole: Config, config: ServerConfig, shared: SharedCredential
 
     await load_oauth()
     from mcp_context_proxy.errors import AuthorizationError
-    from mcp_context_proxy.oauth import token_endpoint
-    from mcp_context_proxy.oauth.credentials import Logins
+    from mcp_context_proxy.oauth import Logins, token_endpoint
 
     kept = Logins(shared).of(config)
     async with kept.renewing():
@@ -221,7 +219,7 @@ def secret_command() -> None:
 @click.argument("name")
 def set_secret(name: str) -> None:
     """Store a secret as NAME: typed at the prompt, or read from the standard input."""
-    from mcp_context_proxy.config.secret_sources import store_secret
+    from mcp_context_proxy.config.secrets import store_secret
 
     if sys.stdin.isatty():
         value = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True)
@@ -237,7 +235,7 @@ def set_secret(name: str) -> None:
 @json_option
 def list_secrets(as_json: bool) -> None:
     """List the names of the stored secrets."""
-    from mcp_context_proxy.config.secret_sources import stored_names
+    from mcp_context_proxy.config.secrets import stored_names
 
     names = stored_names()
     if as_json:
@@ -253,7 +251,7 @@ def list_secrets(as_json: bool) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def remove_secrets(names: tuple[str, ...]) -> None:
     """Remove secrets from the keyring."""
-    from mcp_context_proxy.config.secret_sources import remove_secret
+    from mcp_context_proxy.config.secrets import remove_secret
 
     for name in names:
         remove_secret(name)
@@ -410,11 +408,11 @@ def import_command(
     """
     console = results()
     configuration = read_configuration(configuration_file(ctx, config_path))
-    host = PLACES.get(source)
+    host = HOST_PLACES.get(source)
     file = host.file(os.environ) if host else Path(source)
     text = read_text(file)
     if text is None:
-        raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(PLACES)}")
+        raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
     form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
     places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
     if form == "json" and isinstance(entries("json", text, ()).get("projects"), dict):

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     WholeNumber,
     echo_json,
     expect_words,
@@ -246,7 +246,7 @@ def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[
         return found
     import anyio
 
-    from mcp_context_proxy.context.records import RequestRecords, as_data
+    from mcp_context_proxy.context import RequestRecords, as_data
 
     with open_configured_store(source.config) as store:
         records = RequestRecords(source.config.limits, store.requests)
@@ -261,7 +261,7 @@ def _one(source: AnswerSource, request_id: str) -> dict[str, Any] | None:
         return None
     import anyio
 
-    from mcp_context_proxy.context.records import RequestRecords, as_data
+    from mcp_context_proxy.context import RequestRecords, as_data
 
     with open_configured_store(source.config) as store:
         context = anyio.run(RequestRecords(source.config.limits, store.requests).get, request_id)

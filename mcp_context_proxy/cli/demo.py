@@ -25,18 +25,19 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy import examples
-from mcp_context_proxy.cli import search, terminal
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     WholeNumber,
     config_option,
     echo_json,
     json_option,
     load_config,
     run,
+    search,
+    terminal,
 )
 from mcp_context_proxy.cli.terminal import Terminal, counted, indexing, messages, open_started_proxy, results
 from mcp_context_proxy.config import Config, default_path
-from mcp_context_proxy.context.records import DomainOptions
+from mcp_context_proxy.context import DomainOptions
 from mcp_context_proxy.context.search import tool_search
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, open_model
 from mcp_context_proxy.errors import ContextProxyError, innermost
@@ -54,7 +55,8 @@ from mcp_context_proxy.evaluation import (
 )
 from mcp_context_proxy.protocol import eras
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.retrieval import FITTING, METHODS, Engine, Method
+from mcp_context_proxy.retrieval import FITTING, METHODS, Method
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import calibration_for
 from mcp_context_proxy.store import open_store
 

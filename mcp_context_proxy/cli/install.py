@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import config_option, shown
+from mcp_context_proxy.cli import config_option, shown
 from mcp_context_proxy.cli.terminal import Terminal, counted, results
 from mcp_context_proxy.config import default_path, find, load
 from mcp_context_proxy.config.secrets import Redactor, in_json, secret_arguments, secrets_in_url
 from mcp_context_proxy.errors import ContextProxyError
+from mcp_context_proxy.installation import HOST_PLACES, HostPlace, hosts_here
 from mcp_context_proxy.installation.editing import EditError, entries
-from mcp_context_proxy.installation.journal import PLACES as HOOK_PLACES
 from mcp_context_proxy.installation.journal import (
+    HOOK_PLACES,
     Journal,
     is_ours_alone,
     kept_copy,
@@ -35,7 +36,6 @@ from mcp_context_proxy.installation.journal import (
     write,
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook
-from mcp_context_proxy.installation.places import PLACES, HostPlace, hosts_here
 from mcp_context_proxy.installation.plan import (
     Configuration,
     FileChange,
@@ -86,11 +86,11 @@ def configuration_file(ctx: click.Context, config_path: Path | None) -> Path:
 
 
 def _hosts(names: Sequence[str]) -> list[HostPlace]:
-    unknown = [name for name in names if name not in PLACES]
+    unknown = [name for name in names if name not in HOST_PLACES]
     if unknown:
-        known = ", ".join(PLACES)
+        known = ", ".join(HOST_PLACES)
         raise click.BadParameter(f"{unknown[0]!r} is not known; known are {known}", param_hint="HOST")
-    return [PLACES[name] for name in dict.fromkeys(names)]
+    return [HOST_PLACES[name] for name in dict.fromkeys(names)]
 
 
 def own_command(file: Path) -> list[str]:
@@ -127,7 +127,7 @@ def install_command(
     console, file = results(), configuration_file(ctx, config_path)
     chosen = _hosts(names) or hosts_here(os.environ)
     if not chosen:
-        raise InstallError(f"no host was found on this machine; known are {', '.join(PLACES)}")
+        raise InstallError(f"no host was found on this machine; known are {', '.join(HOST_PLACES)}")
     configuration = read_configuration(file)
     plans, failed = _plans(console, chosen, configuration, projects)
     changes = [one.change for one in plans if one.change]
@@ -164,7 +164,7 @@ def install_command(
     moved = [name for one in plans for name in one.names.values()]
     all_start = _try(console, file, dict.fromkeys(moved), no_check)
     for name in dict.fromkeys(connected):
-        console.say(f"{PLACES[name].title}: {PLACES[name].restart}.")
+        console.say(f"{HOST_PLACES[name].title}: {HOST_PLACES[name].restart}.")
     if connected:
         console.say(f"Back to how it was: {PROGRAM} uninstall {' '.join(names)}".rstrip())
     for line in failed:
@@ -328,7 +328,9 @@ def uninstall_command(
     agreed = yes or dry_run
     # The latest first: each step leads to the text that the one before it has left.
     for record, installation in records:
-        title = PLACES[installation.host].title if installation.host in PLACES else installation.host
+        title = (
+            HOST_PLACES[installation.host].title if installation.host in HOST_PLACES else installation.host
+        )
         console.section(title)
         try:
             undone = journal.undo(record, installation)
@@ -358,7 +360,7 @@ def uninstall_command(
         with suppress(OSError, EditError):
             if (not wanted or name in wanted) and planned_hook(place, place.path(os.environ), None):
                 removes = f"{PROGRAM} hook uninstall {name}"
-                console.note(f"The prompt hook of {PLACES[name].title} stays; '{removes}' removes it.")
+                console.note(f"The prompt hook of {HOST_PLACES[name].title} stays; '{removes}' removes it.")
     if purge and not failed:
         _purge(console, dry_run, yes)
     ctx.exit(failed)
@@ -450,7 +452,7 @@ def uninstall_hook(host: str, dry_run: bool) -> None:
 @hook_command.command("run", hidden=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_hook(arguments: tuple[str, ...]) -> None:
-    """Answer a hook; see `bridge.asking`. Here, where there are no sockets, with nothing."""
+    """Answer a hook; see `bridge`. Here, where there are no sockets, with nothing."""
     del arguments
 
 

@@ -47,10 +47,10 @@ from mcp_context_proxy.installation.plan import FileChange
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.trust.principals import THE_USER, profile_of
+from mcp_context_proxy.trust import THE_USER, profile_of
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.app.proxy import Proxy
 
 
 _CONTAINERS: Final = {"docker", "podman", "nerdctl"}

@@ -23,9 +23,9 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.bridge.asking import OWN, AskError, ask, configuration_file, running
+from mcp_context_proxy.bridge import OWN, AskError, ask, configuration_file, running
 from mcp_context_proxy.bridge.meeting import process_of
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     WholeNumber,
     config_option,
     echo_json,
@@ -418,7 +418,7 @@ async def _call(config: Config, body: Mapping[str, Any]) -> dict[str, Any]:
     """Call a tool in a proxy of this command, and return the answer as the REST API gives it."""
     import msgspec
 
-    from mcp_context_proxy.web.api import BadRequestError
+    from mcp_context_proxy.web import BadRequestError
     from mcp_context_proxy.web.running import CallWanted, call_tool
 
     async with open_started_proxy(config, indexed=False) as proxy:

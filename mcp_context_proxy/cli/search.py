@@ -19,8 +19,7 @@ import click
 from msgspec import inspect, to_builtins
 from rich.text import Text
 
-from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     Number,
     WholeNumber,
     config_option,
@@ -32,6 +31,7 @@ from mcp_context_proxy.cli.main import (
     query_argument,
     run,
     shown,
+    terminal,
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import (
@@ -50,7 +50,7 @@ from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
-    from mcp_context_proxy.interactions.memory import Recall, Recollection
+    from mcp_context_proxy.interactions import Recall, Recollection
 
 
 INDENT: Final = 12
@@ -325,7 +325,7 @@ def forget(
     everything: bool,
 ) -> None:
     """Forget one interaction, or all that meet the options, for good."""
-    from mcp_context_proxy.interactions.memory import scope_of
+    from mcp_context_proxy.interactions import scope_of
 
     narrowed = any(each is not None for each in (agent, kind, days))
     if sum((narrowed, interaction is not None, everything)) != 1:
@@ -346,7 +346,7 @@ def forget(
 @click.option("--type", "kind", help="Only interactions of this type: search, call, message.")
 def export_command(config: Config, file: Path, agent: str | None, kind: str | None) -> None:
     """Write the interactions to FILE, a line of JSON each; - is the standard output."""
-    from mcp_context_proxy.interactions.memory import scope_of
+    from mcp_context_proxy.interactions import scope_of
     from mcp_context_proxy.interactions.transfer import export_lines
 
     count = 0
@@ -382,7 +382,7 @@ def import_command(
     Interactions that are there already are not imported again: after an interruption, the next run continues.
     """
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions.memory import InteractionMemory
+    from mcp_context_proxy.interactions import InteractionMemory
     from mcp_context_proxy.interactions.transfer import MessageTable, import_file
 
     columns = MessageTable(table, agent_column, type_column, content_column, time_column)
@@ -442,7 +442,7 @@ def recall_command(
 ) -> None:
     """Find the searches, calls and messages of agents that QUERY means."""
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions.memory import InteractionMemory
+    from mcp_context_proxy.interactions import InteractionMemory
     from mcp_context_proxy.server.rendering import recall_data
 
     with open_configured_store(config) as store, closing(LazyModel(partial(open_model, config))) as model:
@@ -506,7 +506,7 @@ def backfill_command(config: Config, batch_size: int, as_json: bool) -> None:
     Each batch is stored at once: after an interruption, the next run continues.
     """
     from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
-    from mcp_context_proxy.interactions.memory import InteractionMemory, backfill
+    from mcp_context_proxy.interactions import InteractionMemory, backfill
 
     # Tried each time: nobody waits here, and the failure of one batch is not that of all.
     model = LazyModel(partial(open_model, config), retry_seconds=0)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 from msgspec.structs import replace
 
-from mcp_context_proxy.cli.main import WholeNumber, config_option, load_config, named_path
+from mcp_context_proxy.cli import WholeNumber, config_option, load_config, named_path
 from mcp_context_proxy.serving import begin_if_new, serve, telling_the_host
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}

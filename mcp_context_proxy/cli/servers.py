@@ -17,8 +17,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import terminal
-from mcp_context_proxy.cli.main import WholeNumber, configured, echo_json, json_option, run
+from mcp_context_proxy.cli import WholeNumber, configured, echo_json, json_option, run, terminal
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
 from mcp_context_proxy.cli.terminal import (
     Terminal,
@@ -67,10 +66,10 @@ def servers_command(source: AnswerSource, as_json: bool) -> None:
 
 
 async def _collect_servers(config: Config) -> list[dict[str, Any]]:
-    from mcp_context_proxy import app
+    from mcp_context_proxy.app.serve import open_proxy
     from mcp_context_proxy.web.inventory import all_servers
 
-    async with app.open_proxy(config) as proxy:
+    async with open_proxy(config) as proxy:
         seconds = await terminal.settle(proxy)
         found = all_servers(proxy)
         for facts in found:
@@ -216,10 +215,10 @@ def index_command(config: Config, rebuild: bool, as_json: bool) -> None:
 async def _index(config: Config, rebuild: bool) -> dict[str, Any]:
     import anyio.to_thread
 
-    from mcp_context_proxy import app
+    from mcp_context_proxy.app.serve import open_proxy
     from mcp_context_proxy.web.inventory import failures
 
-    async with app.open_proxy(config) as proxy:
+    async with open_proxy(config) as proxy:
         await terminal.settle(proxy)
         began = time.perf_counter()
         if rebuild:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     WholeNumber,
     echo_json,
     json_option,
@@ -86,7 +86,7 @@ def _read(config: Config, period: str) -> dict[str, Figures]:
     """Return the figures of a period from the store, in the form of the API."""
     import msgspec
 
-    from mcp_context_proxy.statistics.figures import seconds_of
+    from mcp_context_proxy.statistics import seconds_of
     from mcp_context_proxy.statistics.report import UNUSED_AFTER_DAYS, Reports
 
     try:

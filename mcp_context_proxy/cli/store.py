@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec.structs import replace
 
-from mcp_context_proxy.cli.main import (
+from mcp_context_proxy.cli import (
     config_option,
     configured,
     echo_json,
@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import DataFileError, StoreError
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.cluster.tables import ContextTable, ReplicaTable
+    from mcp_context_proxy.cluster import ContextTable, ReplicaTable
     from mcp_context_proxy.embedding.embeddings import QueryEmbedder
     from mcp_context_proxy.items import ToolKey
     from mcp_context_proxy.learning.tier import LearnedTier
@@ -106,7 +106,7 @@ def stats(config: Config, as_json: bool) -> None:
 @click.argument("file", type=FILE, required=False)
 def export(config: Config, file: Path | None) -> None:
     """Write all pairs to FILE or to stdout, one JSON object per line."""
-    from mcp_context_proxy.learning.pairs import exported
+    from mcp_context_proxy.learning import exported
 
     with _opened(config) as (tier, _, _, _):
         text = b"".join(line + b"\n" for line in exported(tier.pairs))
@@ -128,7 +128,7 @@ def import_(config: Config, file: Path) -> None:
     If a pair is known already, the more certain one is kept.
     """
     from mcp_context_proxy.evaluation import read_lines
-    from mcp_context_proxy.learning.pairs import PairLine, imported
+    from mcp_context_proxy.learning import PairLine, imported
 
     lines = [line for _, line in read_lines(file, PairLine)]
     with _opened(config) as (tier, model, _, _):
@@ -170,8 +170,7 @@ def _opened(config: Config) -> Iterator[tuple[LearnedTier, QueryEmbedder, ToolSe
     """Open the learned tier, the model and the tool sessions; also tells whether learning is on."""
     from functools import partial
 
-    from mcp_context_proxy.embedding import LazyModel
-    from mcp_context_proxy.embedding.embeddings import QueryEmbedder, open_model
+    from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder, open_model
     from mcp_context_proxy.learning.tier import LearnedTier
 
     with open_configured_store(config) as store, closing(LazyModel(partial(open_model, config))) as lazy:
@@ -370,7 +369,7 @@ def drain(config: Config, replica: str) -> None:
 
 @contextmanager
 def _cluster_tables(config: Config) -> Iterator[tuple[ReplicaTable, ContextTable]]:
-    from mcp_context_proxy.cluster.tables import tables_of
+    from mcp_context_proxy.cluster import tables_of
 
     if config.store.url is None:
         raise click.ClickException("replicas share a database; there is no store.url in the configuration")

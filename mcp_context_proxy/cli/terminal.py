@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
-from mcp_context_proxy.cli.main import shown
+from mcp_context_proxy.cli import shown
 from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
-    from mcp_context_proxy.app import Proxy
+    from mcp_context_proxy.app.proxy import Proxy
     from mcp_context_proxy.config import Config
     from mcp_context_proxy.context.search_filters import OnProgress
     from mcp_context_proxy.downstream.client import DownstreamClient
@@ -177,12 +177,12 @@ def marked(strays: Iterable[str]) -> Iterator[str]:
 @asynccontextmanager
 async def open_started_proxy(config: Config, *, indexed: bool = True) -> AsyncIterator[Proxy]:
     """Open a proxy, wait for its servers, report those that have failed, and index its items."""
-    from mcp_context_proxy import app
+    from mcp_context_proxy.app.serve import open_proxy
     from mcp_context_proxy.web.inventory import failures
 
     for complaint in replace(config, mistakes=()).complaints():
         messages().say(Text(f"mcp-context-proxy: {complaint}"))
-    async with app.open_proxy(config) as proxy:
+    async with open_proxy(config) as proxy:
         settled = await settle(proxy, DOWNLOAD_SECONDS)
         for name, client in proxy.fleet.clients.items():
             if name not in settled:

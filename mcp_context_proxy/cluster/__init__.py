@@ -1,1 +1,438 @@
-"""Several replicas as one proxy: who is there, where a session is at home, relays, shared contexts, hints."""
+"""Several replicas as one proxy: who is there, where a session is at home, relays, shared contexts, hints.
+
+Here are the tables of the cluster, and the state of a session or handle as it is kept there for other
+replicas. An id that opens something is stored as its hash. All times are on the clock of the database.
+
+A replica of a newer version may have written members, elements of lists and values that are not known here.
+They stay in the row as they are, however often this replica writes it: `Unknown` holds them meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, get_args, get_origin
+
+import msgspec
+from msgspec import Raw, Struct
+
+from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Overrides
+from mcp_context_proxy.context.session import HISTORY_KEPT, Session, SessionContext
+from mcp_context_proxy.items import Kind
+from mcp_context_proxy.protocol.eras import Hello
+from mcp_context_proxy.store.database import Database, Tables
+
+NOW: Final = "extract(epoch FROM clock_timestamp())"
+"""The time on the clock of the database, which is always PostgreSQL here."""
+
+ALL: Final = ""
+"""The tenant: there is one for now."""
+
+NOBODY: Final = ""
+"""Home of a context that no replica holds in memory, and stands for callers without a name."""
+
+FORGET_SECONDS: Final = 600.0
+"""Time after which the row of a replica that is gone is deleted."""
+
+
+class ReplicaRow(Struct, frozen=True):
+    """A replica, as it last gave a sign of life."""
+
+    replica: str
+    instance: str
+    """Id of its process."""
+    address: str
+    """URL at which other replicas reach it."""
+    key_mark: str
+    """Mark of its key: equal for equal keys, and useless for finding one."""
+    version: str
+    started: float
+    seen: float
+    draining: int
+    """1 if new clients should go elsewhere."""
+
+
+class ContextRow(Struct, frozen=True):
+    """The state of a session or a handle."""
+
+    id_hash: bytes
+    tenant: str
+    kind: str
+    """``session`` or ``handle``."""
+    principal: str
+    home: str
+    epoch: int
+    """Grows when another replica becomes its home."""
+    hello: bytes
+    """The terms of a session, JSON; empty for a handle."""
+    state: bytes
+    """JSON."""
+    revision: int
+    """Grows with every change of the state."""
+    seen: float
+
+
+def hash_of(secret: str) -> bytes:
+    """Return the key under which the row of a session or handle is stored."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+class ReplicaTable(Tables):
+    """The replicas."""
+
+    def beat(self, row: ReplicaRow, *, at_start: bool) -> tuple[float, list[ReplicaRow]]:
+        """Give a sign of life; return the time, and all replicas.
+
+        At the start, a row of the same name is taken over. Later, one that another process has taken over
+        stays as it is, and so does the wish of a person that it be drained.
+        """
+        now, tidies = self._database.now(), self.does_upkeep()
+        kept = "" if at_start else " WHERE replicas.instance = excluded.instance"
+        draining = "excluded.draining" if at_start else "replicas.draining"
+        columns = ReplicaRow.__struct_fields__
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                f"INSERT INTO replicas ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+                "ON CONFLICT (replica) DO UPDATE SET instance = excluded.instance, "
+                "address = excluded.address, key_mark = excluded.key_mark, version = excluded.version, "
+                f"started = excluded.started, seen = excluded.seen, draining = {draining}{kept}",
+                (
+                    row.replica,
+                    row.instance,
+                    row.address,
+                    row.key_mark,
+                    row.version,
+                    now if at_start else row.started,
+                    now,
+                    row.draining,
+                ),
+            )
+            if tidies and transaction.does_upkeep():
+                transaction.execute("DELETE FROM replicas WHERE seen < ?", (now - FORGET_SECONDS,))
+        return now, self.all()
+
+    def all(self) -> list[ReplicaRow]:
+        """Return all replicas, those that started first before the others."""
+        return self._database.read(ReplicaRow, "FROM replicas ORDER BY started, replica")
+
+    def now(self) -> float:
+        """Return the time by which replicas are alive."""
+        return self._database.now()
+
+    def drain(self, replica: str, wanted: bool) -> bool:
+        """Have a replica drained, or not any more; return whether there is such a one."""
+        with self._database.transaction() as transaction:
+            changed = transaction.execute(
+                "UPDATE replicas SET draining = ? WHERE replica = ?", (int(wanted), replica)
+            )
+            return changed.rowcount > 0
+
+    def leave(self, replica: str, instance: str) -> None:
+        """Release all that a replica is the home of, and delete its row."""
+        with self._database.transaction() as transaction:
+            transaction.execute("UPDATE contexts SET home = ? WHERE home = ?", (NOBODY, replica))
+            transaction.execute(
+                "DELETE FROM replicas WHERE replica = ? AND instance = ?", (replica, instance)
+            )
+
+
+class ContextTable(Tables):
+    """The sessions and handles of all replicas."""
+
+    def get(self, id_hash: bytes) -> ContextRow | None:
+        return next(iter(self._database.read(ContextRow, "FROM contexts WHERE id_hash = ?", [id_hash])), None)
+
+    def add(self, row: ContextRow) -> None:
+        """Keep a new row; if it is there already, nothing changes."""
+        columns = ContextRow.__struct_fields__
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                f"INSERT INTO contexts ({', '.join(columns)}) "
+                f"VALUES ({', '.join('?' * (len(columns) - 1))}, {NOW}) ON CONFLICT (id_hash) DO NOTHING",
+                (
+                    row.id_hash,
+                    row.tenant,
+                    row.kind,
+                    row.principal,
+                    row.home,
+                    row.epoch,
+                    row.hello,
+                    row.state,
+                    row.revision,
+                ),
+            )
+
+    def update(self, id_hash: bytes, revision: int, epoch: int, state: bytes) -> bool:
+        """Replace a state of this revision and epoch; return False if the row has another one by now."""
+        changed = self._database.change(
+            f"UPDATE contexts SET state = ?, revision = revision + 1, seen = {NOW} "
+            "WHERE id_hash = ? AND revision = ? AND epoch = ?",
+            (state, id_hash, revision, epoch),
+        )
+        return changed > 0
+
+    def adopt(self, id_hash: bytes, epoch: int, home: str) -> bool:
+        """Become the home of a context of this epoch; return False if another replica was faster."""
+        changed = self._database.change(
+            "UPDATE contexts SET home = ?, epoch = epoch + 1 WHERE id_hash = ? AND epoch = ?",
+            (home, id_hash, epoch),
+        )
+        return changed > 0
+
+    def elsewhere(self, home: str, hashes: Sequence[bytes]) -> set[bytes]:
+        """Return those of some contexts that have another home than this one."""
+        rows = self._database.rows_of_keys(
+            "SELECT id_hash FROM contexts WHERE home <> ? AND id_hash IN", hashes, [home]
+        )
+        return {bytes(id_hash) for (id_hash,) in rows}
+
+    def delete(self, id_hash: bytes) -> None:
+        with self._database.transaction() as transaction:
+            transaction.execute("DELETE FROM contexts WHERE id_hash = ?", (id_hash,))
+
+    def seen(self, hashes: Iterable[bytes]) -> None:
+        """Note that contexts are in use, which keeps them from being forgotten."""
+        with self._database.transaction() as transaction:
+            statement = f"UPDATE contexts SET seen = {NOW} WHERE id_hash = ?"
+            transaction.executemany(statement, [(each,) for each in sorted(hashes)])
+
+    def forget_idle(self, seconds: float) -> None:
+        """Delete all that nobody has used for a while, if this process does the upkeep."""
+        with self._upkeep() as transaction:
+            if transaction is not None:
+                transaction.execute(f"DELETE FROM contexts WHERE seen < {NOW} - ?", (seconds,))
+
+    def by_home(self) -> dict[tuple[str, str], int]:
+        rows = self._database.rows("SELECT home, kind, COUNT(*) FROM contexts GROUP BY home, kind")
+        return {(home, kind): int(number) for home, kind, number in rows}
+
+
+class LeftResultTable(Tables):
+    """Large results that replicas have left behind when they ended, sealed."""
+
+    def put(self, id_hash: bytes, sealed: bytes, key_mark: str) -> None:
+        self._database.change(
+            f"INSERT INTO left_results (id_hash, sealed, key_mark, left_at) VALUES (?, ?, ?, {NOW}) "
+            "ON CONFLICT (id_hash) DO NOTHING",
+            (id_hash, sealed, key_mark),
+        )
+
+    def get(self, id_hash: bytes) -> tuple[bytes, str] | None:
+        """Return a result, and the mark of its key; None if there is none."""
+        rows = self._database.rows("SELECT sealed, key_mark FROM left_results WHERE id_hash = ?", (id_hash,))
+        return (bytes(rows[0][0]), rows[0][1]) if rows else None
+
+    def forget_old(self, seconds: float) -> None:
+        """Delete those that were left so long ago, if this process does the upkeep."""
+        with self._upkeep() as transaction:
+            if transaction is not None:
+                transaction.execute(f"DELETE FROM left_results WHERE left_at < {NOW} - ?", (seconds,))
+
+
+def tables_of(database: Database) -> tuple[ReplicaTable, ContextTable, LeftResultTable]:
+    return ReplicaTable(database), ContextTable(database), LeftResultTable(database)
+
+
+class ContextState(Struct, omit_defaults=True):
+    """The state of a session or handle that goes with it to another replica."""
+
+    id: str
+    """Its public id, by which requests belong to it."""
+    created: float
+    query: str | None = None
+    shown: list[str] = []
+    added: list[tuple[Kind, str]] = []
+    removed: list[tuple[Kind, str]] = []
+    by_person: list[tuple[Kind, str]] = []
+    overrides: Overrides = NO_OVERRIDES
+    latest_request: str | None = None
+    requests: int = 0
+    used: list[tuple[str, int]] = []
+    history: list[str] = []
+    answer: tuple[str, str] | None = None
+    meant: list[tuple[str, str, str]] = []
+    delivered: list[tuple[Kind, str, str, Delivery]] = []
+    noted: list[tuple[str, list[str]]] = []
+    log_level: str | None = None
+    introduced: list[str] = []
+    subscriptions: list[str] = []
+
+
+class _Terms(Struct):
+    """The terms of a session: `Hello` as it is kept."""
+
+    version: str
+    capabilities: Raw
+    client_info: Raw
+
+
+WRITTEN_THROUGH: Final = ("added", "removed", "by_person", "overrides", "log_level", "subscriptions")
+"""Parts that somebody has set: whoever was told that they are set finds them so at every replica."""
+
+_decode = msgspec.json.Decoder(ContextState).decode
+_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_elements = msgspec.json.Decoder(list[Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class _Unknown(Struct, frozen=True):
+    """A member of a row that holds more than is known here."""
+
+    written: Raw
+    """The member as it is in the row."""
+    known: bytes | None
+    """The member as this version would write it; None if it would leave it out."""
+    elements: tuple[Raw, ...] = ()
+    """Elements of a list that cannot be read here."""
+
+
+Unknown: TypeAlias = Mapping[str, _Unknown]
+"""Members of a row that hold more than is known here, by name."""
+
+
+def encoded(state: ContextState, unknown: Unknown | None = None) -> bytes:
+    """Return a state as it is kept, with all that a newer version has written and this one does not know."""
+    data = _encode(state)
+    if not unknown:
+        return data
+    members: dict[str, Raw] = _members(data)
+    for name, found in unknown.items():
+        mine = members.get(name)
+        if (None if mine is None else bytes(mine)) == found.known:
+            members[name] = found.written
+        elif found.elements:
+            members[name] = Raw(_encode([*(_elements(mine) if mine is not None else ()), *found.elements]))
+        elif mine is not None:
+            members[name] = _overlaid(found.written, mine)
+    return _encode(members)
+
+
+def decoded(data: bytes) -> tuple[ContextState, Unknown]:
+    """Return the state in a row, and the members in which there is more than is known here.
+
+    Raises:
+        msgspec.DecodeError: the row is damaged.
+    """
+    try:
+        state, elements = _decode(data), dict[str, tuple[Raw, ...]]()
+    except msgspec.ValidationError:
+        state, elements = _readable(_members(data))
+    known = _encode(state)
+    if known == data:
+        return state, {}
+    written, mine = _members(data), _members(known)
+    own = {name: bytes(value) for name, value in mine.items()}
+    return state, {
+        name: _Unknown(value, own.get(name), elements.get(name, ()))
+        for name, value in written.items()
+        if own.get(name) != bytes(value)
+    }
+
+
+def _readable(members: Mapping[str, Raw]) -> tuple[ContextState, dict[str, tuple[Raw, ...]]]:
+    """Return the part of a state that can be read here, and the elements of lists that cannot."""
+    values, unreadable = dict[str, Any](), dict[str, tuple[Raw, ...]]()
+    for field in msgspec.structs.fields(ContextState):
+        if field.name not in members:
+            continue
+        written = members[field.name]
+        try:
+            values[field.name] = msgspec.json.decode(written, type=field.type)
+        except msgspec.ValidationError:
+            if get_origin(field.type) is not list:
+                continue
+            (kind,), readable, others = get_args(field.type), list[Any](), list[Raw]()
+            for element in _elements(written):
+                try:
+                    readable.append(msgspec.json.decode(element, type=kind))
+                except msgspec.ValidationError:
+                    others.append(element)
+            values[field.name], unreadable[field.name] = readable, tuple(others)
+    return msgspec.convert(values, ContextState), unreadable
+
+
+def _overlaid(written: Raw, mine: Raw) -> Raw:
+    """Return a value of ours, with the members that only the value in the row has."""
+    try:
+        below, above = _members(written), _members(mine)
+    except msgspec.DecodeError:
+        return mine
+    both = below.keys() & above.keys()
+    return Raw(_encode({**below, **above, **{name: _overlaid(below[name], above[name]) for name in both}}))
+
+
+def state_of(context: SessionContext) -> ContextState:
+    state = ContextState(
+        id=context.id,
+        created=context.created,
+        query=context.query,
+        shown=list(context.shown),
+        added=list(context.added),
+        removed=sorted(context.removed),
+        by_person=sorted(context.by_person),
+        overrides=context.overrides,
+        latest_request=context.latest_request,
+        requests=context.requests,
+        used=list(context.used.items()),
+        history=list(context.history),
+        answer=context.answer,
+        meant=[(*key, server) for key, server in context.meant.items()],
+        delivered=[(*key, *given) for key, given in context.delivered.items()],
+        noted=[(note, sorted(servers)) for note, servers in context.noted.items()],
+    )
+    if isinstance(context, Session):
+        state.log_level = context.log_level
+        state.introduced = sorted(context.introduced)
+        state.subscriptions = sorted(context.subscriptions)
+    return state
+
+
+def restore(state: ContextState, context: SessionContext) -> None:
+    """Give a session or handle a state. The subscriptions of a session are made anew by whoever adopts it."""
+    context.id, context.created = state.id, state.created
+    context.query, context.latest_request = state.query, state.latest_request
+    context.requests, context.answer, context.overrides = state.requests, state.answer, state.overrides
+    context.shown = dict.fromkeys(state.shown)
+    context.added = dict.fromkeys(state.added)
+    context.removed, context.by_person = set(state.removed), set(state.by_person)
+    context.used = dict(state.used)
+    context.history.clear()
+    context.history.extend(state.history)
+    context.meant = {(kind, name): server for kind, name, server in state.meant}
+    context.delivered = {(kind, name): (print_, form) for kind, name, print_, form in state.delivered}
+    context.noted = {note: frozenset(servers) for note, servers in state.noted}
+    if isinstance(context, Session):
+        context.log_level, context.introduced = state.log_level, set(state.introduced)
+
+
+def terms_of(hello: Hello | None) -> bytes:
+    """Return the terms of a session as they are kept."""
+    return b"" if hello is None else _encode(_Terms(hello.version, hello.capabilities, hello.client_info))
+
+
+def hello_of(terms: bytes) -> Hello | None:
+    """Return the terms of a session that `terms_of` has encoded."""
+    if not terms:
+        return None
+    found = msgspec.json.decode(terms, type=_Terms)
+    return Hello(found.version, Raw(bytes(found.capabilities)), Raw(bytes(found.client_info)))
+
+
+def merged(base: ContextState, mine: ContextState, theirs: ContextState) -> ContextState:
+    """Return a state with the changes of both since `base`; where both set one value, mine counts."""
+    values: dict[str, Any] = {}
+    for name in ContextState.__struct_fields__:
+        before, here, there = (getattr(each, name) for each in (base, mine, theirs))
+        if name == "requests":
+            values[name] = there + max(here - before, 0)
+        elif name == "used":
+            values[name] = list((dict(there) | dict(here)).items())
+        elif name == "history":
+            new = here[: max(mine.requests - base.requests, 0)] if here != before else []
+            values[name] = [*new, *there][:HISTORY_KEPT]
+        elif isinstance(here, list):
+            kept = [each for each in there if each in here or each not in before]
+            values[name] = kept + [each for each in here if each not in before and each not in there]
+        else:
+            values[name] = here if here != before else there
+    return ContextState(**values)

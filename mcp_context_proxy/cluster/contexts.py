@@ -22,8 +22,7 @@ import anyio
 import msgspec
 from msgspec import Struct, field
 
-from mcp_context_proxy.cluster.replicas import ClusterCounts
-from mcp_context_proxy.cluster.tables import (
+from mcp_context_proxy.cluster import (
     ALL,
     NOBODY,
     WRITTEN_THROUGH,
@@ -39,14 +38,14 @@ from mcp_context_proxy.cluster.tables import (
     state_of,
     terms_of,
 )
-from mcp_context_proxy.context.records import RequestContext, RequestRecords
+from mcp_context_proxy.cluster.replicas import ClusterCounts
+from mcp_context_proxy.context import RequestContext, RequestRecords
 from mcp_context_proxy.context.session import Handle, Handles, Session, SessionContext
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, may_require_input
-from mcp_context_proxy.server import meta_definitions
-from mcp_context_proxy.server.profiles import Caller
+from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.tools_call import WINDOW_SECONDS, Unattributed
 from mcp_context_proxy.system.threads import in_thread
 

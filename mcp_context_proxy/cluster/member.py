@@ -27,6 +27,15 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mcp_context_proxy.cluster import (
+    NOBODY,
+    ContextRow,
+    LeftResultTable,
+    decoded,
+    hash_of,
+    hello_of,
+    tables_of,
+)
 from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts, StoredRequests
 from mcp_context_proxy.cluster.replicas import (
     NOT_HERE_STATUS,
@@ -42,18 +51,9 @@ from mcp_context_proxy.cluster.replicas import (
     not_here,
     refused,
 )
-from mcp_context_proxy.cluster.tables import (
-    NOBODY,
-    ContextRow,
-    LeftResultTable,
-    decoded,
-    hash_of,
-    hello_of,
-    tables_of,
-)
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.tables import keys_of
-from mcp_context_proxy.context.records import RequestRecords
+from mcp_context_proxy.context import RequestRecords
 from mcp_context_proxy.context.session import Handles, Session
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError

@@ -35,7 +35,7 @@ from msgspec import Struct, field
 from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.cluster.tables import ReplicaRow, ReplicaTable
+from mcp_context_proxy.cluster import ReplicaRow, ReplicaTable
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.front.streamable_http import STREAM_TYPE

@@ -30,7 +30,7 @@ from mcp_context_proxy.config.forms import any_means
 from mcp_context_proxy.config.forms import read as read_form
 from mcp_context_proxy.config.hosts import Warn, from_host
 from mcp_context_proxy.config.programs import downloads, inherited_secrets
-from mcp_context_proxy.config.secret_sources import SecretSource, sources
+from mcp_context_proxy.config.secrets import SecretSource, sources
 from mcp_context_proxy.config.settings import (
     LAUNCH,
     PACKAGED_MODELS,

@@ -1,7 +1,8 @@
 """Programs of local servers: their environment, the runners that download them, the packages that they are.
 
 A server inherits the variables that programs need to work on this machine and in its network, and nothing
-that is likely to be a secret: anything else is named in ``inherit``, or given in ``env``.
+that is likely to be a secret: anything else is named in ``inherit``, or given in ``env``. The secrets that it
+is given are known by their place in the configuration.
 
 Package runners such as ``npx`` download a server, at its first start at least, which takes as long as the
 download. One that is interrupted can leave the cache of npm so that every later start fails: npm takes the
@@ -31,8 +32,9 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any, Final
+from urllib.parse import unquote
 
-from mcp_context_proxy.config.secrets import Secret, names_secret, secrets_in_url
+from mcp_context_proxy.config.secrets import Secret, names_secret, secret_arguments, secrets_in_url
 from mcp_context_proxy.config.settings import Config, ServerConfig
 from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.system.later import pattern
@@ -529,3 +531,47 @@ _HINTS: Final = (
 def remedy_for_output(output: str) -> str:
     """Return the remedy for a program that has ended, by what it said; empty if it says nothing known."""
     return next((remedy for said, remedy in _HINTS if said.search(output)), "")
+
+
+def all_secrets_of(config: Config) -> list[tuple[str, str]]:
+    """Return name and value of every secret in a configuration."""
+    return [
+        *(secret for server in config.servers.values() for secret in secrets_of(server)),
+        *own_secrets_of(config),
+    ]
+
+
+def own_secrets_of(config: Config) -> list[tuple[str, str]]:
+    """Return name and value of every secret of the proxy itself, which is that of no server."""
+    secrets = list[tuple[str, str]]()
+    if config.embedding.api_key is not None:
+        secrets.append(("embedding.api_key", config.embedding.api_key))
+    if config.rerank.api_key is not None:
+        secrets.append(("rerank.api_key", config.rerank.api_key))
+    if config.cluster.key is not None:
+        secrets.append(("cluster.key", config.cluster.key))
+    secrets += [("cluster.other_keys", key) for key in config.cluster.other_keys]
+    for url in (config.store.url or "", config.store.listen_url or ""):
+        # The user of a database is no secret, and often has the same name as the database.
+        user = url.partition("://")[2].partition("@")[0].partition(":")[0]
+        secrets += [each for each in secrets_in_url(url) if each[1] not in (user, unquote(user))]
+    return secrets
+
+
+def secrets_of(server: ServerConfig) -> Iterable[tuple[str, str]]:
+    """Yield name and value of every secret in a server's configuration."""
+    yield from server.secrets
+    if server.oauth is not None and server.oauth.client_secret is not None:
+        yield "oauth.client_secret", server.oauth.client_secret
+    for name, value in (*server.env.items(), *server.headers.items()):
+        if names_secret(name):
+            yield name, value
+            yield name, _SCHEME.sub("", value)
+    for position, name, value in secret_arguments(server.args):
+        del position
+        yield name, value
+    for text in (server.url or "", *server.args, *server.env.values()):
+        yield from secrets_in_url(text)
+
+
+_SCHEME: Final = pattern(r"^(?:bearer|basic|token)\s+", re.IGNORECASE)

@@ -25,7 +25,8 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.config.forms import Reload, Table, marked
-from mcp_context_proxy.config.secrets import SHORTEST, secrets_of
+from mcp_context_proxy.config.programs import secrets_of
+from mcp_context_proxy.config.secrets import SHORTEST
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError
 from mcp_context_proxy.system.later import watchfiles

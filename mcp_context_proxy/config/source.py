@@ -5,7 +5,7 @@ only for text that the real parser has accepted, and a line that is not found is
 
 Variables are written ``${VAR}``, ``${VAR:-default}``, or ``${env:VAR}`` as in VS Code. ``$${`` stands for a
 literal ``${``; any other ``$`` stays, since passwords contain them. As in a shell, the default is used when
-the variable is unset or empty. `secret_sources` has other places for values.
+the variable is unset or empty. `secrets` has other places for values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
 
-from mcp_context_proxy.config.secret_sources import SecretSource, SecretSourceError
+from mcp_context_proxy.config.secrets import SecretSource, SecretSourceError
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.system.later import pattern
 

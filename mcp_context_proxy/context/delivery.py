@@ -9,18 +9,14 @@ Everything here blocks.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Set
-from itertools import islice
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mcp_context_proxy.catalog.definitions import tool_definition
 from mcp_context_proxy.catalog.document_reading import files_line, outline
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     SESSION_MODES,
     ContextItem,
     Delivery,
@@ -30,12 +26,10 @@ from mcp_context_proxy.context.records import (
 )
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.session import Delivered
-from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     Document,
     IncludeMode,
-    Item,
     ItemKey,
     Kind,
     Snapshot,
@@ -336,55 +330,3 @@ def _names(rules: list[Document], room: int) -> str:
         if len(text.encode()) <= room:
             return text
     return ""
-
-
-ITEMS_KEPT = 20_000
-"""Items whose costs are cached, in some 3 MB."""
-
-
-class Costs:
-    """Estimates the tokens that a model needs to read items, once for each version of an item.
-
-    A tool costs its definition as listed, a document its text. Blocks for about 0.2 ms for a new item.
-    Thread-safe.
-    """
-
-    def __init__(self, counter: TokenCounter) -> None:
-        self._counter = counter
-        self._known: OrderedDict[str, int] = OrderedDict()
-        self._counting = threading.Lock()
-
-    def of(self, item: Item) -> int:
-        """Return the tokens of one item."""
-        known = self._known.get(item.fingerprint)
-        if known is None:
-            if isinstance(item, Document):
-                text = item.text
-            else:
-                text = bytes(tool_definition(item)).decode("utf-8", "replace")
-            known = self._known[item.fingerprint] = self._counter.count(text)
-            if len(self._known) > ITEMS_KEPT:
-                self._known.popitem(last=False)
-        return known
-
-    def of_text(self, text: str) -> int:
-        """Return the tokens of a text, which are not remembered."""
-        return self._counter.count(text)
-
-    def know(self, tokens: Mapping[str, int]) -> None:
-        """Take the counts of an earlier run, by fingerprint, as far as there is room."""
-        for fingerprint, count in islice(tokens.items(), max(0, ITEMS_KEPT - len(self._known))):
-            self._known.setdefault(fingerprint, count)
-
-    def behind(self, snapshot: Snapshot) -> int | None:
-        """Return the tokens of a whole snapshot, which a model would read without the proxy.
-
-        None while another thread counts them: the first count of a large catalog takes seconds.
-        """
-        if not self._counting.acquire(blocking=False):
-            return None
-        try:
-            tools, documents = snapshot.tools.values(), snapshot.documents.values()
-            return sum(map(self.of, tools)) + sum(map(self.of, documents))
-        finally:
-            self._counting.release()

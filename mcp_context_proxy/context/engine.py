@@ -17,10 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import RerankMode
-from mcp_context_proxy.context import session as context_session
-from mcp_context_proxy.context.delivery import Costs, Deliver, given_now
-from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     NO_OVERRIDES,
     ContextItem,
     ContextOptions,
@@ -36,6 +33,9 @@ from mcp_context_proxy.context.records import (
     key_of,
     overridden,
 )
+from mcp_context_proxy.context import session as context_session
+from mcp_context_proxy.context.delivery import Deliver, given_now
+from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
@@ -47,8 +47,9 @@ from mcp_context_proxy.context.session import (
     Sessions,
     SessionView,
 )
+from mcp_context_proxy.embedding.embeddings import Costs
 from mcp_context_proxy.errors import ContextProxyError, UnknownFilterError
-from mcp_context_proxy.interactions.memory import MOST_FOUND, InteractionMemory, Recollection
+from mcp_context_proxy.interactions import MOST_FOUND, InteractionMemory, Recollection
 from mcp_context_proxy.items import (
     IncludeMode,
     Item,
@@ -60,14 +61,14 @@ from mcp_context_proxy.items import (
     Tool,
     item_by,
 )
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import clean, one_line
+from mcp_context_proxy.retrieval import SUSPECTED, Ranking
 from mcp_context_proxy.retrieval.reranker import Reranker, RerankerModel
-from mcp_context_proxy.retrieval.results import SUSPECTED, Ranking
 from mcp_context_proxy.statistics.report import arm_of
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import ACTING, profile_in
+from mcp_context_proxy.trust import ACTING, profile_in
 
 logger = logging.getLogger(__name__)
 
@@ -221,10 +222,8 @@ class ContextEngine:
         """Adds remembered interactions to contexts; None if nothing is remembered."""
         self.redact: Callable[[str], str] = str
         """Removes secrets from a query: it is kept, and models and endpoints may read it."""
-        self._catalog, self._searcher, self._reranker, self._costs = catalog, searcher, reranker, costs
+        self._catalog, self._searcher, self._reranker, self.costs = catalog, searcher, reranker, costs
         self.sessions, self.records, self._ab_share = sessions, records, ab_share
-        self.count_tokens = costs.of_text
-        """Returns the estimated tokens of a text. Blocks."""
         self.configure(options, reading)
         self._selector = Selector(searcher, expander, costs, working_set or WorkingSet())
 
@@ -399,7 +398,7 @@ class ContextEngine:
 
         def explained() -> Explanation:
             ranking = self._searcher.rank(query, kind, snapshot, context.options)
-            return _explain(item, context, ranking, self._costs.of(item))
+            return _explain(item, context, ranking, self.costs.of(item))
 
         return await self._searcher.off_loop(explained)
 
@@ -505,7 +504,7 @@ class ContextEngine:
     async def tokens_behind(self) -> int | None:
         """Return the estimated tokens of the whole catalog; None while they are being counted."""
         with anyio.move_on_after(COUNTING_SECONDS):
-            return await self._searcher.off_loop(partial(self._costs.behind, self._catalog.snapshot))
+            return await self._searcher.off_loop(partial(self.costs.behind, self._catalog.snapshot))
         return None
 
 

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config.settings import PRESETS, Preset
-from mcp_context_proxy.context.records import NO_OVERRIDES, DomainOverrides, Overrides, joined
+from mcp_context_proxy.context import NO_OVERRIDES, DomainOverrides, Overrides, joined
 from mcp_context_proxy.context.session import NO_SESSION, SessionContext, SessionView
 from mcp_context_proxy.errors import ContextProxyError
 from mcp_context_proxy.items import JSON, ItemKey, Kind

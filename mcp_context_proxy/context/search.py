@@ -15,8 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context import search_filters
-from mcp_context_proxy.context.records import ContextOptions, DomainOptions
+from mcp_context_proxy.context import ContextOptions, DomainOptions, search_filters
 from mcp_context_proxy.context.search_filters import BackgroundIndexing, Figures, Indexed, OnProgress, OnWait
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import (
@@ -30,15 +29,16 @@ from mcp_context_proxy.items import (
     Snapshots,
     Tool,
 )
+from mcp_context_proxy.retrieval import FITTING, Ranking, Result, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander
+from mcp_context_proxy.retrieval.forms import files_named
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import files_named, is_for
-from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result, SearchOptions
+from mcp_context_proxy.retrieval.links import is_for
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust.principals import ACTING, reaches
+from mcp_context_proxy.trust import ACTING, reaches
 
 ENGINE_DEFAULTS: Final = Filters()
 

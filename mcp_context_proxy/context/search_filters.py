@@ -32,7 +32,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
     metadata_of,
     tag_label,
 )
-from mcp_context_proxy.statistics.figures import ToolFigures
+from mcp_context_proxy.statistics import ToolFigures
 from mcp_context_proxy.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.definitions import SEPARATOR
-from mcp_context_proxy.context.delivery import Costs, Deliver, ToldDocument, as_prompt, deliver
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     SESSION_MODES,
     ContextItem,
     ContextOptions,
@@ -28,8 +27,10 @@ from mcp_context_proxy.context.records import (
     RequestContext,
     key_of,
 )
+from mcp_context_proxy.context.delivery import Deliver, ToldDocument, as_prompt, deliver
 from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
+from mcp_context_proxy.embedding.embeddings import Costs
 from mcp_context_proxy.errors import nearest_names
 from mcp_context_proxy.items import (
     NO_FILTERS,
@@ -41,12 +42,13 @@ from mcp_context_proxy.items import (
     Tool,
     item_by,
 )
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
+from mcp_context_proxy.retrieval import FITTING, Ranking, Result
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
+from mcp_context_proxy.retrieval.forms import files_named
 from mcp_context_proxy.retrieval.index import Filters
-from mcp_context_proxy.retrieval.links import NAMED, files_named, is_for
+from mcp_context_proxy.retrieval.links import NAMED, is_for
 from mcp_context_proxy.retrieval.reranker import Reranking
-from mcp_context_proxy.retrieval.results import FITTING, Ranking, Result
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.system.process import time_of_day
 
@@ -264,7 +266,7 @@ class Selector:
             context, told = as_prompt(context, found)
         elif selection.deliver == "answer" and found.snapshot.documents:
             delivered = None if session.id is None else session.delivered
-            context, told = deliver(context, found, delivered, self._costs.of_text)
+            context, told = deliver(context, found, delivered, self._costs.count)
         return SearchAnswer(context, found, told, brought_by=selection.brought_by)
 
     def session_items(self, snapshot: Snapshot, session: SessionView) -> Iterator[ContextItem]:

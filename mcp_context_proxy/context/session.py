@@ -22,17 +22,17 @@ from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context.records import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
-from mcp_context_proxy.downstream.link import Party
+from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
+from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.errors import ChangedMeaningError, NotForModelsError, UnknownItemError
 from mcp_context_proxy.items import IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import Hello, covers, reaches
 from mcp_context_proxy.retrieval.text import identifier_words
 from mcp_context_proxy.system.process import time_of_day
-from mcp_context_proxy.trust.principals import THE_USER, Principal
+from mcp_context_proxy.trust import THE_USER, Principal
 
 ID_BYTES = 8
 """Length of a session's public id: it is shown in lists, records and logs, and grants nothing."""

@@ -1,1 +1,194 @@
-"""Connections to the servers behind the proxy: each owned by one task, each failure contained there."""
+"""Connections to the servers behind the proxy: each owned by one task, each failure contained there.
+
+Here are the interfaces of a connection. A link sends requests and returns their raw results. It does not
+list, retry, reconnect or interpret. A channel carries frames over one transport; a `Peer` matches the frames
+that come back with the requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import anyio
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
+from mcp_context_proxy.protocol.eras import Era
+
+logger = logging.getLogger(__name__)
+
+Notify: TypeAlias = Callable[[str, Members], None]
+"""Takes a notification's method and params. Must not block."""
+
+Ask: TypeAlias = Callable[[str, Members], Awaitable[bytes]]
+"""Answers a request that a server makes of the client: method and params in, encoded result out.
+
+Raises:
+    RequestError: the client refuses, or cannot be asked.
+"""
+
+HeaderMap: TypeAlias = Mapping[tuple[str, ...], str]
+"""Header for each argument (by path) that is repeated in one, from ``x-mcp-header`` in a tool's schema."""
+
+QUEUE_FRAMES = 64
+"""Frames that a queued channel holds before senders wait."""
+
+
+class Party(msgspec.Struct, frozen=True, eq=False):
+    """The side that requests are made for: one handshake-era session, or one request of the modern era.
+
+    Requests belong together if their party is the same object.
+    """
+
+    principal: str | None = None
+    """The authenticated user, as far as the front knows. State kept for one principal is never used for
+    another."""
+    lasting: bool = False
+    """True for a session, which can have a connection of its own for as long as it lasts."""
+
+
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
+    """Everything that goes with one request beside its method and params."""
+
+    subject: str = ""
+    """Names the request in error messages, such as ``tool 'create_issue'``."""
+    timeout: float | None = None
+    """Seconds until the request is given up; progress restarts them. None: the connection's default."""
+    capabilities: Raw | None = None
+    """Capabilities of the calling client; sent with each modern request."""
+    client_info: Raw | None = None
+    log_level: Raw | None = None
+    """The client's opt-in to log messages about this request."""
+    on_notification: Notify | None = None
+    """Takes progress and log notifications that belong to this request."""
+    wants_progress: bool = False
+    party: Party | None = None
+    """The party that the request is made for; None for requests of the proxy itself."""
+    ask: Ask | None = None
+    """Answers requests that the server makes of the client meanwhile; None if the client cannot be asked."""
+    on_counted: Callable[[], None] | None = None
+    """Called once the request counts as pending, of which there is a bounded number."""
+
+
+PLAIN = Outgoing()
+
+
+class Link(Protocol):
+    """An open connection to one downstream server."""
+
+    server: str
+    era: Era
+    header_maps: dict[str, HeaderMap] | None
+    """By tool name, filled by whoever lists the tools. None for a transport that repeats no arguments in
+    headers."""
+
+    @property
+    def in_flight(self) -> Sequence[Outgoing]:
+        """Pending requests that a notification or request of the server may be about, oldest first.
+
+        Empty where each request has a response stream of its own, which leaves no doubt.
+        """
+        ...
+
+    async def request(self, method: str, params: Members = NO_PARAMS, outgoing: Outgoing = PLAIN) -> bytes:
+        """Send a request and return its encoded result unchanged.
+
+        Cancelling the caller tells the server to cancel.
+
+        Raises:
+            RemoteError: the server answered with an error.
+            CallTimeoutError: no response in time.
+            CallInterruptedError: the connection was lost meanwhile.
+            ServerUnavailableError: it could not be sent.
+        """
+        ...
+
+    async def notify(self, method: str, params: Members = NO_PARAMS) -> None:
+        """Send a notification; it is dropped when the connection is lost."""
+        ...
+
+
+class Channel(ABC):
+    """Carries frames to the other side, until it ends; this part is for one that has no process behind it."""
+
+    version: str | None = None
+    """The negotiated protocol revision, once it is known; some transports name it in headers."""
+    process_group: int | None = None
+    """The process group of the server; None where this proxy did not start one."""
+    _ended: anyio.Event
+    _cause = "closed the connection"
+
+    @abstractmethod
+    async def send(self, frame: bytes) -> None:
+        """Send one frame; waits while the other side does not read.
+
+        Raises:
+            ConnectionError: the channel is closed, and nothing of the frame was sent.
+        """
+
+    @abstractmethod
+    def send_nowait(self, frame: bytes) -> None:
+        """Send one frame without waiting; it may be dropped when the other side does not read.
+
+        Raises:
+            ConnectionError: the channel is closed.
+        """
+
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Send one frame if nothing has to be waited for; return whether it was sent."""
+        del frame
+        return False
+
+    def give_up(self, cause: str) -> None:
+        """Treat the channel as lost; the first cause counts."""
+        if not self._ended.is_set():
+            self._cause = cause
+        self._end()
+
+    @property
+    def killed(self) -> bool:
+        """True if the other side was ended from outside."""
+        return False
+
+    async def until_ended(self) -> None:
+        await self._ended.wait()
+
+    async def wait_closed(self) -> str:
+        """Wait until the channel has ended; return how, as the verb of a sentence."""
+        await self.until_ended()
+        return self._cause
+
+    def _end(self) -> None:
+        self._ended.set()
+
+
+class QueuedChannel(Channel):
+    """A channel whose frames wait in a queue for the task that sends them."""
+
+    def __init__(self) -> None:
+        self._ended = anyio.Event()
+        self._queue, self.frames = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
+
+    async def send(self, frame: bytes) -> None:
+        if self._ended.is_set():
+            raise ConnectionError(self._cause)
+        try:
+            await self._queue.send(frame)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise ConnectionError(self._cause) from None
+
+    def send_nowait(self, frame: bytes) -> None:
+        """Queue one frame, or drop it when the queue is full or closed."""
+        try:
+            self._queue.send_nowait(frame)
+        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            logger.debug("dropped a frame, the channel does not take it now")
+
+    def close(self) -> None:
+        """Drop the frames that are left."""
+        self._queue.close()
+        self.frames.close()

@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream import PLAIN, Ask, Link, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.connections import DedicatedConnections
 from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Connected, Unprobed
 from mcp_context_proxy.downstream.inbound import (
@@ -35,7 +36,6 @@ from mcp_context_proxy.downstream.inbound import (
 )
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
 from mcp_context_proxy.downstream.lifecycle import ServerLifecycle, ServerState, StartLimiter
-from mcp_context_proxy.downstream.link import PLAIN, Ask, Link, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.listing import STALE, ServerListing
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -46,7 +46,7 @@ from mcp_context_proxy.errors import (
     SecretRefusedError,
     ServerUnavailableError,
 )
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
@@ -60,8 +60,8 @@ from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, s
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.trust import ACTING, Role
 from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets
-from mcp_context_proxy.trust.principals import ACTING, Role
 
 logger = logging.getLogger(__name__)
 

@@ -25,11 +25,10 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream import era_negotiation
+from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_negotiation
 from mcp_context_proxy.downstream.era_negotiation import Connected, Loss
 from mcp_context_proxy.downstream.inbound import Output, Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
-from mcp_context_proxy.downstream.link import Channel, Link, Outgoing, Party
 from mcp_context_proxy.downstream.stdio import open_sdk_channel, open_stdio
 from mcp_context_proxy.errors import (
     AuthorizationError,
@@ -45,12 +44,12 @@ from mcp_context_proxy.errors import (
     StartError,
     innermost,
 )
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.eras import CAPABILITY_OF
 from mcp_context_proxy.system.threads import load_sdk
-from mcp_context_proxy.trust.principals import ACTING
+from mcp_context_proxy.trust import ACTING
 
 if TYPE_CHECKING:
     import httpx2

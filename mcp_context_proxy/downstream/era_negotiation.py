@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.reload import connection_key
+from mcp_context_proxy.downstream import Link, Outgoing
 from mcp_context_proxy.downstream.jsonrpc import ServerRequests
-from mcp_context_proxy.downstream.link import Link, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,

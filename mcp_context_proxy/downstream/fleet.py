@@ -16,23 +16,24 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.config.programs import secrets_of
 from mcp_context_proxy.config.reload import same_connection, with_live_settings
-from mcp_context_proxy.config.secrets import Redactor, secret_arguments, secrets_of
+from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
+from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.era_negotiation import Unprobed
 from mcp_context_proxy.downstream.inbound import KeepLine, OnEvent
 from mcp_context_proxy.downstream.lifecycle import ServerState, StartLimiter
-from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.downstream.listing import CachedListing
 from mcp_context_proxy.errors import ServerOff, ServerUnavailableError
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line, unmarked
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.guard import KnownSecrets
-from mcp_context_proxy.trust.principals import reaches
 
 
 class Clients(dict[str, DownstreamClient]):

@@ -25,8 +25,8 @@ import httpx2
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
+from mcp_context_proxy.downstream import PLAIN, HeaderMap, Notify, Outgoing
 from mcp_context_proxy.downstream.jsonrpc import Peer, result_of
-from mcp_context_proxy.downstream.link import PLAIN, HeaderMap, Notify, Outgoing
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,

@@ -25,9 +25,8 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import http_client
+from mcp_context_proxy.downstream import Channel, QueuedChannel, http_client
 from mcp_context_proxy.downstream.jsonrpc import Peer
-from mcp_context_proxy.downstream.link import Channel, QueuedChannel
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, SessionForgottenError
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestId

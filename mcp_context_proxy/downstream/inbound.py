@@ -32,9 +32,9 @@ from msgspec import Raw, Struct, field
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import KIB
+from mcp_context_proxy.downstream import Notify, Outgoing, Party
 from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
-from mcp_context_proxy.downstream.link import Notify, Outgoing, Party
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (

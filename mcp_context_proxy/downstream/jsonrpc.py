@@ -20,7 +20,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.tables import KIB
-from mcp_context_proxy.downstream.link import PLAIN, Channel, HeaderMap, Notify, Outgoing, Party
+from mcp_context_proxy.downstream import PLAIN, Channel, HeaderMap, Notify, Outgoing, Party
 from mcp_context_proxy.errors import (
     BadAnswerError,
     CallInterruptedError,

@@ -23,15 +23,15 @@ import anyio
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version
-from mcp_context_proxy.config.secrets import Redactor, secrets_of
+from mcp_context_proxy.config.programs import broken_npx_cache, downloads, package_version, secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.downstream.connections import connect, describe, fault_of
 from mcp_context_proxy.downstream.era_negotiation import Connected, EraMemory, Introduction, Unprobed
 from mcp_context_proxy.downstream.inbound import ClientSubscriptions, KeepLine, Output
 from mcp_context_proxy.downstream.jsonrpc import Inbound
 from mcp_context_proxy.downstream.listing import CachedListing, ListingCache, Lists
 from mcp_context_proxy.errors import Fault, LoginRequiredError, ServerUnavailableError, innermost
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, one_line, stranger_text
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.process import time_of_day

@@ -26,9 +26,9 @@ import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.programs import downloads, environment_of, spawn, take_started
+from mcp_context_proxy.downstream import Channel, QueuedChannel
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
-from mcp_context_proxy.downstream.link import Channel, QueuedChannel
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.framing import (
     LineFramer,

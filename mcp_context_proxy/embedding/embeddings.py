@@ -3,7 +3,8 @@
 `OnnxModel` computes sentence vectors with a model on disk: offline, deterministic, small in memory. The
 runtime is imported when a graph is opened, and the tokenizer library when a tokenizer is: a proxy that never
 searches never pays for them. The runtime uses one thread per run and records nothing about its use.
-`TokenCounter` estimates with the tokenizer of the packaged model how many tokens a text costs a chat model.
+`TokenCounter` estimates with the tokenizer of the packaged model how many tokens a text costs a chat model,
+and `Costs` remembers those of tools and documents.
 
 `LazyModel` opens the configured model at its first use and leaves a failing one alone for a while.
 `CachedEmbedder` embeds texts of the catalog and keeps their vectors in the store. `QueryEmbedder` embeds
@@ -19,17 +20,18 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from mcp_context_proxy.config import Config, EmbeddingConfig
-from mcp_context_proxy.embedding.models import (
+from mcp_context_proxy.embedding import (
     BASE_MODEL,
     NORM_TOLERANCE,
     PACKAGED_MODEL,
@@ -46,7 +48,7 @@ from mcp_context_proxy.embedding.models import (
     unit_rows,
 )
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
-from mcp_context_proxy.items import Vector
+from mcp_context_proxy.items import Document, Item, Snapshot, Tool, Vector
 from mcp_context_proxy.store import VectorStore
 from mcp_context_proxy.system.later import np, pattern
 
@@ -537,3 +539,54 @@ class QueryEmbedder:
                 while len(self._latest) > self._remembered:
                     self._latest.popitem(last=False)
         return self._model_id, np.stack([known[text] for text in texts])
+
+
+ITEMS_KEPT = 20_000
+"""Items whose costs are cached, in some 3 MB."""
+
+
+class Costs:
+    """Estimates the tokens that a model needs to read items, once for each version of an item.
+
+    A tool costs its definition as listed, a document its text. Blocks for about 0.2 ms for a new item.
+    Thread-safe.
+    """
+
+    def __init__(self, counter: TokenCounter, definition: Callable[[Tool], Raw]) -> None:
+        """Count with `counter`; `definition` returns a tool as it is listed."""
+        self.count = counter.count
+        """Returns the tokens of a text, which are not remembered."""
+        self._definition = definition
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._counting = threading.Lock()
+
+    def of(self, item: Item) -> int:
+        """Return the tokens of one item."""
+        known = self._known.get(item.fingerprint)
+        if known is None:
+            if isinstance(item, Document):
+                text = item.text
+            else:
+                text = bytes(self._definition(item)).decode("utf-8", "replace")
+            known = self._known[item.fingerprint] = self.count(text)
+            if len(self._known) > ITEMS_KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def know(self, tokens: Mapping[str, int]) -> None:
+        """Take the counts of an earlier run, by fingerprint, as far as there is room."""
+        for fingerprint, count in islice(tokens.items(), max(0, ITEMS_KEPT - len(self._known))):
+            self._known.setdefault(fingerprint, count)
+
+    def behind(self, snapshot: Snapshot) -> int | None:
+        """Return the tokens of a whole snapshot, which a model would read without the proxy.
+
+        None while another thread counts them: the first count of a large catalog takes seconds.
+        """
+        if not self._counting.acquire(blocking=False):
+            return None
+        try:
+            tools, documents = snapshot.tools.values(), snapshot.documents.values()
+            return sum(map(self.of, tools)) + sum(map(self.of, documents))
+        finally:
+            self._counting.release()

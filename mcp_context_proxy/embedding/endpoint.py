@@ -21,7 +21,7 @@ import msgspec
 
 from mcp_context_proxy.config import EmbeddingConfig, Limits, RerankConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.embedding.models import Matrix, unit_rows
+from mcp_context_proxy.embedding import Matrix, unit_rows
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.protocol.strangers import in_words, one_line
 from mcp_context_proxy.system.later import np

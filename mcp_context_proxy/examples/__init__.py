@@ -1,7 +1,7 @@
 """Small real MCP servers, rules and references that ship with the product, for its demo and its tests.
 
 The proxy imports none of the servers, and they import nothing of the proxy: each starts as a process of its
-own and must be up at once.
+own, with ``python -m mcp_context_proxy.examples NAME``, and must be up at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-SERVERS = ("calculator", "calendar", "clock", "files", "issues", "notes", "tables", "text")
-"""Module names in this package, which are also the keys in a configuration."""
+SERVERS = {
+    "calculator": "stateless",
+    "calendar": "desk",
+    "clock": "stateless",
+    "files": "files",
+    "issues": "desk",
+    "notes": "desk",
+    "tables": "files",
+    "text": "stateless",
+}
+"""The servers by name, which is also the key in a configuration, each with its module in this package."""
 
 DATA_VARIABLE = "MCP_EXAMPLE_DATA"
 """Environment variable that names the folder where the servers keep their data."""
@@ -21,7 +30,7 @@ DATA_VARIABLE = "MCP_EXAMPLE_DATA"
 
 def servers() -> dict[str, list[str]]:
     """The command of each example server, by its key."""
-    return {name: [sys.executable, "-m", f"{__name__}.{name}"] for name in SERVERS}
+    return {name: [sys.executable, "-m", __name__, name] for name in SERVERS}
 
 
 def documents() -> dict[str, Path]:

@@ -1,22 +1,85 @@
-"""Files of one folder: list, read, write, move and search them; nothing outside it can be reached."""
+"""The shared folder: its files, and the tables in them, with filters, sums and SQL."""
 
+import csv
+import io
+import json
 import re
 import shutil
+import sqlite3
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from pathlib import Path
-from typing import Annotated, TypedDict
+from pathlib import Path, PurePath
+from typing import Annotated, Literal, TypeAlias, TypedDict
 
-from mcp_context_proxy.examples.functions import Between, Server, ToolError
-from mcp_context_proxy.examples.storage import (
-    MAX_BYTES,
-    existing,
-    locate,
-    read_text,
-    relative,
-    shared_files,
-    shared_folder,
-)
+from mcp_context_proxy.examples.functions import Between, Server, ToolError, data_folder
+
+MAX_BYTES = 8 << 20
+"""Largest file that is read: it is read whole into memory."""
+
+
+def shared_folder() -> Path:
+    """The one folder in which the servers may touch files."""
+    folder = data_folder() / "files"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def shared_files() -> list[Path]:
+    """The files in the shared folder and the folders below it, without links."""
+    places = sorted(shared_folder().rglob("*"))
+    return [place for place in places if place.is_file() and not place.is_symlink()]
+
+
+def locate(path: str, *, new: bool = False) -> Path:
+    """The place of ``path`` in the shared folder, where a file may be or not.
+
+    A path is relative, has no ``..`` and passes through no link; its target must still be inside after the
+    operating system has resolved it. Nothing may be at a ``new`` one, whose parent folder is created.
+    """
+    root, pure = shared_folder(), PurePath(path)
+    if pure.anchor or ".." in pure.parts or "\0" in path:
+        raise ToolError(f"{path!r} is outside the folder; give a path relative to it, without '..'")
+    place = root
+    for part in pure.parts:
+        place /= part
+        if place.is_symlink():
+            raise ToolError(f"{path!r} passes through a link, and links are not followed")
+    if not place.resolve().is_relative_to(root):
+        raise ToolError(f"{path!r} is outside the folder")
+    if new and place.exists():
+        raise ToolError(f"{path!r} exists already; delete it first or choose another path")
+    if new:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def existing(path: str) -> Path:
+    """The file or folder at ``path``; an error if there is none."""
+    place = locate(path)
+    if not place.exists():
+        raise ToolError(f"{path!r} does not exist; list_folder and find_files show the paths that do")
+    return place
+
+
+def read_text(path: str) -> str:
+    """The text of the file at ``path``; an error if it is too large or not UTF-8."""
+    place = existing(path)
+    if not place.is_file():
+        raise ToolError(f"{path!r} is not a file")
+    if place.stat().st_size > MAX_BYTES:
+        raise ToolError(f"{path!r} is larger than {MAX_BYTES} bytes")
+    try:
+        return place.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ToolError(f"{path!r} is not UTF-8 text") from e
+
+
+def relative(place: Path) -> str:
+    """The path of ``place`` as tools show and accept it."""
+    return place.relative_to(shared_folder()).as_posix()
 
 
 class Entry(TypedDict):
@@ -32,20 +95,20 @@ class Match(TypedDict):
     text: str
 
 
-server = Server("files", "Files in one folder. Every path is relative to it; nothing outside can be reached.")
+files = Server("files", "Files in one folder. Every path is relative to it; nothing outside can be reached.")
 
 FilePath = Annotated[str, "Path of the file, relative to the folder, such as 'reports/may.md'"]
 Limit = Annotated[int, "How many at most", Between(1, 1000)]
 
 
-@server.tool(read_only=True)
+@files.tool(read_only=True)
 def list_folder(path: Annotated[str, "Folder; '.' is the top one"] = ".", limit: Limit = 200) -> list[Entry]:
     """List the files and folders directly in a folder, with size and date of change."""
     children = sorted(locate(path).iterdir())
     return [_entry(child) for child in children if not child.is_symlink()][:limit]
 
 
-@server.tool(read_only=True)
+@files.tool(read_only=True)
 def find_files(
     pattern: Annotated[str, "Pattern of the file name with * and ?, such as '*.csv'"], limit: Limit = 100
 ) -> list[Entry]:
@@ -53,7 +116,7 @@ def find_files(
     return [_entry(file) for file in shared_files() if fnmatch(file.name.lower(), pattern.lower())][:limit]
 
 
-@server.tool(read_only=True)
+@files.tool(read_only=True)
 def search_in_files(
     pattern: Annotated[str, "Regular expression, searched line by line, in upper and lower case"],
     files: Annotated[str, "Pattern of the names of the files to search"] = "*",
@@ -74,7 +137,7 @@ def search_in_files(
     return matches[:limit]
 
 
-@server.tool(read_only=True)
+@files.tool(read_only=True)
 def read_file(
     path: FilePath,
     first_line: Annotated[int, "Line to begin at, from 1", Between(1, 10_000_000)] = 1,
@@ -85,13 +148,13 @@ def read_file(
     return "".join(lines[first_line - 1 :][:max_lines])
 
 
-@server.tool(read_only=True)
+@files.tool(read_only=True)
 def file_information(path: Annotated[str, "Path of the file or folder"]) -> Entry:
     """Tell the kind, size and date of change of a file or folder without reading it."""
     return _entry(existing(path))
 
 
-@server.tool(destructive=True, idempotent=True)
+@files.tool(destructive=True, idempotent=True)
 def write_file(
     path: FilePath,
     content: Annotated[str, "The whole text of the file"],
@@ -106,7 +169,7 @@ def write_file(
     return _entry(place)
 
 
-@server.tool()
+@files.tool()
 def append_to_file(path: FilePath, content: Annotated[str, "Text to add, put on a line of its own"]) -> Entry:
     """Add text to the end of an existing text file, for logs and lists."""
     text = read_text(path)
@@ -114,7 +177,7 @@ def append_to_file(path: FilePath, content: Annotated[str, "Text to add, put on 
     return write_file(path, f"{text}{separator}{content}\n", overwrite=True)
 
 
-@server.tool(destructive=True)
+@files.tool(destructive=True)
 def replace_in_file(
     path: FilePath,
     old: Annotated[str, "Exact text to replace; must occur exactly once"],
@@ -128,7 +191,7 @@ def replace_in_file(
     return write_file(path, text.replace(old, new), overwrite=True)
 
 
-@server.tool(idempotent=True)
+@files.tool(idempotent=True)
 def create_folder(path: Annotated[str, "Path of the new folder"]) -> Entry:
     """Create an empty folder, with its parents."""
     place = locate(path)
@@ -136,7 +199,7 @@ def create_folder(path: Annotated[str, "Path of the new folder"]) -> Entry:
     return _entry(place)
 
 
-@server.tool()
+@files.tool()
 def copy_file(source: FilePath, target: Annotated[str, "Path of the copy; must not exist"]) -> Entry:
     """Copy a file within the folder."""
     origin, place = existing(source), locate(target, new=True)
@@ -144,7 +207,7 @@ def copy_file(source: FilePath, target: Annotated[str, "Path of the copy; must n
     return _entry(place)
 
 
-@server.tool()
+@files.tool()
 def move_file(
     source: Annotated[str, "Path of the file or folder"], target: Annotated[str, "New path; must not exist"]
 ) -> Entry:
@@ -154,7 +217,7 @@ def move_file(
     return _entry(place)
 
 
-@server.tool(destructive=True, idempotent=True)
+@files.tool(destructive=True, idempotent=True)
 def delete_file(path: Annotated[str, "Path of the file or of an empty folder"]) -> str:
     """Delete a file, or a folder that is empty, for good."""
     place = existing(path)
@@ -174,5 +237,184 @@ def _entry(place: Path) -> Entry:
     }
 
 
-if __name__ == "__main__":
-    server.run()
+Row: TypeAlias = dict[str, object]
+
+SQL_STEPS = 100_000_000
+"""Steps of SQLite's virtual machine that one query may take: some seconds."""
+
+SQL_CHECK_EVERY = 100_000
+"""Steps between two checks of the limit."""
+
+READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+"""Actions that a query may take; everything else, such as attaching another file, is denied."""
+
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]+)?")
+"""Fields that count as numbers; '007' and 'nan' are text."""
+
+AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
+    "count": len,
+    "sum": sum,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+}
+
+
+class Selection(TypedDict):
+    rows: list[Row]
+    total: int
+
+
+class Column(TypedDict):
+    name: str
+    filled: int
+    examples: list[object]
+
+
+tables = Server("tables", "Tables in CSV and JSON files of the shared folder: filter, sum up, SQL.")
+
+TablePath = Annotated[str, "Path of a .csv file, or of a .json file with a list of objects"]
+RowLimit = Annotated[int, "How many rows at most", Between(1, 1000)]
+
+
+@tables.tool(read_only=True)
+def list_tables() -> list[str]:
+    """List the CSV and JSON files that can be used as tables."""
+    return [relative(file) for file in shared_files() if file.suffix.lower() in (".csv", ".json")]
+
+
+@tables.tool(read_only=True)
+def describe_table(path: TablePath) -> list[Column]:
+    """Tell the columns of a table: name, how many values are filled, examples of them."""
+    rows = _load(path)
+    columns: list[Column] = []
+    for name in _columns(rows):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        columns.append({"name": name, "filled": len(values), "examples": values[:3]})
+    return columns
+
+
+@tables.tool(read_only=True)
+def query_table(
+    path: TablePath,
+    where: Annotated[dict[str, str] | None, "Columns, and the value that each must have"] = None,
+    limit: RowLimit = 50,
+) -> Selection:
+    """Find the rows of a table that have certain values."""
+    rows = _load(path)
+    for column, value in (where or {}).items():
+        _need(rows, column)
+        rows = [row for row in rows if row.get(column) == _scalar(value)]
+    return {"rows": rows[:limit], "total": len(rows)}
+
+
+@tables.tool(read_only=True)
+def aggregate_table(
+    path: TablePath,
+    group_by: Annotated[str, "Column whose values make the groups"],
+    function: Annotated[Literal["count", "sum", "mean", "median", "min", "max"], "What to compute"],
+    column: Annotated[str | None, "Column with the numbers; not needed for count"] = None,
+) -> list[Row]:
+    """Group the rows of a table by a column and count, add up or average each group, like a pivot table."""
+    rows = _load(path)
+    _need(rows, group_by)
+    if function != "count":
+        _need(rows, column)
+    groups: dict[object, list[float]] = {}
+    for row in rows:
+        value = 1 if function == "count" else row.get(str(column))
+        if isinstance(value, int | float):
+            groups.setdefault(row.get(group_by), []).append(value)
+    return [{group_by: key, function: AGGREGATES[function](numbers)} for key, numbers in groups.items()]
+
+
+@tables.tool(read_only=True)
+def query_table_with_sql(
+    path: TablePath,
+    sql: Annotated[str, "One SELECT statement; the table is called 'data'"],
+    limit: RowLimit = 50,
+) -> list[Row]:
+    """Run a SQL SELECT over a table: to sort, compare or compute, where query_table is not enough."""
+    rows = _load(path)
+    columns = _columns(rows)
+    quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+    marks = ", ".join("?" for _ in columns)
+    checks = iter(range(SQL_STEPS // SQL_CHECK_EVERY))
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute(f"CREATE TABLE data ({quoted})")
+            values = [[row.get(name) for name in columns] for row in rows]
+            connection.executemany(f"INSERT INTO data VALUES ({marks})", values)
+            connection.set_progress_handler(lambda: next(checks, None) is None, SQL_CHECK_EVERY)
+            connection.set_authorizer(lambda action, *_rest: int(action not in READING))
+            cursor = connection.execute(sql)
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, values, strict=True)) for values in cursor.fetchmany(limit)]
+        except (sqlite3.Error, sqlite3.Warning) as e:
+            raise ToolError(f"the query failed: {e}; columns: {', '.join(columns)}") from e
+
+
+@tables.tool()
+def create_table(
+    path: Annotated[str, "Path of the new .csv file"],
+    rows: Annotated[list[dict[str, object]], "Rows as objects; their keys are the columns"],
+) -> list[Column]:
+    """Write rows into a new CSV file."""
+    if not path.lower().endswith(".csv"):
+        raise ToolError(f"{path!r} must end in .csv")
+    text = json_to_csv(rows)
+    locate(path, new=True).write_text(text, "utf-8", newline="")
+    return describe_table(path)
+
+
+@tables.tool(read_only=True)
+def csv_to_json(text: Annotated[str, "CSV with a header line"]) -> list[Row]:
+    """Turn CSV text into JSON: one object per row."""
+    lines = list(csv.reader(io.StringIO(text, newline="")))
+    columns = lines[0] if lines else []
+    if not columns or len(set(columns)) != len(columns):
+        raise ToolError("the first line must name the columns, each once")
+    padding = [""] * len(columns)
+    return [dict(zip(columns, map(_scalar, line + padding), strict=False)) for line in lines[1:] if line]
+
+
+@tables.tool(read_only=True)
+def json_to_csv(rows: Annotated[list[dict[str, object]], "Objects; their keys are the columns"]) -> str:
+    """Turn a JSON list of objects into CSV text."""
+    if not rows:
+        raise ToolError("rows must not be empty: the columns are taken from them")
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, _columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _load(path: str) -> list[Row]:
+    text = read_text(path).removeprefix("\ufeff")
+    if not path.lower().endswith(".json"):
+        return csv_to_json(text)
+    try:
+        rows = json.loads(text)
+    except ValueError as e:
+        raise ToolError(f"{path!r} is not JSON: {e}") from e
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ToolError(f"{path!r} is JSON, but not a list of objects")
+    return rows
+
+
+def _scalar(text: str) -> object:
+    if NUMBER.fullmatch(text):
+        return float(text) if "." in text else int(text)
+    return text or None
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _need(rows: Sequence[Row], column: str | None) -> None:
+    known = _columns(rows)
+    if rows and column not in known:
+        raise ToolError(f"there is no column {column!r}; columns: {', '.join(known)}")

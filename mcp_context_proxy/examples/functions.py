@@ -1,4 +1,4 @@
-"""MCP tools and prompts from plain typed functions.
+"""MCP tools and prompts from plain typed functions, and the private folder where servers keep their data.
 
 A tool is a function: its name, docstring, annotations and defaults are the definition that a model reads.
 A parameter called ``request`` gets the request itself, for progress and cancellation. Errors about arguments
@@ -6,13 +6,17 @@ are worded for a language model: they name the mistake and the expected value.
 """
 
 import json
+import os
 import threading
 import types
 import typing
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+from mcp_context_proxy.examples import DATA_VARIABLE, SERVERS
 from mcp_context_proxy.examples.kit import (
     INVALID_PARAMS,
     RESOURCE_NOT_FOUND,
@@ -299,3 +303,26 @@ def _check_object(schema: Schema, value: Schema, where: str, problems: list[str]
         if name not in value:
             problems.append(f"{prefix}{name} is missing ({known[name].get('description', 'required')})")
     return checked
+
+
+def server(name: str) -> Server:
+    """The example server of a name."""
+    found: Server = getattr(import_module(f"mcp_context_proxy.examples.{SERVERS[name]}"), name)
+    return found
+
+
+def data_folder() -> Path:
+    """The folder of all data, created if it does not exist yet."""
+    if configured := os.environ.get(DATA_VARIABLE):
+        folder = Path(configured)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder.resolve()
+    import tempfile  # noqa: PLC0415 - for the default folder only
+
+    owner = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    folder = Path(tempfile.gettempdir()) / f"mcp-context-proxy-examples-{owner}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # The temporary folder is everybody's: another user may have made this one, or a link, before us.
+    if folder.is_symlink() or (hasattr(os, "getuid") and folder.stat().st_uid != os.getuid()):
+        raise ToolError(f"{folder} belongs to somebody else; set {DATA_VARIABLE} to a folder of your own")
+    return folder.resolve()

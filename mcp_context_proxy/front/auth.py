@@ -49,7 +49,7 @@ from mcp_context_proxy.server.negotiation import LISTEN
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task
-from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 from mcp_context_proxy.trust.tokens import OWNER, Guesses, NamedToken, TokenBook, address_of
 
 logger = logging.getLogger(__name__)

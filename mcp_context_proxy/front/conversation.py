@@ -31,11 +31,11 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.threads import Flight, in_task, in_thread
-from mcp_context_proxy.trust.principals import THE_USER, Principal
+from mcp_context_proxy.trust import THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.system.process import connections_for_hosts
 from mcp_context_proxy.system.threads import in_task
-from mcp_context_proxy.trust.principals import THE_USER, Role
+from mcp_context_proxy.trust import THE_USER, Role
 
 logger = logging.getLogger(__name__)
 

@@ -50,10 +50,10 @@ from mcp_context_proxy.protocol.envelope import (
     RequestId,
 )
 from mcp_context_proxy.protocol.framing import on_one_line
+from mcp_context_proxy.server import Profiles, UnknownProfileError
 from mcp_context_proxy.server.gateway import SHUTTING_DOWN, Gateway
-from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, in_thread
-from mcp_context_proxy.trust.principals import ACTING
+from mcp_context_proxy.trust import ACTING
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from mcp_context_proxy.config.tables import AuthConfig, is_encrypted
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system.threads import in_task, load_oauth
-from mcp_context_proxy.trust.principals import EVERYTHING, NOTHING, Principal, Reach, Role
+from mcp_context_proxy.trust import EVERYTHING, NOTHING, Principal, Reach, Role
 
 if TYPE_CHECKING:
     from mcp_context_proxy.oauth.token_endpoint import Destinations

@@ -22,7 +22,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from mcp_context_proxy.bridge.asking import CONNECT_SECONDS
+from mcp_context_proxy.bridge import CONNECT_SECONDS
 from mcp_context_proxy.bridge.meeting import (
     CLOSE_ON_EXEC,
     LOG_BYTES,
@@ -39,8 +39,8 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
+from mcp_context_proxy.server import ConnectedHost
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
 

@@ -35,7 +35,7 @@ from mcp_context_proxy.protocol.framing import (
     on_one_line,
 )
 from mcp_context_proxy.server.negotiation import Negotiation
-from mcp_context_proxy.trust.principals import THE_USER, Principal
+from mcp_context_proxy.trust import THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.downstream.link import Ask
+from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.front.auth import fields_of, principal_of, rights_of
 from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
 from mcp_context_proxy.front.http_requests import (
@@ -54,6 +54,7 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, HeaderFields
+from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
     INITIALIZE,
@@ -62,7 +63,6 @@ from mcp_context_proxy.server.negotiation import (
     Negotiation,
     check_version,
 )
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.threads import in_task
 
 STREAM_TYPE: Final = "text/event-stream"

@@ -1,1 +1,274 @@
-"""Installation: the proxy takes the place of a host's servers in the host's own file, and gives it back."""
+"""Installation: the proxy takes the place of a host's servers in the host's own file, and gives it back.
+
+Here are the places of hosts: the file in which each has its servers, and the form in which it writes one. The
+paths are those of the hosts' own documents, for Linux, macOS and Windows. Several hosts allow a file in a
+project, too; that one belongs to the project and is never changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from mcp_context_proxy.config.host_profiles import SERVER
+from mcp_context_proxy.installation.editing import EditError, Form, Place, entries
+
+
+def _common(command: Sequence[str]) -> dict[str, Any]:
+    return {"command": command[0], "args": list(command[1:])}
+
+
+def _stdio(command: Sequence[str]) -> dict[str, Any]:
+    return {"type": "stdio", **_common(command)}
+
+
+def _claude_code(command: Sequence[str]) -> dict[str, Any]:
+    # Without the last key the model would have to search twice: with the host's own search, then with ours.
+    return {**_stdio(command), "alwaysLoad": True}
+
+
+def _zed(command: Sequence[str]) -> dict[str, Any]:
+    return {"source": "custom", **_common(command), "env": {}}
+
+
+def _named_for_codex(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
+    named = entry.get("env_vars")
+    known = list(named) if isinstance(named, list) else []
+    more = [name for name in variables if name not in known]
+    return {**entry, "env_vars": [*known, *more]} if more else dict(entry)
+
+
+def _named_for_gemini(entry: Mapping[str, Any], variables: Mapping[str, bool]) -> dict[str, Any]:
+    # It would hand over the reference itself for a variable that is not set.
+    env = entry.get("env")
+    known = dict(env) if isinstance(env, dict) else {}
+    more = {name: f"${name}" for name, is_set in variables.items() if is_set and name not in known}
+    return {**entry, "env": {**known, **more}} if more else dict(entry)
+
+
+def _opencode(command: Sequence[str]) -> dict[str, Any]:
+    return {"type": "local", "command": list(command)}
+
+
+def _copilot(command: Sequence[str]) -> dict[str, Any]:
+    return {"type": "local", **_common(command), "tools": ["*"]}
+
+
+def _goose(command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": SERVER,
+        "type": "stdio",
+        "cmd": command[0],
+        "args": list(command[1:]),
+        "enabled": True,
+        "timeout": 300,
+    }
+
+
+class HostPlace(Struct, frozen=True, kw_only=True):
+    """One host: where its servers stand, and how they are written there."""
+
+    name: str
+    """Name on our command line."""
+    title: str
+    """Name that people know."""
+    files: Mapping[str, tuple[str, ...]]
+    """Paths by platform (``linux``, ``darwin``, ``win32``, or ``any``). The first that exists is used, else
+    the first. ``~`` is the home folder, ``{config}`` the folder of settings of that platform."""
+    place: Place
+    newer: Place | None = None
+    """Place in files of a newer version, which is taken where it has tables already."""
+    folder_variable: str = ""
+    """Variable with another folder for the settings of this host, if it has one."""
+    form: Form = "json"
+    listed: bool = False
+    """True if the servers are a list of entries that have names, instead of a table."""
+    new_text: str = ""
+    """Beginning of a file that does not exist yet, where the host demands more than servers."""
+    entry: Callable[[Sequence[str]], dict[str, Any]] = _common
+    """Returns the entry that starts a command."""
+    named: Callable[[Mapping[str, Any], Mapping[str, bool]], dict[str, Any]] | None = None
+    """Adds variables, each with True if it is set here, to an entry of a host that hands over only those
+    which an entry names. None for a host that hands over all."""
+    restart: str = "restart it"
+    signs: tuple[str, ...] = ()
+    """Paths of which one shows that the host is there although it has no such file yet."""
+
+    def file(self, environ: Mapping[str, str], platform: str = sys.platform) -> Path:
+        """Return the path of its settings on this machine, whether the file exists or not."""
+        known = self.files.get(platform) or self.files.get("any") or self.files["linux"]
+        paths = [_expanded(one, environ, platform) for one in known]
+        if folder := environ.get(self.folder_variable):
+            paths = [Path(folder) / path.name for path in paths]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def place_in(self, text: str) -> Place:
+        with suppress(EditError):
+            if self.newer and (found := entries(self.form, text, self.newer)):
+                return self.newer if all(isinstance(one, dict) for one in found.values()) else self.place
+        return self.place
+
+    def is_here(self, environ: Mapping[str, str], platform: str = sys.platform) -> bool:
+        """Return True if there are settings of this host, or the folder for them."""
+        file = self.file(environ, platform)
+        signs = [_expanded(one, environ, platform) for one in self.signs] or [file.parent]
+        return file.is_file() or any(sign.exists() for sign in signs if sign != _home(environ))
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME") or environ.get("USERPROFILE")
+    return Path(home) if home else Path.home()
+
+
+def _expanded(path: str, environ: Mapping[str, str], platform: str) -> Path:
+    home = _home(environ)
+    if platform == "win32":
+        config = Path(environ.get("APPDATA") or home / "AppData" / "Roaming")
+    elif platform == "darwin":
+        config = home / "Library" / "Application Support"
+    else:
+        config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    return Path(path.replace("~", str(home), 1).replace("{config}", str(config)))
+
+
+_CLINE: Final = "{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
+
+_HOSTS: Final = (
+    HostPlace(
+        name="claude-desktop",
+        title="Claude Desktop",
+        files={"any": ("{config}/Claude/claude_desktop_config.json",)},
+        place=("mcpServers",),
+        restart="quit and open Claude Desktop",
+    ),
+    HostPlace(
+        name="claude-code",
+        title="Claude Code",
+        files={"any": ("~/.claude.json",)},
+        folder_variable="CLAUDE_CONFIG_DIR",
+        place=("mcpServers",),
+        entry=_claude_code,
+        restart="start new sessions of Claude Code",
+        signs=("~/.claude",),
+    ),
+    HostPlace(
+        name="cursor",
+        title="Cursor",
+        files={"any": ("~/.cursor/mcp.json",)},
+        place=("mcpServers",),
+        restart="restart Cursor, or turn the server on under Settings, MCP",
+    ),
+    HostPlace(
+        name="vscode",
+        title="VS Code",
+        files={"any": ("{config}/Code/User/mcp.json",)},
+        place=("servers",),
+        entry=_stdio,
+        restart="run 'Developer: Reload Window' in VS Code",
+    ),
+    HostPlace(
+        name="windsurf",
+        title="Windsurf",
+        files={"any": ("~/.codeium/windsurf/mcp_config.json",)},
+        place=("mcpServers",),
+        restart="press Refresh in Windsurf's MCP settings",
+    ),
+    HostPlace(
+        name="codex",
+        title="Codex",
+        files={"any": ("~/.codex/config.toml",)},
+        folder_variable="CODEX_HOME",
+        place=("mcp_servers",),
+        form="toml",
+        named=_named_for_codex,
+        restart="start new sessions of Codex",
+    ),
+    HostPlace(
+        name="gemini-cli",
+        title="Gemini CLI",
+        files={"any": ("~/.gemini/settings.json",)},
+        place=("mcpServers",),
+        named=_named_for_gemini,
+        restart="start new sessions of Gemini CLI, in folders that you trust: elsewhere it starts no server",
+    ),
+    HostPlace(
+        name="zed",
+        title="Zed",
+        files={
+            "linux": ("{config}/zed/settings.json",),
+            "darwin": ("~/.config/zed/settings.json",),
+            "win32": ("{config}/Zed/settings.json",),
+        },
+        place=("context_servers",),
+        entry=_zed,
+        restart="nothing: Zed notices the change",
+    ),
+    HostPlace(
+        name="opencode",
+        title="opencode",
+        files={"any": ("~/.config/opencode/opencode.json", "~/.config/opencode/opencode.jsonc")},
+        place=("mcp",),
+        newer=("mcp", "servers"),
+        entry=_opencode,
+        restart="start new sessions of opencode",
+    ),
+    HostPlace(
+        name="cline",
+        title="Cline",
+        files={"any": (_CLINE, "~/.cline/data/settings/cline_mcp_settings.json")},
+        place=("mcpServers",),
+        restart="nothing: Cline notices the change",
+    ),
+    HostPlace(
+        name="goose",
+        title="Goose",
+        files={
+            "any": ("~/.config/goose/config.yaml",),
+            "win32": ("{config}/Block/goose/config/config.yaml",),
+        },
+        place=("extensions",),
+        form="yaml",
+        entry=_goose,
+        restart="start new sessions of Goose",
+    ),
+    HostPlace(
+        name="lm-studio",
+        title="LM Studio",
+        files={"any": ("~/.lmstudio/mcp.json",)},
+        place=("mcpServers",),
+        restart="nothing: LM Studio notices the change",
+    ),
+    HostPlace(
+        name="continue",
+        title="Continue",
+        files={"any": ("~/.continue/config.yaml",)},
+        place=("mcpServers",),
+        form="yaml",
+        listed=True,
+        new_text="name: Local Config\nversion: 1.0.0\nschema: v1\n",
+        # A new file would hide an older `config.json`, so it is made only for who names this host.
+        signs=("~/.continue/config.yaml",),
+        restart="reload Continue's configuration",
+    ),
+    HostPlace(
+        name="copilot-cli",
+        title="Copilot CLI",
+        files={"any": ("~/.copilot/mcp-config.json",)},
+        folder_variable="COPILOT_HOME",
+        place=("mcpServers",),
+        entry=_copilot,
+        restart="start new sessions of Copilot CLI",
+    ),
+)
+
+HOST_PLACES: Final[Mapping[str, HostPlace]] = {host.name: host for host in _HOSTS}
+"""All hosts by name."""
+
+
+def hosts_here(environ: Mapping[str, str]) -> list[HostPlace]:
+    return [host for host in _HOSTS if host.is_here(environ)]

@@ -37,7 +37,7 @@ from mcp_context_proxy.config import load
 from mcp_context_proxy.config.hosts import servers_place
 from mcp_context_proxy.config.source import MAX_BYTES, parse, toml_lines
 from mcp_context_proxy.errors import ConfigError
-from mcp_context_proxy.installation import places
+from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.editing import (
     EditError,
     Form,
@@ -167,7 +167,7 @@ class Journal:
         if installation.form == "yaml" and back and "name" in next(iter(back.values())):
             back = {name: {k: v for k, v in entry.items() if k != "name"} for name, entry in back.items()}
         remove = {installation.entry_name} & there.keys()
-        host = places.PLACES.get(installation.host)
+        host = HOST_PLACES.get(installation.host)
         listed = host is not None and host.listed
         after = edited(installation.form, text, installation.place, remove, back, listed=listed)
         return Undone(file, now, after.encode("utf-8"), records, whole=False)
@@ -355,7 +355,7 @@ class HookPlace(Struct, frozen=True, kw_only=True):
         return Path.home() / self.file
 
 
-PLACES: Final[Mapping[str, HookPlace]] = {
+HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
     place.host: place
     for place in (
         HookPlace(

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from mcp_context_proxy.bridge.asking import CONFIG_VARIABLE
+from mcp_context_proxy.bridge import CONFIG_VARIABLE
 from mcp_context_proxy.bridge.meeting import options_of
 from mcp_context_proxy.config import ServerConfig, default_path
 from mcp_context_proxy.config.forms import read
@@ -28,8 +28,8 @@ from mcp_context_proxy.config.load import expand_home
 from mcp_context_proxy.config.settings import SERVER_NAME_CHARACTERS
 from mcp_context_proxy.config.source import Mistake, dotted, expand, parse
 from mcp_context_proxy.errors import ConfigError
+from mcp_context_proxy.installation import HostPlace
 from mcp_context_proxy.installation.editing import EditError, Form, Place, edited, entries
-from mcp_context_proxy.installation.places import HostPlace
 
 CARRIED: Final = frozenset(
     {

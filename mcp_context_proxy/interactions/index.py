@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from mcp_context_proxy.config import InteractionsConfig
-from mcp_context_proxy.embedding.models import are_unit
+from mcp_context_proxy.embedding import are_unit
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.retrieval.bm25 import LexicalIndex, TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.item_metadata import Fields

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.interactions.memory import (
+from mcp_context_proxy.interactions import (
     BATCH,
     MESSAGE,
     Backfilled,

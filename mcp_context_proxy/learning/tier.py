@@ -21,11 +21,11 @@ import anyio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mcp_context_proxy.embedding import is_unit
 from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.embedding.models import is_unit
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError, StoreError
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.learning.pairs import (
+from mcp_context_proxy.learning import (
     MOST_ADDED_IF_GENERAL,
     MOST_ADDED_IN_DOUBT,
     MOST_OF_AN_OWNER,
@@ -40,7 +40,7 @@ from mcp_context_proxy.learning.pairs import (
     updated,
 )
 from mcp_context_proxy.protocol.strangers import clean
-from mcp_context_proxy.retrieval.results import Support
+from mcp_context_proxy.retrieval import Support
 from mcp_context_proxy.retrieval.vectors import dots
 from mcp_context_proxy.store import (
     DAY,
@@ -56,7 +56,7 @@ from mcp_context_proxy.store import (
 from mcp_context_proxy.system.later import np
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import BatchWriter, in_thread
-from mcp_context_proxy.trust.principals import ACTING
+from mcp_context_proxy.trust import ACTING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ import msgspec
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, StoreError
-from mcp_context_proxy.oauth.credentials import CredentialFile, Login, OAuthCredentials
+from mcp_context_proxy.oauth import CredentialFile, Login, OAuthCredentials
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread, load_oauth
 

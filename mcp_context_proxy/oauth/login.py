@@ -40,7 +40,7 @@ from pydantic import AnyUrl, ValidationError
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
-from mcp_context_proxy.oauth.credentials import OAuthCredentials
+from mcp_context_proxy.oauth import OAuthCredentials
 from mcp_context_proxy.oauth.token_endpoint import (
     REASON_SHOWN,
     REQUEST_SECONDS,

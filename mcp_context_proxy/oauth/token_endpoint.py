@@ -33,7 +33,7 @@ from pydantic import ValidationError
 
 from mcp_context_proxy.config import AuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
-from mcp_context_proxy.oauth.credentials import OAuthCredentials
+from mcp_context_proxy.oauth import OAuthCredentials
 from mcp_context_proxy.protocol.strangers import one_line
 from mcp_context_proxy.system import threads
 from mcp_context_proxy.system.process import time_of_day

@@ -16,7 +16,6 @@ from msgspec import Raw, Struct
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.results.texts import cut
 from mcp_context_proxy.system.later import pattern
 
 ENTRIES: Final = 100_000
@@ -375,3 +374,30 @@ def _names(inside: str) -> Iterator[str]:
         if name:
             yield name
         inside = rest.strip()
+
+
+_PARAGRAPH: Final = b"\n\n"
+_BREAKS: Final = (b"\n", b"},", b"],", b">", b", ", b",", b" ")
+"""Ends of a line, an element of JSON or markup, and a word; the first that is found near the end counts."""
+
+
+def cut(text: bytes, start: int, most: int) -> int:
+    """Return where a piece of at most `most` bytes that begins at `start` ends best."""
+    end = start + most
+    if end >= len(text):
+        return len(text)
+    at = text.rfind(_PARAGRAPH, end - most // 4, end)
+    if at >= 0:
+        return at + len(_PARAGRAPH)
+    for mark in _BREAKS:
+        at = text.rfind(mark, end - most // 2, end)
+        if at >= 0:
+            return at + len(mark)
+    return character_start(text, end)
+
+
+def character_start(text: bytes, at: int) -> int:
+    """Return the start of the character at a position."""
+    while 0 < at < len(text) and text[at] & 0xC0 == 0x80:
+        at -= 1
+    return at

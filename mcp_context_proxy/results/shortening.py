@@ -30,9 +30,14 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import json_values
-from mcp_context_proxy.results.json_values import NoSmallerCopyError
-from mcp_context_proxy.results.result_store import PAGE_BYTES, KeptResults, KeptText, new_id
-from mcp_context_proxy.results.texts import excerpt, line_count
+from mcp_context_proxy.results.json_values import NoSmallerCopyError, character_start, cut
+from mcp_context_proxy.results.result_store import (
+    PAGE_BYTES,
+    KeptResults,
+    KeptText,
+    line_count,
+    new_id,
+)
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
@@ -440,3 +445,21 @@ def _is_same_json(text: bytes, form: Raw) -> bool:
         return _canonical(envelope.value(value)) == _canonical(envelope.value(form))
     except (msgspec.DecodeError, RecursionError):
         return False
+
+
+TAIL: Final = 3
+"""Of an excerpt one part in so many is the end of the text, because logs and traces end with what matters."""
+
+
+def excerpt(text: bytes, most: int) -> bytes:
+    """Return the beginning and the end of a text, in about `most` bytes, and the size of the rest."""
+    if len(text) <= most:
+        return text
+    tail = most // TAIL
+    head_end = cut(text, 0, most - tail)
+    start = character_start(text, len(text) - tail)
+    at = text.find(b"\n", start, start + tail // 2)
+    tail_start = at + 1 if at >= 0 else start
+    lines, size = line_count(text, head_end, tail_start), tail_start - head_end
+    left_out = f"[... {lines:,} lines, {size:,} bytes left out here ...]"
+    return text[:head_end].rstrip(b"\n") + f"\n{left_out}\n".encode() + text[tail_start:]

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding.models import Embedder
+from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import Kind, Snapshot, Tool, ToolKey
+from mcp_context_proxy.retrieval import Learned, Ranking, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.index import Filters, Index, QueryWords, Sketch, lexical_only
 from mcp_context_proxy.retrieval.indexing import (
     Ahead,
@@ -41,7 +42,6 @@ from mcp_context_proxy.retrieval.query_scores import (
     first_vectors,
     younger,
 )
-from mcp_context_proxy.retrieval.results import Learned, Ranking, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     Background,
     Calibration,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from mcp_context_proxy.embedding.models import Embedder
+from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Document, IncludeMode, Item, ItemKey, Kind, Snapshot, Tool
 from mcp_context_proxy.retrieval.index import Index, item_key

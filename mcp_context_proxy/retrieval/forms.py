@@ -555,3 +555,36 @@ def _letter_counts(words: Sequence[str]) -> NDArray[np.int8]:
         letters = np.frombuffer("".join(words).encode(), np.uint8) - ord("a")
         np.add.at(counts, (np.repeat(np.arange(len(words)), [len(word) for word in words]), letters), 1)
     return counts
+
+
+FILES_NAMED: Final = 20
+"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
+
+FILE_CHARACTERS: Final = 300
+
+_AROUND = "@\"'`()<>,;:!?*"
+
+_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
+
+_LIBRARY = pattern(
+    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
+    re.IGNORECASE,
+)
+"""A library that is called like a file."""
+
+
+def files_named(text: str) -> list[str]:
+    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
+    found: dict[str, None] = {}
+    for word in text.split():
+        if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
+            continue
+        match = _FILE.fullmatch(word.lstrip(_AROUND).rstrip(f"{_AROUND}."))
+        if match is None or _LIBRARY.fullmatch(match[1]):
+            continue
+        file = match[1].replace("\\", "/").casefold()
+        stem, dot, suffix = file.rpartition("/")[2].rpartition(".")
+        has_suffix = bool(dot) and suffix[:1].isalpha() and len(stem + suffix) > 2
+        if has_suffix or file.count("/") > 1:
+            found[file] = None
+    return list(found)[:FILES_NAMED]

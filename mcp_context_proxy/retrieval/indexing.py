@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding.models import Embedder
+from mcp_context_proxy.embedding import Embedder
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.items import (
     IncludeMode,

@@ -70,21 +70,11 @@ _PROHIBITS = pattern(
 )
 _CLAUSE = pattern(r",\s+(?:and|then|but|or)\s+(?:then\s+)?|:\s+|\s+and then\s+|,\s+")
 
-FILES_NAMED: Final = 20
-"""Files that a request names and that are looked at; a pasted list of more says nothing about any of them."""
 
-FILE_CHARACTERS: Final = 300
 PATTERN_CHARACTERS: Final = 200
 PATTERNS_TRIED: Final = 64
 """Alternatives in the braces of one pattern."""
 
-_AROUND = "@\"'`()<>,;:!?*"
-_FILE = pattern(r"(?:\w:)?(?:\.{0,2}[/\\])*((?:[\w@.+()\[\]-]{1,100}[/\\])*[\w@.+()\[\]-]{1,100})(?::\d+)*")
-_LIBRARY = pattern(
-    r"(?:node|next|nuxt|vue|react|three|d3|angular|ember|backbone|express|chart|discord|socket|alpine|p5)\.js",
-    re.IGNORECASE,
-)
-"""A library that is called like a file."""
 _BRACES = pattern(r"\{([^{}]*)\}")
 
 Matrix: TypeAlias = "NDArray[np.float32]"
@@ -145,25 +135,8 @@ def mentions(text: str) -> list[Mention]:
     return found
 
 
-def files_named(text: str) -> list[str]:
-    """Return the paths and names of files in a text, with ``/`` between folders, in lower case."""
-    found: dict[str, None] = {}
-    for word in text.split():
-        if len(word) > FILE_CHARACTERS or "://" in word or not ("." in word or "/" in word or "\\" in word):
-            continue
-        match = _FILE.fullmatch(word.lstrip(_AROUND).rstrip(f"{_AROUND}."))
-        if match is None or _LIBRARY.fullmatch(match[1]):
-            continue
-        file = match[1].replace("\\", "/").casefold()
-        stem, dot, suffix = file.rpartition("/")[2].rpartition(".")
-        has_suffix = bool(dot) and suffix[:1].isalpha() and len(stem + suffix) > 2
-        if has_suffix or file.count("/") > 1:
-            found[file] = None
-    return list(found)[:FILES_NAMED]
-
-
 def is_for(patterns: Iterable[str], file: str) -> bool:
-    """Return whether a file, as `files_named` has it, fits one of some patterns.
+    """Return whether a file, as `forms.files_named` has it, fits one of some patterns.
 
     A pattern with a folder may begin at any folder of the path: a request names a file from anywhere. One
     that ends in a slash stands for everything below.

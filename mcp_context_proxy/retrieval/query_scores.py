@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Kind, Tool
+from mcp_context_proxy.retrieval import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.bm25 import K1
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
-from mcp_context_proxy.retrieval.results import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     EVIDENCE_OF_ADDRESS,

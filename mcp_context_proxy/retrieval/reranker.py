@@ -36,13 +36,13 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config, Limits, RerankConfig
 from mcp_context_proxy.config.settings import RerankMode
-from mcp_context_proxy.downstream.link import Ask
+from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.errors import RerankError
 from mcp_context_proxy.items import Item, Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS, clean, in_words, one_line
-from mcp_context_proxy.retrieval.results import Ranking, Result
+from mcp_context_proxy.retrieval import Ranking, Result
 from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)

@@ -31,6 +31,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mcp_context_proxy.config import Limits, RerankConfig
+from mcp_context_proxy.embedding import TOKENIZER, digest, graph_of, max_tokens_of
 from mcp_context_proxy.embedding.embeddings import (
     feed,
     inputs_of,
@@ -39,7 +40,6 @@ from mcp_context_proxy.embedding.embeddings import (
     unknown_inputs,
 )
 from mcp_context_proxy.embedding.endpoint import OpenAIService, ServiceError
-from mcp_context_proxy.embedding.models import TOKENIZER, digest, graph_of, max_tokens_of
 from mcp_context_proxy.errors import ModelError, RerankError
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.retrieval.item_metadata import item_text

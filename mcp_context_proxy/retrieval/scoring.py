@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
-from mcp_context_proxy.retrieval.results import Method, SearchOptions, Support
+from mcp_context_proxy.retrieval import Method, SearchOptions, Support
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import DECIMALS, best
 from mcp_context_proxy.system.later import np

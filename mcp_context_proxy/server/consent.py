@@ -32,7 +32,7 @@ from anyio.abc import TaskGroup
 from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.context.session import Session, SessionContext
-from mcp_context_proxy.downstream.link import Ask, Notify
+from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.items import Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -44,11 +44,11 @@ from mcp_context_proxy.protocol.envelope import (
 )
 from mcp_context_proxy.protocol.eras import Era, may_require_input
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line, quoted
+from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, names_secret
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import ACTING, person_in
+from mcp_context_proxy.trust import ACTING, person_in
 
 HANDLE_BYTES = 24
 """Random bytes of a handle: it is all that a client shows to resume a call."""

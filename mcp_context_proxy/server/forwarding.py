@@ -26,18 +26,17 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
+from mcp_context_proxy.downstream import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.inbound import PROGRESS, waiting_facts
-from mcp_context_proxy.downstream.link import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities, reaches
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
-from mcp_context_proxy.server import questions
+from mcp_context_proxy.server import Caller, questions
 from mcp_context_proxy.server.consent import PendingInput
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.questions import (
     Requests,
     answer_word,

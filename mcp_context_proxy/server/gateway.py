@@ -39,16 +39,15 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import LOG_LEVELS, Era, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import quoted
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import Caller, Profiles, meta_definitions
 from mcp_context_proxy.server.meta_tools import MetaTools
 from mcp_context_proxy.server.notifications import OpenSessions, Send
-from mcp_context_proxy.server.profiles import Caller, Profiles
 from mcp_context_proxy.server.resources import Prompts, Resources
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_call import EndedCalls, ToolCalls
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import Cancellable, assigned, in_task, in_thread
-from mcp_context_proxy.trust.principals import ACTING, Principal
+from mcp_context_proxy.trust import ACTING, Principal
 
 if TYPE_CHECKING:
     from mcp_context_proxy.server.tracing import Tracing

@@ -18,7 +18,7 @@ from mcp_context_proxy.protocol import envelope, strangers
 from mcp_context_proxy.protocol.strangers import named, one_line
 from mcp_context_proxy.results import shortening
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.trust.principals import ACTING
+from mcp_context_proxy.trust import ACTING
 
 SEARCH = "search_available_tools"
 CALL = "call_tool"

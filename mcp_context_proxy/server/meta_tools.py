@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog.document_reading import UnreadableDocumentError, read_part
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.context import Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import Delivery, DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.search import Scope, asks_for_all, server_asked_for
 from mcp_context_proxy.context.search_filters import Figures, OnProgress, OnWait
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Handle, Handles, NotedClients, SessionContext, handle_of
+from mcp_context_proxy.downstream import Ask, Notify
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.downstream.link import Ask, Notify
 from mcp_context_proxy.errors import (
     DownstreamError,
     NotForModelsError,
@@ -30,7 +30,7 @@ from mcp_context_proxy.errors import (
     UnknownFilterError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions.memory import InteractionRecorder
+from mcp_context_proxy.interactions import InteractionRecorder
 from mcp_context_proxy.items import NO_FILTERS, Document, Kind, NameOf, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
@@ -38,6 +38,7 @@ from mcp_context_proxy.protocol.eras import Era, Outcome, client_capabilities, o
 from mcp_context_proxy.protocol.strangers import mark_untrusted
 from mcp_context_proxy.results import ReadError, read, with_note
 from mcp_context_proxy.retrieval.reranker import RerankerModel, SamplingRerankerModel
+from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.consent import PendingInput
 from mcp_context_proxy.server.forwarding import tell_waiting
 from mcp_context_proxy.server.meta_definitions import (
@@ -64,7 +65,6 @@ from mcp_context_proxy.server.meta_definitions import (
     no_servers,
 )
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.questions import ask_client
 from mcp_context_proxy.server.rendering import (
     NO_FIGURES,
@@ -90,7 +90,7 @@ from mcp_context_proxy.server.search_answers import (
 from mcp_context_proxy.server.signatures import misfit
 from mcp_context_proxy.server.tools_call import InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust.principals import Role, reaches
+from mcp_context_proxy.trust import Role, reaches
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
@@ -286,7 +286,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             answer_text,
             answer,
             notes,
-            self.contexts.count_tokens,
+            self.contexts.costs.count,
             whole=whole,
             tokens=tokens,
             name_of=caller.name_of,
@@ -300,7 +300,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             answer = await self.contexts.select("", scope=scope, remember=False, on_wait=on_wait)
         except UnknownFilterError as error:
             raise _UnusableArgumentsError(str(error)) from None
-        snapshot, count = answer.found.snapshot, self.contexts.count_tokens
+        snapshot, count = answer.found.snapshot, self.contexts.costs.count
         notes = search_notes(answer, self.fleet, name_of=caller.name_of)
         if not any(map(reaches, snapshot.servers)):
             notes = [Note(no_servers())]
@@ -353,7 +353,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
         most, snapshot = self.document_bytes(), self.calls.catalog.snapshot
         read = partial(read_part, snapshot, wanted.name, wanted.section, wanted.page, most)
         try:
-            part = await in_thread(read, self.contexts.count_tokens, abandon_on_cancel=True)
+            part = await in_thread(read, self.contexts.costs.count, abandon_on_cancel=True)
         except UnknownItemError as error:
             return failure(f"{READ_DOCUMENT}: {error}\n{SEARCH} finds documents by what they are about.")
         except UnreadableDocumentError as error:

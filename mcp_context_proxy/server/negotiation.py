@@ -43,7 +43,7 @@ from mcp_context_proxy.server.notifications import (
 )
 from mcp_context_proxy.server.resources import TOO_MANY, Resources, too_many
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.principals import ACTING, Principal
+from mcp_context_proxy.trust import ACTING, Principal
 
 SUBSCRIPTION_STREAMS: Final = 1024
 """Streams of all clients together: as many as connections over HTTP."""

@@ -23,11 +23,11 @@ from msgspec import Raw
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.uri_owners import part_for
 from mcp_context_proxy.context.session import Session
+from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.downstream.inbound import ELICITATION_COMPLETE, RESOURCE_UPDATED
 from mcp_context_proxy.downstream.inbound import LOG_MESSAGE as MESSAGE
-from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.items import Kind, Snapshot
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import Members
@@ -35,7 +35,7 @@ from mcp_context_proxy.protocol.eras import containing
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from msgspec import Raw
 
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.config.tables import KIB
+from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.link import Ask
 from mcp_context_proxy.errors import InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
@@ -50,7 +50,7 @@ from mcp_context_proxy.protocol.strangers import (
     unmarked,
     url_refusal,
 )
-from mcp_context_proxy.server.profiles import Caller
+from mcp_context_proxy.server import Caller
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 

@@ -18,9 +18,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
-from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.context import (
     SESSION_MODES,
     ContextItem,
     Delivery,
@@ -28,10 +26,12 @@ from mcp_context_proxy.context.records import (
     RequestContext,
     key_of,
 )
+from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
+from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Found, Scope
 from mcp_context_proxy.context.search_filters import Figures, engine_filters
 from mcp_context_proxy.context.selection import SAME_TOOL, SearchAnswer
-from mcp_context_proxy.interactions.memory import Recall
+from mcp_context_proxy.interactions import Recall
 from mcp_context_proxy.items import (
     DOCUMENT_KINDS,
     Document,
@@ -47,8 +47,8 @@ from mcp_context_proxy.items import (
 )
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, quoted
+from mcp_context_proxy.retrieval import Ranking, Result
 from mcp_context_proxy.retrieval.item_metadata import title_of
-from mcp_context_proxy.retrieval.results import Ranking, Result
 from mcp_context_proxy.retrieval.text import name_key, terms
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.search_answers import (
@@ -70,8 +70,8 @@ from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
 from mcp_context_proxy.store import ApprovalStore
 from mcp_context_proxy.system.process import date_of
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import ACTING, Role
 from mcp_context_proxy.trust.fingerprints import Fingerprint
-from mcp_context_proxy.trust.principals import ACTING, Role
 
 TITLE_CHARACTERS: Final = 100
 """Length to which the title of a tool is cut in a text."""
@@ -443,7 +443,7 @@ class PastRequests:
         text = search_text(
             SearchAnswer(context, found, told),
             [*_notes(context, self._snapshot())],
-            self._contexts.count_tokens,
+            self._contexts.costs.count,
             tokens=answer_tokens(context.options.tools.top_n if by_number else None),
             searched=context.searched,
         )

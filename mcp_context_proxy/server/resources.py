@@ -25,22 +25,21 @@ from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
-from mcp_context_proxy.context import records
+from mcp_context_proxy.context import as_data
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, handle_of
+from mcp_context_proxy.downstream import Outgoing
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
-from mcp_context_proxy.downstream.link import Outgoing
 from mcp_context_proxy.errors import ChangedMeaningError, UnknownItemError, WithheldError
 from mcp_context_proxy.items import DOCUMENT_KINDS, Document, Prompt, Resource
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import RESOURCE_NOT_FOUND, Era, error_code
 from mcp_context_proxy.protocol.strangers import one_line, quoted, stranger_json, unmarked
-from mcp_context_proxy.server import rendering
+from mcp_context_proxy.server import Caller, rendering
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors, tell_waiting
 from mcp_context_proxy.server.notifications import LIVE, Watches
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.skills import Skills
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
@@ -160,11 +159,11 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
                 latest = await self.contexts.records.latest_of(caller.principal, REQUESTS_LISTED)
             else:
                 latest = await self.contexts.requests(session.id, REQUESTS_LISTED)
-            return "application/json", envelope.encode([records.as_data(one) for one in latest]).decode()
+            return "application/json", envelope.encode([as_data(one) for one in latest]).decode()
         found = await self.contexts.request(uri.removeprefix(REQUESTS + "/"))
         if found is None or found.owner != caller.principal:
             return None
-        return "application/json", envelope.encode(records.as_data(found)).decode()
+        return "application/json", envelope.encode(as_data(found)).decode()
 
     async def subscribe(self, params: Members, caller: Caller) -> bytes:
         uri, session = envelope.text(params["uri"]) or "", caller.session

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context.records import ContextItem, Delivery, RequestContext, key_of
+from mcp_context_proxy.context import ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -23,7 +23,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, stranger_text
-from mcp_context_proxy.retrieval.results import Result
+from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.text import identifier_words, terms
 from mcp_context_proxy.server.meta_definitions import (
     CALL,
@@ -41,8 +41,8 @@ from mcp_context_proxy.server.signatures import (
     plain_schema,
     telling_sentences,
 )
+from mcp_context_proxy.trust import reaches
 from mcp_context_proxy.trust.fingerprints import sign_in, withheld
-from mcp_context_proxy.trust.principals import reaches
 
 HOW_TO_CALL: Final = f"Call one through {CALL}, with its name and arguments."
 HOW_TO_CALL_MARKED: Final = (

@@ -46,11 +46,11 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, INVALID_PARAMS, Members, RequestError
 from mcp_context_proxy.protocol.eras import OWN_PREFIX, RESOURCE_NOT_FOUND, SERVER_KEY, SKILLS_EXTENSION, Era
 from mcp_context_proxy.protocol.strangers import compact, named, one_line
+from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.forwarding import Forwarder, downstream_errors
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.server.tools_list import encoded_list
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import ACTING, reaches
+from mcp_context_proxy.trust import ACTING, reaches
 
 FOLDER_TYPE: Final = "inode/directory"
 MARKDOWN: Final = "text/markdown"

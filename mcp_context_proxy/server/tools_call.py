@@ -24,8 +24,8 @@ from msgspec import Raw, Struct, field
 from mcp_context_proxy.catalog import names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.definitions import SEPARATOR
+from mcp_context_proxy.context import RequestContext, RequestRecords
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import RequestContext, RequestRecords
 from mcp_context_proxy.context.search_filters import OnWait
 from mcp_context_proxy.context.session import Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
@@ -39,10 +39,9 @@ from mcp_context_proxy.errors import (
     TurnedOffError,
     UnknownItemError,
 )
-from mcp_context_proxy.interactions import memory
-from mcp_context_proxy.interactions.memory import CALL, SEARCH, InteractionRecorder
+from mcp_context_proxy.interactions import CALL, SEARCH, InteractionRecorder, call_content
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
-from mcp_context_proxy.learning.pairs import Signal, Use, WorkingSet
+from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
 from mcp_context_proxy.protocol.eras import Outcome, outcome_of
@@ -50,10 +49,9 @@ from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
 from mcp_context_proxy.results import SMALL_BYTES, LargeResults
 from mcp_context_proxy.results.shortening import Call
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day
@@ -369,7 +367,7 @@ class InteractionLog(Struct, frozen=True):
         owner = caller.rights.owner
 
         def interaction() -> Interaction:
-            content = memory.call(tool.exposed_name, bytes(arguments), goal)
+            content = call_content(tool.exposed_name, bytes(arguments), goal)
             return Interaction(eras.name_of(client) or "", CALL, content, now, owner=owner)
 
         self.recorder.note(interaction)

@@ -20,22 +20,21 @@ from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.config import ExposeConfig
 from mcp_context_proxy.config.tables import ExposeMode
+from mcp_context_proxy.context import SESSION_MODES
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import SESSION_MODES
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, SessionContext, handle_of
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool, ToolClass
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.results import KeptResults
-from mcp_context_proxy.server import meta_definitions
+from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.meta_definitions import CALL, CALL_READ_ONLY
-from mcp_context_proxy.server.profiles import Caller
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust.principals import ACTING, Principal, reaches
+from mcp_context_proxy.trust import ACTING, Principal, reaches
 
 BYTES_PER_TOKEN = 4
 """Bytes of JSON in a token, about: only to tell small lists from large before anything else is loaded.

@@ -25,7 +25,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.items import Document, Item, Snapshot, Snapshots, ToolKey
-from mcp_context_proxy.statistics.figures import Batch, EndedCall, ToolFigures
+from mcp_context_proxy.statistics import Batch, EndedCall, ToolFigures
 from mcp_context_proxy.store import (
     DAY,
     DOCUMENTS,

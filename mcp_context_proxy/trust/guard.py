@@ -28,6 +28,7 @@ from urllib.parse import unquote
 
 from msgspec import Raw, Struct
 
+from mcp_context_proxy.config.programs import own_secrets_of, secrets_of
 from mcp_context_proxy.config.secrets import (
     LEARNED,
     Redactor,
@@ -36,14 +37,12 @@ from mcp_context_proxy.config.secrets import (
     in_json,
     in_urls,
     names_secret,
-    own_secrets_of,
-    secrets_of,
 )
 from mcp_context_proxy.config.settings import Config, GuardsConfig
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.protocol.strangers import LETTERS, normalized
 from mcp_context_proxy.system.later import html, pattern
-from mcp_context_proxy.trust.principals import reaches
+from mcp_context_proxy.trust import reaches
 
 SHORTEST: Final = 8
 """Shortest value that counts, in characters; shorter ones occur in innocent text."""

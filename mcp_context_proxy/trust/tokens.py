@@ -33,8 +33,8 @@ from mcp_context_proxy.store.credentials import NEVER, TOKEN, Credential, Shared
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.later import pattern, platformdirs
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.audit import state_folder
-from mcp_context_proxy.trust.principals import Principal, Reach, Role
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,540 @@
-"""For people and programs beside the protocol: the REST API, and the page that shows contexts."""
+"""For people and programs beside the protocol: the REST API, and the pages.
+
+Here is the framework: operations, endpoints, the OpenAPI document, and the routes of the pages. Requests are
+decoded into the declared types, and refused if they do not fit. The OpenAPI document is made from the same
+declarations.
+
+The pages are the same for everyone and served without a token. Their script asks the API for data, with the
+token from the fragment of the address, which no browser sends to a server. A cookie would not do: browsers
+send it to every port of a host, and so to any other program that serves pages on this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import typing
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from http import HTTPStatus
+from pathlib import Path
+from string import Template
+from types import MethodType
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp
+
+from mcp_context_proxy import __version__
+from mcp_context_proxy.config import HttpConfig, Limits
+from mcp_context_proxy.errors import ConfigError, StoreError
+from mcp_context_proxy.front import auth, http
+from mcp_context_proxy.front.auth import credentials_for, is_proven, rights_of
+from mcp_context_proxy.front.http import HEADERS, ROOT_PATH
+from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBLEM_TYPE
+from mcp_context_proxy.items import JSON
+from mcp_context_proxy.protocol.envelope import holds_more
+from mcp_context_proxy.protocol.strangers import clean_json, in_words
+from mcp_context_proxy.trust import THE_USER, Principal, Role
+from mcp_context_proxy.trust.audit import AuditLog
+
+logger = logging.getLogger(__name__)
+
+
+MOST_VALUES = 10_000
+"""Values in a body: no request needs a tenth of them, and building more would hold up the event loop."""
+
+LIST_CHARACTERS = 1000
+"""Length of a query parameter that is a list: its values, separated by commas."""
+
+
+def needs(role: Role) -> str:
+    """Return the sentence for somebody who lacks a role."""
+    return (
+        "This needs an administrator's token, the proxy's own or one that was added with --admin, or the "
+        f"role {role.name.lower()}."
+    )
+
+
+AUDITED: Final = "order"
+"""Kind of the entries of the audit about orders of a person to the proxy."""
+
+LISTED_MOST = 500
+"""Request contexts in one response: more than a person looks through, some 500 kB."""
+
+SELECTED_MOST = 1000
+"""Items or chunks that a request may select; a model reads tens."""
+
+Words = Annotated[str, Meta(min_length=1, pattern=r"\S")]
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
+Score = Annotated[float, Meta(ge=0, le=1)]
+
+BODY_PROBLEMS = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+)
+"""Errors of every operation with a body."""
+
+
+NEEDS_TOKEN: Final = (
+    "Only an administrator decides that, and nobody can be told for one where no token is required."
+)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A refused request and the reason."""
+
+    title: str
+    status: int
+    detail: str
+    """One sentence for a person."""
+
+
+class NoParameters(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Query of an operation without parameters."""
+
+
+def answer_form(
+    name: str, meaning: str, value: type | None = None, /, *, without: Collection[str] = (), **fields: Any
+) -> type[msgspec.Struct]:
+    """Derive the documented form of an answer from the class of the value that is encoded.
+
+    ``fields`` are added, or have another type. Every field is in every answer, so none has a default here.
+    """
+    hints = {} if value is None else typing.get_type_hints(value, include_extras=True)
+    types = {field: hint for field, hint in hints.items() if field not in without} | fields
+    return msgspec.defstruct(name, list(types.items()), frozen=True, namespace={"__doc__": meaning})
+
+
+class Given(Struct, frozen=True):
+    """A decoded request."""
+
+    path: dict[str, str]
+    query: Any
+    """Value of the operation's `query` type."""
+    body: Any
+    """Value of the operation's `body` type; None if it takes none."""
+    agent: str | None = None
+    """Value of the header `AGENT_HEADER`."""
+    principal: Principal = THE_USER
+    """Whose request it is."""
+
+
+Shown: TypeAlias = Callable[[bytes], bytes]
+"""Makes encoded JSON fit to be shown: names and texts in it come from servers and clients."""
+
+Handler: TypeAlias = Callable[..., Coroutine[Any, Any, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method on one path; decorates the method of an `Api` that serves it."""
+
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
+    path: str
+    summary: str
+    answer: type[msgspec.Struct] = field(kw_only=True)
+    """Form of the JSON that the handler's result is encoded to."""
+    query: type[msgspec.Struct] = NoParameters
+    body: type[msgspec.Struct] | None = None
+    problems: tuple[HTTPStatus, ...] = ()
+    """Errors beside those that every operation can have."""
+    role: Role = Role.USE
+    """Role that it needs: more than `USE` if it changes what concerns others, or shows what is theirs."""
+    own_of_profile: bool = False
+    """True if a client of a profile may use it as well, for what is its own."""
+    names_agent: bool = False
+    """True if it reads the header `AGENT_HEADER`."""
+    decides: bool = False
+    """True if it decides for the user: whoever asks must be known by a token, also where no other operation
+    needs one."""
+    name: str = ""
+    """Its ``operationId``: the handler's name in camel case."""
+    handler: Handler | None = None
+
+    def __call__(self, handler: Handler) -> Operation:
+        first, *others = handler.__name__.strip("_").split("_")
+        return replace(self, name=first + "".join(map(str.capitalize, others)), handler=handler)
+
+
+class Api:
+    """A group of operations that share parts of the proxy."""
+
+    def operations(self) -> list[Operation]:
+        """Return the operations, each with a handler that takes a `Given` alone."""
+        members = vars(type(self)).values()
+        declared = (member for member in members if isinstance(member, Operation))
+        return [replace(one, handler=MethodType(one.handler, self)) for one in declared if one.handler]
+
+
+def note_order(log: AuditLog, given: Given, order: str, **facts: str | None) -> None:
+    """Record who told the proxy to do something, once it is done."""
+    named = {key: fact for key, fact in (facts | {"subject": given.principal.label}).items() if fact}
+    log.note(AUDITED, order=order, principal=given.principal.name, **named)
+
+
+class BadRequestError(Exception):
+    """A request cannot be served; has the status and a sentence for a person."""
+
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+def refused(status: int, detail: str, shown: Shown = clean_json) -> Response:
+    problem = Problem(HTTPStatus(status).phrase, status, detail)
+    return Response(shown(msgspec.json.encode(problem)), status, HEADERS, PROBLEM_TYPE)
+
+
+async def on_http_error(_request: Request, error: Exception) -> Response:
+    """Return the error response for a path or method that does not exist."""
+    assert isinstance(error, HTTPException)
+    answer = refused(error.status_code, f"{error.detail}.")
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
+    """Return the route for all operations of one path; every response passes `shown`."""
+    by_method: dict[str, Operation] = {operation.method: operation for operation in operations}
+
+    async def endpoint(request: Request) -> Response:
+        operation = by_method["GET" if request.method == "HEAD" else request.method]
+        assert operation.handler is not None
+        rights = rights_of(request.scope)
+        if not rights.may(operation.role) and not (operation.own_of_profile and rights.profile is not None):
+            return refused(HTTPStatus.FORBIDDEN, needs(operation.role), shown)
+        if operation.decides and not is_proven(request.scope):
+            return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)
+        try:
+            answer = await operation.handler(await _decoded(operation, request))
+        except BadRequestError as error:
+            return refused(error.status, error.detail, shown)
+        except StoreError as error:
+            return refused(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.", shown)
+        except ClientDisconnect:
+            return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
+        return Response(shown(msgspec.json.encode(answer)), HTTPStatus.OK, HEADERS, JSON_TYPE)
+
+    return Route(operations[0].path, endpoint, methods=list(by_method))
+
+
+async def _decoded(operation: Operation, request: Request) -> Given:
+    pairs = request.query_params.multi_items()
+    given: dict[str, Any] = dict(pairs)
+    if len(given) < len(pairs):
+        raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "A query parameter is given twice.")
+    for name in _lists(operation.query) & given.keys():
+        if len(given[name]) > LIST_CHARACTERS:
+            detail = f"The parameter {name} is longer than {LIST_CHARACTERS:,} characters."
+            raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+        given[name] = [word.strip() for word in given[name].split(",") if word.strip()]
+    agent, principal = request.headers.get(AGENT_HEADER), rights_of(request.scope)
+    form = operation.query
+    try:
+        query = msgspec.convert(given, form, strict=False)
+        if operation.body is None:
+            return Given(dict(request.path_params), query, None, agent, principal)
+        decoded, form = msgspec.json.decode(await _body(request)), operation.body
+        body = msgspec.convert(_with_integers(decoded), form)
+    except (msgspec.ValidationError, RecursionError) as error:
+        detail = in_words(error, form, "The body")
+        raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{detail}.") from None
+    except msgspec.DecodeError as error:
+        raise BadRequestError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from None
+    return Given(dict(request.path_params), query, body, agent, principal)
+
+
+@cache
+def _lists(query: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names of the parameters that are lists."""
+    properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
+    return frozenset(name for name, schema in properties.items() if schema.get("type") == "array")
+
+
+def _with_integers(value: JSON) -> JSON:
+    """Return a value with whole numbers as integers: in JSON, 2.0 is as good as 2."""
+    if isinstance(value, dict):
+        return {key: _with_integers(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_with_integers(member) for member in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+async def _body(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON_TYPE:
+        raise BadRequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"The body must be {JSON_TYPE}.")
+    body = await request.body()
+    if holds_more(body, MOST_VALUES):
+        detail = f"The body holds more than {MOST_VALUES:,} values."
+        raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+    return body
+
+
+_PATH_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+
+_AGENT: Final = {
+    "name": AGENT_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "The agent on whose behalf the request is made, where interactions are remembered.",
+    "schema": {"type": "string"},
+}
+
+
+def document(base: str, operations: Iterable[Operation]) -> JSON:
+    """Return the OpenAPI document for operations below the path `base`."""
+    operations = list(operations)
+    types: set[type[msgspec.Struct]] = {Problem, *(operation.query for operation in operations)}
+    types |= {operation.answer for operation in operations}
+    types |= {operation.body for operation in operations if operation.body is not None}
+    named = sorted(types, key=lambda form: form.__name__)
+    schemas, components = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
+    by_type = dict(zip(named, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        described = _operation(operation, by_type, components)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+    for operation in operations:
+        components.pop(operation.query.__name__, None)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mcp-context-proxy", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "servers": [{"url": base}],
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(
+    operation: Operation, schemas: dict[type[msgspec.Struct], Any], components: dict[str, Any]
+) -> JSON:
+    def response(description: str, media_type: str, form: type[msgspec.Struct]) -> JSON:
+        return {"description": description, "content": {media_type: {"schema": schemas[form]}}}
+
+    query = components[operation.query.__name__]
+    parameters: list[JSON] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _PATH_PARAMETER.findall(operation.path)
+    ]
+    # Required ones first; msgspec has inherited fields before a class's own.
+    for name in sorted(query["properties"], key=lambda name: name not in query.get("required", ())):
+        schema = query["properties"][name]
+        if schema.get("type") == "array":
+            meaning = f"{schema['description']} Separated by commas."
+            schema = {"type": "string", "maxLength": LIST_CHARACTERS, "default": "", "description": meaning}
+        required = name in query.get("required", ())
+        parameters.append({"name": name, "in": "query", "required": required, "schema": schema})
+    problems = {HTTPStatus.UNPROCESSABLE_ENTITY, *operation.problems}
+    if operation.role > Role.USE or operation.decides:
+        problems.add(HTTPStatus.FORBIDDEN)
+    if operation.body is not None:
+        problems.update(BODY_PROBLEMS)
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "parameters": [*parameters, *([_AGENT] if operation.names_agent else [])],
+        "responses": {
+            "200": response("The answer.", JSON_TYPE, operation.answer),
+            **{
+                str(int(status)): response(status.phrase, PROBLEM_TYPE, Problem)
+                for status in sorted(problems)
+            },
+            "401": {"description": "The bearer token is missing or wrong."},
+        },
+    }
+    if operation.body is not None:
+        content = {JSON_TYPE: {"schema": schemas[operation.body]}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+PATH: Final = "/ui"
+BASE: Final = "/api/v1"
+LOOPBACK: Final = "127.0.0.1"
+
+FILES: Final = {
+    **dict.fromkeys(
+        (
+            *("api.js", "view.js", "servers.js", "tools.js", "page.js", "usage.js", "usage_view.js"),
+            *("audit.js", "approvals.js", "connect.js", "sessions.js"),
+        ),
+        "text/javascript",
+    ),
+    **dict.fromkeys(("style.css", "usage.css", "manage.css"), "text/css"),
+}
+"""Media types of the files that the pages load."""
+
+PAGE_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Headers of pages and files. Nothing is loaded from elsewhere, nothing inline runs, and no text can become
+markup: descriptions of tools are written by strangers."""
+
+_FOLDER: Final = Path(__file__).parent / "files"
+
+CURRENT: Final = ' aria-current="page"'
+"""Attribute of the link to the current page."""
+
+
+class Page(Struct, frozen=True):
+    """One page; all share a frame."""
+
+    path: str
+    name: str
+    """Text of links to it."""
+    title: str
+    region: str
+    """Id of the element that the skip link leads to."""
+    main: str
+    """File with its content."""
+    script: str
+    styles: tuple[str, ...]
+
+    def html(self) -> str:
+        """Return the whole page. Its links are relative: the proxy may be below a path of another server."""
+        root = "../" * (self.path.count("/") - 1)
+        styles = [f'<link rel="stylesheet" href="{root}ui/{style}">' for style in self.styles]
+        script = f'<script type="module" src="{root}ui/{self.script}"></script>'
+        pages = [
+            f'<a href="{root}{page.path[1:]}"{CURRENT if page is self else ""}>{page.name}</a>'
+            for page in PAGES
+        ]
+        return Template((_FOLDER / "frame.html").read_text(encoding="utf-8")).substitute(
+            title=self.title,
+            region=self.region,
+            links="\n  ".join([*styles, script]),
+            pages=" ".join(pages),
+            main=(_FOLDER / self.main).read_text(encoding="utf-8"),
+        )
+
+
+_PLAIN: Final = ("style.css",)
+_TABLES: Final = ("style.css", "usage.css")
+_CARDS: Final = ("style.css", "usage.css", "manage.css")
+
+PAGES: Final = (
+    Page(PATH, "Servers", "Servers", "servers", "servers.html", "servers.js", _CARDS),
+    Page(f"{PATH}/tools", "Tools", "Tools", "tools", "tools.html", "tools.js", _CARDS),
+    Page(f"{PATH}/requests", "Requests", "Request contexts", "context", "requests.html", "page.js", _PLAIN),
+    Page(f"{PATH}/sessions", "Sessions", "Sessions", "sessions", "sessions.html", "sessions.js", _CARDS),
+    Page(f"{PATH}/usage", "Usage", "Usage", "usage", "usage.html", "usage.js", _TABLES),
+    Page(f"{PATH}/audit", "Audit", "Audit", "audit", "audit.html", "audit.js", _TABLES),
+    Page(
+        f"{PATH}/approvals", "Approvals", "Approvals", "approvals", "approvals.html", "approvals.js", _TABLES
+    ),
+    Page(
+        f"{PATH}/connect", "Connect a host", "Connect a host", "connect", "connect.html", "connect.js", _CARDS
+    ),
+)
+
+
+def page_routes() -> list[Route]:
+    """Return a route for each page and file, and those that lead to the first page."""
+    served = [(page.path, page.html().encode(), "text/html") for page in PAGES]
+    served += [(f"{PATH}/{name}", (_FOLDER / name).read_bytes(), kind) for name, kind in FILES.items()]
+    return [
+        *(Route(path, _serving(content, kind), methods=["GET"]) for path, content, kind in served),
+        Route(f"{PATH}/", partial(_to_page, "../ui", HTTPStatus.PERMANENT_REDIRECT), methods=["GET"]),
+        # For now only: browsers remember a permanent move also when another program has the port.
+        Route(ROOT_PATH, partial(_to_page, "ui", HTTPStatus.TEMPORARY_REDIRECT), methods=["GET"]),
+    ]
+
+
+def _serving(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(_request: Request) -> Response:
+        return Response(content, headers=PAGE_HEADERS, media_type=media_type)
+
+    return endpoint
+
+
+async def _to_page(place: str, status: HTTPStatus, _request: Request) -> Response:
+    return RedirectResponse(place, status, PAGE_HEADERS)
+
+
+def routes(
+    operations: Sequence[Operation],
+    shown: Shown = clean_json,
+    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> list[BaseRoute]:
+    """Return the routes of the API, its OpenAPI document, and the pages.
+
+    Responses of the API pass `shown`; its requests are served `within` the limits of their clients.
+    """
+    described = document(BASE, operations)
+
+    async def openapi(_request: Request) -> Response:
+        return JSONResponse(described, headers=HEADERS)
+
+    by_path: dict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        by_path[operation.path].append(operation)
+    inner = Starlette(
+        routes=[
+            *(route(same_path, shown) for same_path in by_path.values()),
+            Route("/openapi.json", openapi, methods=["GET"]),
+        ],
+        exception_handlers={HTTPException: on_http_error, Exception: _on_fault},
+    )
+    mounted = Mount(BASE, app=within(inner))
+    # Every path below the base is answered by the API, also one with a line break in it.
+    mounted.path_regex = re.compile(mounted.path_regex.pattern, re.DOTALL)
+    return [mounted, *page_routes()]
+
+
+async def _on_fault(_request: Request, _error: Exception) -> Response:
+    # The error goes on to the log, with its details.
+    return refused(HTTPStatus.INTERNAL_SERVER_ERROR, "The proxy failed; its log has the details.")
+
+
+async def serve(
+    routes: Sequence[BaseRoute],
+    settings: HttpConfig,
+    port: int,
+    limits: Limits,
+    health: http.Health,
+    access: Callable[[auth.Policy], auth.Policy] = lambda policy: policy,
+    within: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> None:
+    """Serve the API and the pages on a port of this machine beside the stdio front, until cancelled.
+
+    Each host starts a proxy of its own, and only one of them can have the port: if it is taken, or there is
+    no token, the log says so and nothing else suffers. `access` adds to the policy who else may connect;
+    requests for ``/healthz`` are served `within` the limits of their clients.
+    """
+    try:
+        credentials = credentials_for(msgspec.structs.replace(settings, host=LOOPBACK))
+        bound = http.listen(LOOPBACK, port)
+    except (ConfigError, OSError) as error:
+        logger.warning("the API is not served on port %d: %s", port, error)
+        return
+    port = bound.getsockname()[1]
+    policy = access(auth.policy(LOOPBACK, port, (), credentials.token))
+    message = "serving http://%s:%d/api/v1 and /ui%s"
+    logger.log(credentials.level, message, LOOPBACK, port, credentials.whereabouts)
+    await http.serve(http.guarded(routes, policy, health, limits, within=within), bound, limits)

@@ -14,17 +14,16 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from mcp_context_proxy.statistics import figures
-from mcp_context_proxy.statistics.figures import seconds_of
+from mcp_context_proxy.statistics import PERIOD_PATTERN, seconds_of
 from mcp_context_proxy.store import ApprovalRow, Store
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.approval import Approvals
 from mcp_context_proxy.trust.audit import KINDS, AuditLog, selecting, summary
 from mcp_context_proxy.trust.audit_file import AuditFile
 from mcp_context_proxy.trust.decisions import ApprovalError, Change, changes, decide, hash_of
 from mcp_context_proxy.trust.fingerprints import State
-from mcp_context_proxy.trust.principals import Role
-from mcp_context_proxy.web.api import (
+from mcp_context_proxy.web import (
     LISTED_MOST,
     Api,
     BadRequestError,
@@ -192,7 +191,7 @@ def _changed_definition(server: str, change: Change) -> ChangedDefinition:
     )
 
 
-Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days, such as 24h or 30d.")]
+Period = Annotated[str, Meta(pattern=PERIOD_PATTERN, description="Hours or days, such as 24h or 30d.")]
 EntryKind = Annotated[str, Meta(pattern=f"^({'|'.join(KINDS)})$", description=f"One of {', '.join(KINDS)}.")]
 
 

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.config.settings import Preset
+from mcp_context_proxy.context import Amount, ContextItem, Depth, Overrides, RequestContext, as_data
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
 from mcp_context_proxy.context.presets import PresetError, SavedPreset
-from mcp_context_proxy.context.records import Amount, ContextItem, Depth, Overrides, RequestContext, as_data
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
 from mcp_context_proxy.errors import UnknownFilterError, UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, item_by
@@ -26,8 +26,8 @@ from mcp_context_proxy.server.notifications import ChangeNotifier
 from mcp_context_proxy.server.rendering import PastRequests, RenderedRequest, ReplayedRequest, context_text
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system.threads import assigned, in_thread
-from mcp_context_proxy.trust.principals import ACTING, Role
-from mcp_context_proxy.web.api import (
+from mcp_context_proxy.trust import ACTING, Role
+from mcp_context_proxy.web import (
     LISTED_MOST,
     SELECTED_MOST,
     Api,

@@ -26,17 +26,17 @@ from mcp_context_proxy.errors import ServerUnavailableError, UnknownItemError
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import Switched, switch
 from mcp_context_proxy.items import Kind, Snapshot, ToolClass
-from mcp_context_proxy.learning.pairs import WorkingSet
+from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.server import ConnectedHost
 from mcp_context_proxy.server.gateway import Gateway
-from mcp_context_proxy.server.profiles import ConnectedHost
 from mcp_context_proxy.server.tools_list import ToolList
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
-from mcp_context_proxy.trust.principals import Role
-from mcp_context_proxy.web.api import (
+from mcp_context_proxy.web import (
     Api,
     BadRequestError,
     Given,

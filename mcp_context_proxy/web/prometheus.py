@@ -28,8 +28,8 @@ from mcp_context_proxy.front.auth import rights_of
 from mcp_context_proxy.front.http import HEADERS
 from mcp_context_proxy.statistics.recorder import TIMING_BOUNDS, Counters, Timings
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import Role
-from mcp_context_proxy.web.api import needs, refused
+from mcp_context_proxy.trust import Role
+from mcp_context_proxy.web import needs, refused
 
 PATH: Final = "/metrics"
 

@@ -22,7 +22,7 @@ from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context.records import DomainOverrides, Overrides, key_of
+from mcp_context_proxy.context import DomainOverrides, Overrides, key_of
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -32,19 +32,19 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.retrieval.results import Result
+from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.text import content_words
+from mcp_context_proxy.server import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
-from mcp_context_proxy.server.profiles import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.rendering import recalled_text
 from mcp_context_proxy.server.search_answers import Fitting, further, item_name
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.system import process
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import PROXY
-from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal, Role
-from mcp_context_proxy.web.api import Api, BadRequestError, Given, Name, NoParameters, Operation, Words
+from mcp_context_proxy.web import Api, BadRequestError, Given, Name, NoParameters, Operation, Words
 from mcp_context_proxy.web.inventory import Done, Served, audit, expect_server, exposed_name
 
 LINES: Final = 2_000
@@ -428,7 +428,7 @@ class PromptsApi(Api):
         if not listed:
             brought = [one for one in found.brought if answer.brought_by.get(key_of(one.item)) in sources]
             tools[BEFORE_BROUGHT:BEFORE_BROUGHT] = brought
-        count = proxy.contexts.count_tokens
+        count = proxy.contexts.costs.count
         write = partial(prompt_text, tools, documents, found.snapshot, count, wanted.tokens, answer.recalled)
         text: str = await in_thread(write)
         names = {item.name for item in answer.context.of(Kind.TOOL)}

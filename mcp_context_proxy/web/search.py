@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from mcp_context_proxy.config.settings import RerankMode
+from mcp_context_proxy.context import DomainOverrides, Overrides
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import DomainOverrides, Overrides
 from mcp_context_proxy.context.search import TOOL_ONLY, Found, Scope, asks_for_all
 from mcp_context_proxy.context.search_filters import Figures, Indexed
 from mcp_context_proxy.context.selection import SearchAnswer
@@ -21,15 +21,15 @@ from mcp_context_proxy.downstream.fleet import Fleet, failure
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Item, Kind, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.retrieval import Result
 from mcp_context_proxy.retrieval.item_metadata import metadata_of, title_of
-from mcp_context_proxy.retrieval.results import Result
 from mcp_context_proxy.server import rendering, search_answers
 from mcp_context_proxy.server.meta_tools import answer_text
 from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import THE_USER, Principal, Role
-from mcp_context_proxy.web.api import (
+from mcp_context_proxy.trust import THE_USER, Principal, Role
+from mcp_context_proxy.web import (
     Api,
     BadRequestError,
     Count,
@@ -271,7 +271,7 @@ async def look(
     notes = search_answers.search_notes(answer, fleet)
     context, found, rerank = answer.context, answer.found, answer.context.rerank
     figures, quoting = _figures(usage, asked_by), asked_by.may(Role.VIEW)
-    count, budget = contexts.count_tokens, search_answers.answer_tokens(wanted.top)
+    count, budget = contexts.costs.count, search_answers.answer_tokens(wanted.top)
     written = partial(answer_text, answer, notes, count, tokens=budget)
     if asks_for_all(context.query, found.snapshot.tools.values()):
         written = partial(rendering.overview_text, found.snapshot, scope, figures, notes, count)

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.interactions.memory import (
+from mcp_context_proxy.interactions import (
     MESSAGE,
     PATIENCE_SECONDS,
     InteractionRecorder,
@@ -22,8 +22,7 @@ from mcp_context_proxy.interactions.memory import (
 )
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.server.rendering import recall_data
-from mcp_context_proxy.statistics import figures
-from mcp_context_proxy.statistics.figures import seconds_of
+from mcp_context_proxy.statistics import DEFAULT_PERIOD, PERIOD_PATTERN, seconds_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import (
     UNUSED_AFTER_DAYS,
@@ -39,8 +38,8 @@ from mcp_context_proxy.statistics.report import (
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_thread
-from mcp_context_proxy.trust.principals import Role
-from mcp_context_proxy.web.api import (
+from mcp_context_proxy.trust import Role
+from mcp_context_proxy.web import (
     LISTED_MOST,
     Api,
     BadRequestError,
@@ -52,13 +51,13 @@ from mcp_context_proxy.web.api import (
     answer_form,
 )
 
-Period = Annotated[str, Meta(pattern=figures.PATTERN, description="Hours or days, such as 24h or 30d.")]
+Period = Annotated[str, Meta(pattern=PERIOD_PATTERN, description="Hours or days, such as 24h or 30d.")]
 
 
 class PeriodWanted(Struct, frozen=True, forbid_unknown_fields=True):
     """The period of a report."""
 
-    period: Period = figures.DEFAULT
+    period: Period = DEFAULT_PERIOD
 
 
 class SearchesWanted(Struct, frozen=True, forbid_unknown_fields=True):

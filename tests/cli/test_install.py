@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import Run
 
-CALCULATOR = [sys.executable, "-m", "mcp_context_proxy.examples.calculator"]
+CALCULATOR = [sys.executable, "-m", "mcp_context_proxy.examples", "calculator"]
 
 
 @pytest.fixture

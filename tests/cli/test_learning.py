@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import DefinitionRow, ToolSession, open_store
 

@@ -14,14 +14,13 @@ from .conftest import PATIENCE, Run
 def test_serve_imports_no_other_command(run: Run) -> None:
     """Imports would delay the first response to a host."""
     script = (
-        "import sys, mcp_context_proxy.cli.main, mcp_context_proxy.cli.serve, mcp_context_proxy.app;"
+        "import sys, mcp_context_proxy.cli, mcp_context_proxy.cli.serve, mcp_context_proxy.app.serve;"
         "others = ('rich', 'mcp_context_proxy.library');"
         "print(sorted(m for m in sys.modules if m in others or m.startswith('mcp_context_proxy.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True)
 
-    loaded = [f"mcp_context_proxy.cli.{name}" for name in ("main", "serve")]
-    assert done.stdout.strip() == str(loaded)
+    assert done.stdout.strip() == str(["mcp_context_proxy.cli.serve"])
 
 
 @pytest.mark.parametrize("command", ["search", "tools", "servers"])
@@ -143,7 +142,7 @@ def test_a_plain_serve_imports_no_parser_of_commands(tmp_path: Path) -> None:
         [*command, "serve", "--own"], check=True, capture_output=True, encoding="utf-8", input=""
     )
 
-    assert "mcp_context_proxy.app" in done.stderr
+    assert "mcp_context_proxy.app.serve" in done.stderr
     assert "click" not in done.stderr
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.statistics.figures import count_call
+from mcp_context_proxy.statistics import count_call
 from mcp_context_proxy.store import (
     DAY,
     DefinitionRow,

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mcp_context_proxy.cluster.tables import ContextState, decoded, encoded
-from mcp_context_proxy.context.records import NO_OVERRIDES
+from mcp_context_proxy.cluster import ContextState, decoded, encoded
+from mcp_context_proxy.context import NO_OVERRIDES
 from mcp_context_proxy.items import Kind
 
 PLAIN: dict[str, Any] = {"id": "r1", "created": 1.5, "query": "send", "added": [["tool", "desk__send"]]}

@@ -192,7 +192,9 @@ def test_a_server_whose_arguments_mention_the_proxys_name_is_not_skipped(load_te
 
 
 def test_a_packaged_example_server_is_not_skipped(load_text):
-    text = '{"mcpServers": {"a": {"command": "python", "args": ["-m", "mcp_context_proxy.examples.notes"]}}}'
+    text = (
+        '{"mcpServers": {"a": {"command": "python", "args": ["-m", "mcp_context_proxy.examples", "notes"]}}}'
+    )
 
     assert list(load_text(text, "mcp.json").servers) == ["a"]
 

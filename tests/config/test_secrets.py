@@ -1,7 +1,8 @@
 import pytest
 
 from mcp_context_proxy.config import ServerConfig
-from mcp_context_proxy.config.secrets import Redactor, secrets_of
+from mcp_context_proxy.config.programs import secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 
 
 def server(**settings: object) -> ServerConfig:

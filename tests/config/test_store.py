@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_context_proxy.config.secrets import Redactor, all_secrets_of
+from mcp_context_proxy.config.programs import all_secrets_of
+from mcp_context_proxy.config.secrets import Redactor
 
 URL = 'url = "postgresql://proxy:${DB_PASSWORD}@db.example.com/proxy"'
 

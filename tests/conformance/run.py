@@ -106,7 +106,7 @@ SKILL_SCENARIOS = ("sep-2640-skills-enumeration", "sep-2640-skills-manifest", "s
 """Scenarios of the extension ``io.modelcontextprotocol/skills``, which no revision requires."""
 
 EXAMPLES = {
-    name: {"command": sys.executable, "args": ["-m", f"mcp_context_proxy.examples.{name}"]}
+    name: {"command": sys.executable, "args": ["-m", "mcp_context_proxy.examples", name]}
     for name in ("clock", "notes", "calculator")
 }
 QUERY = "io.github.mcp-context-proxy/query=how much is the monthly rate of a loan"

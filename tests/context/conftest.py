@@ -11,7 +11,7 @@ import pytest
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 
 Opened: TypeAlias = Callable[..., AbstractAsyncContextManager[Proxy]]
 

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mcp_context_proxy.context.delivery import ITEMS_KEPT, Costs
+from mcp_context_proxy.catalog.definitions import tool_definition
+from mcp_context_proxy.embedding.embeddings import ITEMS_KEPT, Costs
 from mcp_context_proxy.items import Document, Kind, Snapshot
 
 
@@ -25,7 +26,7 @@ def test_a_request_does_not_wait_while_tokens_are_being_counted() -> None:
     document = Document(Kind.RULE, "a", "", "four", "fingerprint")
     snapshot = Snapshot(1, (), documents={document.uri: document})
     slow = Slow()
-    costs = Costs(slow)
+    costs = Costs(slow, tool_definition)
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(costs.behind, snapshot)
         assert slow.asked.wait(60)
@@ -45,7 +46,7 @@ class Never:
 
 def test_token_counts_of_an_earlier_run_are_reused() -> None:
     document = Document(Kind.RULE, "a", "", "four", "fingerprint")
-    costs = Costs(Never())
+    costs = Costs(Never(), tool_definition)
 
     costs.know({"fingerprint": 4})
 
@@ -54,7 +55,7 @@ def test_token_counts_of_an_earlier_run_are_reused() -> None:
 
 def test_reused_token_counts_are_bounded() -> None:
     document = Document(Kind.RULE, "a", "", "four", "one more")
-    costs = Costs(Never())
+    costs = Costs(Never(), tool_definition)
 
     costs.know({str(number): 1 for number in range(ITEMS_KEPT)})
     costs.know({"one more": 4})

@@ -8,8 +8,8 @@ from support.documents import Documents
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.records import ContextItem, DomainOverrides, Mode, Overrides, RequestContext
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.context import ContextItem, DomainOverrides, Mode, Overrides, RequestContext
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Kind

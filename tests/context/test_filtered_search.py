@@ -7,9 +7,9 @@ import pytest
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.context import Overrides
 from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import Overrides
 from mcp_context_proxy.context.search import Scope
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import Session

@@ -12,7 +12,7 @@ import pytest
 
 from mcp_context_proxy.catalog.documents import load_documents
 from mcp_context_proxy.config import Config, DocumentsConfig, Limits
-from mcp_context_proxy.context.records import Mode, RequestContext
+from mcp_context_proxy.context import Mode, RequestContext
 from mcp_context_proxy.context.session import ResultReading
 from mcp_context_proxy.items import Kind, Tool
 from mcp_context_proxy.library import (
@@ -25,7 +25,8 @@ from mcp_context_proxy.library import (
     rule,
     tool,
 )
-from mcp_context_proxy.retrieval.links import files_named, is_for, mentions
+from mcp_context_proxy.retrieval.forms import files_named
+from mcp_context_proxy.retrieval.links import is_for, mentions
 from mcp_context_proxy.retrieval.next_steps import CallResult, steps_by_name
 
 pytestmark = pytest.mark.anyio

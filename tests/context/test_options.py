@@ -4,7 +4,7 @@ import pytest
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.settings import EmbeddingConfig, SearchConfig
-from mcp_context_proxy.context.records import DomainOverrides, Overrides, configured, overridden
+from mcp_context_proxy.context import DomainOverrides, Overrides, configured, overridden
 
 OTHER = EmbeddingConfig(model="another")
 AGGRESSIVE = Overrides(tools=DomainOverrides(preset="aggressive"))

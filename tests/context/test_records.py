@@ -9,7 +9,7 @@ from support.proxies import inside
 from support.raw_client import PATIENCE
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.context import RequestContext
 
 pytestmark = pytest.mark.anyio
 

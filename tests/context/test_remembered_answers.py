@@ -11,12 +11,12 @@ from support.servers import Workshop, tool
 
 from mcp_context_proxy import Catalog, ContextEngine
 from mcp_context_proxy import tool as library_tool
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.search import ANSWERS, SECONDS, ResultCache, Scope
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import SearchFilters
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 
 pytestmark = pytest.mark.anyio
 

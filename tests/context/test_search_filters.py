@@ -7,7 +7,7 @@ import pytest
 
 from mcp_context_proxy.context.search_filters import engine_filters, failed_by
 from mcp_context_proxy.items import Document, Kind, SearchFilters, Tool
-from mcp_context_proxy.statistics.figures import ToolFigures
+from mcp_context_proxy.statistics import ToolFigures
 
 TOOLS = tuple(
     Tool("s", name, f"s__{name}", "", b"{}", name) for name in ("new", "good", "slow", "bad", "few")

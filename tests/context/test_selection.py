@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from support.proxies import Host
 from support.raw_client import data_of
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.delivery import Costs
-from mcp_context_proxy.context.engine import ContextEngine
-from mcp_context_proxy.context.records import (
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.catalog.definitions import tool_definition
+from mcp_context_proxy.context import (
     ContextItem,
     DomainOverrides,
     Mode,
@@ -24,14 +23,14 @@ from mcp_context_proxy.context.records import (
     RequestRecords,
     configured,
 )
+from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Searcher
 from mcp_context_proxy.context.selection import ContextExpander
 from mcp_context_proxy.context.session import NotedClients, Session, Sessions
-from mcp_context_proxy.embedding import CachedEmbedder
-from mcp_context_proxy.embedding.embeddings import TokenCounter
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, Costs, TokenCounter
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder
 from mcp_context_proxy.server.meta_tools import MetaTools
@@ -250,7 +249,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             sessions=Sessions(),
             records=RequestRecords(proxy.config.limits),
             options=configured(proxy.config),
-            costs=Costs(TokenCounter()),
+            costs=Costs(TokenCounter(), tool_definition),
             expander=ContextExpander(proxy.search.expander, {}),
         )
         calls = ToolCalls(

@@ -21,7 +21,7 @@ import jsonschema
 import pytest
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.cli.main import COMMANDS
+from mcp_context_proxy.cli import COMMANDS
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.load import VARIABLE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.cli.main import COMMANDS, cli
+from mcp_context_proxy.cli import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,6 @@ MODULES = [
         "downstream.stdio",
         "downstream.http_session",
         "results.result_store",
-        "results.texts",
         "results.json_values",
         "server.forwarding",
         "server.meta_definitions",

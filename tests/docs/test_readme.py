@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.cli.main import COMMANDS
+from mcp_context_proxy.cli import COMMANDS
 from mcp_context_proxy.cli.pins import unpinned
 from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.config.settings import ExposeConfig, HttpConfig

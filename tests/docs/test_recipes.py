@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from mcp_context_proxy.config.host_profiles import SERVER
-from mcp_context_proxy.installation.places import PLACES, HostPlace
+from mcp_context_proxy.installation import HOST_PLACES, HostPlace
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ["/full/path/to/mcp-context-proxy", "serve"]
@@ -28,10 +28,10 @@ def recipes() -> dict[str, str]:
 
 
 def test_every_host_has_a_recipe() -> None:
-    assert list(recipes()) == [host.title for host in PLACES.values()]
+    assert list(recipes()) == [host.title for host in HOST_PLACES.values()]
 
 
-@pytest.mark.parametrize("host", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("host", HOST_PLACES.values(), ids=HOST_PLACES)
 def test_a_recipe_has_the_hosts_files_and_the_entry_that_install_writes(host: HostPlace) -> None:
     recipe = recipes()[host.title]
     (block,) = re.findall(rf"^```{host.form}\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ from support.proxies import Host, HttpProxy, http_proxy, inside
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.downstream.http_client import without_message
 
 pytestmark = pytest.mark.anyio

@@ -188,7 +188,7 @@ def watch(event, arguments):
                 seen.write(f"{event} {path}\\n")
 
 sys.addaudithook(watch)
-from mcp_context_proxy.cli.main import main
+from mcp_context_proxy.cli import main
 main()
 """
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mcp_context_proxy.config import PACKAGED_MODELS, EmbeddingConfig
-from mcp_context_proxy.embedding import OnnxModel, load_model
+from mcp_context_proxy.embedding.embeddings import OnnxModel, load_model
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel
-from mcp_context_proxy.embedding.embeddings import BATCH
-from mcp_context_proxy.embedding.models import Matrix
+from mcp_context_proxy.embedding import Matrix
+from mcp_context_proxy.embedding.embeddings import BATCH, CachedEmbedder, LazyModel, OnnxModel
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.store import Store, open_store
 

@@ -11,8 +11,7 @@ import pytest
 from support.embeddings import DIMENSIONS, Asked, Service, embedding_service, vector_of
 
 from mcp_context_proxy.config import EmbeddingConfig, Limits
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS
+from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, CachedEmbedder, LazyModel
 from mcp_context_proxy.embedding.endpoint import ATTEMPTS, CHARACTERS, TEXTS_A_REQUEST, EndpointModel
 from mcp_context_proxy.errors import EmbeddingCancelledError, ModelError
 from mcp_context_proxy.store import open_store

@@ -12,8 +12,8 @@ import pytest
 from support.model_folders import WIDTH, ids_of, table, write_export
 
 from mcp_context_proxy.config import EmbeddingConfig
-from mcp_context_proxy.embedding import OnnxModel, load_model
-from mcp_context_proxy.embedding.models import PACKAGED_MODEL
+from mcp_context_proxy.embedding import PACKAGED_MODEL
+from mcp_context_proxy.embedding.embeddings import OnnxModel, load_model
 from mcp_context_proxy.errors import ModelError
 
 TEXT = "create issue"

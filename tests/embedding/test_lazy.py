@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.embedding import LazyModel, OnnxModel
+from mcp_context_proxy.embedding.embeddings import LazyModel, OnnxModel
 from mcp_context_proxy.errors import ModelError
 
 

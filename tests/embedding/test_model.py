@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.config import EmbeddingConfig
-from mcp_context_proxy.embedding import OnnxModel, load_model
+from mcp_context_proxy.embedding.embeddings import OnnxModel, load_model
 
 DATA = Path(__file__).parent / "data"
 TEXTS: list[str] = json.loads((DATA / "reference_texts.json").read_text(encoding="utf-8"))

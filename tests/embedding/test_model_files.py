@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.config import PACKAGED_MODELS
-from mcp_context_proxy.embedding import OnnxModel, load_model
-from mcp_context_proxy.embedding.models import BASE_MODEL, PACKAGED_MODEL
+from mcp_context_proxy.embedding import BASE_MODEL, PACKAGED_MODEL
+from mcp_context_proxy.embedding.embeddings import OnnxModel, load_model
 from mcp_context_proxy.errors import ModelError
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES, QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import REMEMBERED_QUERIES, LazyModel, QueryEmbedder
 
 
 class Counting:

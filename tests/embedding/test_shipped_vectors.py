@@ -14,8 +14,7 @@ from licences import ALLOWED, embedded
 
 from mcp_context_proxy.catalog.names import parse_tools
 from mcp_context_proxy.config import EmbeddingConfig, Limits, ServerConfig
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, OnnxModel
-from mcp_context_proxy.embedding.models import (
+from mcp_context_proxy.embedding import (
     MANIFEST,
     PACKAGED_MODEL,
     SHIPPED,
@@ -26,6 +25,7 @@ from mcp_context_proxy.embedding.models import (
     shipped_vectors,
     unit_rows,
 )
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, OnnxModel
 from mcp_context_proxy.retrieval.item_metadata import item_text
 from mcp_context_proxy.store import IN_MEMORY, Store, open_store
 

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from mcp_context_proxy.config import EmbeddingConfig
+from mcp_context_proxy.embedding import TOKENIZER
 from mcp_context_proxy.embedding.embeddings import PACKAGED_MODEL, TokenCounter, load_model
-from mcp_context_proxy.embedding.models import TOKENIZER
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
 from mcp_context_proxy.evaluation import (
     EvalQuery,
     Evaluation,
@@ -19,7 +18,8 @@ from mcp_context_proxy.evaluation import (
     read_queries,
 )
 from mcp_context_proxy.items import Snapshot
-from mcp_context_proxy.retrieval import FITTING, METHODS, Engine
+from mcp_context_proxy.retrieval import FITTING, METHODS
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
 

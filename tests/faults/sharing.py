@@ -18,7 +18,7 @@ from support.commands import real_command
 from support.raw_client import RawClient
 from support.wires import http, stdio
 
-from mcp_context_proxy.bridge.asking import ask, running
+from mcp_context_proxy.bridge import ask, running
 
 GONE_SECONDS = 30.0
 """For the proxy to end, with all of its servers."""

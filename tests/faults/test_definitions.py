@@ -21,7 +21,7 @@ from support.proxies import Host, command, inside
 from support.servers import Workshop
 from support.wires import stdio
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.strangers import clean
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.harness import Watchdog
 
-from mcp_context_proxy import app
+from mcp_context_proxy.app import serve as app
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import Config, load
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.serving import prepare
@@ -31,7 +32,7 @@ def main() -> None:
     prepare("warning", serving=True)
     watchdog = Watchdog()
 
-    async def front(proxy: app.Proxy, negotiation: Negotiation) -> None:
+    async def front(proxy: Proxy, negotiation: Negotiation) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(watchdog.run)
             try:

@@ -29,7 +29,7 @@ from mcp_context_proxy.front.issuer import (
     principal_name,
 )
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.trust.principals import NOTHING, Principal, Reach, Role
+from mcp_context_proxy.trust import NOTHING, Principal, Reach, Role
 
 pytestmark = pytest.mark.anyio
 
@@ -423,7 +423,7 @@ def test_without_the_extra_the_error_says_what_to_install(
 
 
 def test_no_library_of_tokens_is_imported_where_none_of_an_issuer_are_accepted() -> None:
-    modules = "app.serve, front.http, front.issuer, web.api"
+    modules = "app.serve, front.http, front.issuer, web"
     imports = ", ".join(f"mcp_context_proxy.{name}" for name in modules.split(", "))
     program = f"import sys, {imports}\nsys.exit('jwt' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

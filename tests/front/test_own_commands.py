@@ -15,7 +15,7 @@ import pytest
 from support.commands import PATIENCE, real_command
 from support.servers import Workshop
 
-from mcp_context_proxy.bridge.asking import ask, running
+from mcp_context_proxy.bridge import ask, running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 

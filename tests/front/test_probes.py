@@ -17,12 +17,11 @@ from support.raw_client import MODERN, PREFIX
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
-from mcp_context_proxy.app import open_proxy
-from mcp_context_proxy.app.serve import STARTING_SECONDS, ReadinessCheck
+from mcp_context_proxy.app.serve import STARTING_SECONDS, ReadinessCheck, open_proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.front.http import Readiness
 from mcp_context_proxy.server.gateway import Quota
-from mcp_context_proxy.trust.principals import Principal
+from mcp_context_proxy.trust import Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
 from mcp_context_proxy.server.gateway import Quota
-from mcp_context_proxy.trust.principals import THE_USER, Principal, Profile, Role
+from mcp_context_proxy.trust import THE_USER, Principal, Profile, Role
 
 pytestmark = pytest.mark.anyio
 

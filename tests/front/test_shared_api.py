@@ -18,7 +18,7 @@ import pytest
 from support.commands import PATIENCE, real_command
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.bridge.asking import AskError, ask, configuration_part, running
+from mcp_context_proxy.bridge import AskError, ask, configuration_part, running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 
@@ -288,11 +288,10 @@ def test_a_prompt_hook_imports_nothing_that_takes_long(desk: Desk) -> None:
     # What Python imports at its start is not ours to choose.
     ours = names[names.index("mcp_context_proxy") :]
     assert "desk__create_note(" in done.stdout
-    assert "mcp_context_proxy.bridge.asking" in ours
+    assert "mcp_context_proxy.bridge" in ours
     slow = {"pathlib", "typing", "hashlib", "socket", "subprocess", "threading", "urllib.parse", "logging"}
     assert slow.intersection(ours) == set()
     assert [one for one in ours if one.startswith("mcp_context_proxy")] == [
         "mcp_context_proxy",
         "mcp_context_proxy.bridge",
-        "mcp_context_proxy.bridge.asking",
     ]

@@ -21,7 +21,7 @@ from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
 import mcp_context_proxy
-from mcp_context_proxy.bridge.asking import ask, running
+from mcp_context_proxy.bridge import ask, running
 from mcp_context_proxy.bridge.meeting import LOG_BYTES
 from mcp_context_proxy.bridge.session import LAST_LINES_SECONDS
 

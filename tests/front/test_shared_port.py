@@ -14,7 +14,7 @@ from support.machine import Machine
 from support.raw_client import PATIENCE, RpcError
 from support.servers import Server
 
-from mcp_context_proxy.bridge.asking import ask, running
+from mcp_context_proxy.bridge import ask, running
 from mcp_context_proxy.bridge.meeting import NONCE_BYTES, PORT_VARIABLE, PROOF_BYTES, meeting
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]

@@ -17,7 +17,7 @@ from support.commands import PATIENCE, real_command
 from support.ledger import LOOK_SECONDS
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.bridge.asking import ask, running
+from mcp_context_proxy.bridge import ask, running
 from mcp_context_proxy.bridge.meeting import meeting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")

@@ -19,7 +19,7 @@ from support.raw_client import PATIENCE
 from support.servers import Server, Workshop, tool
 from support.wires import StdioWire, stdio
 
-from mcp_context_proxy.bridge.asking import ask
+from mcp_context_proxy.bridge import ask
 from mcp_context_proxy.bridge.meeting import locked
 from mcp_context_proxy.bridge.session import HELD_BYTES
 

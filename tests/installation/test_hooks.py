@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.installation.journal import PLACES, is_ours_alone, planned, write
+from mcp_context_proxy.installation.journal import HOOK_PLACES, is_ours_alone, planned, write
 
 COMMAND = ["/opt/bin/mcp-context-proxy", "hook", "run", "HOST"]
 
@@ -20,9 +20,9 @@ THEIRS = """{
 """
 
 
-@pytest.mark.parametrize("host", PLACES)
+@pytest.mark.parametrize("host", HOOK_PLACES)
 def test_a_hook_stands_in_a_new_file_in_the_form_of_its_host(tmp_path: Path, host: str) -> None:
-    place = PLACES[host]
+    place = HOOK_PLACES[host]
     change = planned(place, tmp_path / place.file, COMMAND)
     assert change is not None
     data = json.loads(change.after)
@@ -33,9 +33,9 @@ def test_a_hook_stands_in_a_new_file_in_the_form_of_its_host(tmp_path: Path, hos
     assert is_ours_alone(place, change.after)
 
 
-@pytest.mark.parametrize("host", PLACES)
+@pytest.mark.parametrize("host", HOOK_PLACES)
 def test_hooks_of_others_and_comments_stay_and_ours_is_added_once(tmp_path: Path, host: str) -> None:
-    place = PLACES[host]
+    place = HOOK_PLACES[host]
     file = tmp_path / place.file
     file.parent.mkdir()
     before = THEIRS.replace("EVENT", place.event)
@@ -55,7 +55,7 @@ def test_hooks_of_others_and_comments_stay_and_ours_is_added_once(tmp_path: Path
 
 
 def test_a_removed_hook_leaves_the_same_bytes_if_nothing_else_has_changed(tmp_path: Path) -> None:
-    place = PLACES["claude-code"]
+    place = HOOK_PLACES["claude-code"]
     file = tmp_path / place.file
     file.parent.mkdir()
     before = '{"hooks" : {"Stop":[] },   "model": "large" }'
@@ -76,13 +76,13 @@ def test_a_removed_hook_leaves_the_same_bytes_if_nothing_else_has_changed(tmp_pa
 def test_the_file_is_where_the_variable_of_the_host_says(
     tmp_path: Path, host: str, variable: str, name: str
 ) -> None:
-    assert PLACES[host].path({variable: str(tmp_path)}) == tmp_path / name
-    assert PLACES[host].path({}) == Path.home() / PLACES[host].file
+    assert HOOK_PLACES[host].path({variable: str(tmp_path)}) == tmp_path / name
+    assert HOOK_PLACES[host].path({}) == Path.home() / HOOK_PLACES[host].file
 
 
-@pytest.mark.parametrize("host", PLACES)
+@pytest.mark.parametrize("host", HOOK_PLACES)
 def test_odd_hooks_of_others_stay_as_they_are(tmp_path: Path, host: str) -> None:
-    place = PLACES[host]
+    place = HOOK_PLACES[host]
     file = tmp_path / "settings.json"
     odd = ["x", None, {"hooks": None}, {"matcher": 1}, {"hooks": [{"command": "y"}, None]}]
     file.write_text(json.dumps({"hooks": {place.event: odd}}), encoding="utf-8")

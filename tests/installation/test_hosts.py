@@ -17,9 +17,9 @@ import yaml
 from support.nobody import NOBODY
 
 from mcp_context_proxy.config import load
+from mcp_context_proxy.installation import HOST_PLACES, hosts_here
 from mcp_context_proxy.installation.editing import EditError, edited, entries
 from mcp_context_proxy.installation.journal import Journal, read_text, write
-from mcp_context_proxy.installation.places import PLACES, hosts_here
 from mcp_context_proxy.installation.plan import Configuration, HostPlan, plan
 
 from .hosts import AWKWARD, PROGRAM, SETTINGS, URL
@@ -45,7 +45,7 @@ def put(environ: dict[str, str]) -> Place:
     """A way to write the settings of a host."""
 
     def put(host: str, data: bytes | None) -> Path:
-        file = PLACES[host].file(environ)
+        file = HOST_PLACES[host].file(environ)
         file.parent.mkdir(parents=True, exist_ok=True)
         if data is not None:
             file.write_bytes(data)
@@ -64,9 +64,9 @@ class Machine:
     def install(self, host: str, **variables: bool) -> HostPlan:
         text = self.file.read_text("utf-8") if self.file.exists() else None
         configuration = Configuration(self.file, text)
-        file = PLACES[host].file(self.environ)
+        file = HOST_PLACES[host].file(self.environ)
         one = plan(
-            PLACES[host],
+            HOST_PLACES[host],
             file,
             read_text(file),
             configuration,
@@ -114,12 +114,12 @@ COMMENTED: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("host", SETTINGS)
 def test_install_then_uninstall_changes_nothing(host: str, form: str, put: Place, machine: Machine) -> None:
     text = SETTINGS[host]
-    data = COMMENTED[PLACES[host].form](text).encode() if form == "with comments" else FORMS[form](text)
+    data = COMMENTED[HOST_PLACES[host].form](text).encode() if form == "with comments" else FORMS[form](text)
     file = put(host, data)
 
     done = machine.install(host)
 
-    left = entries(PLACES[host].form, file.read_bytes().decode(), PLACES[host].place)
+    left = entries(HOST_PLACES[host].form, file.read_bytes().decode(), HOST_PLACES[host].place)
     assert "context-proxy" in left
     assert not {"desk", "remote"} & left.keys()
     assert done.names == {"desk": "desk", "remote": "remote"}
@@ -156,7 +156,7 @@ def test_any_file_is_left_alone_or_comes_back(
         assert file.read_bytes() == text.encode()
         return
     done = machine.install(host)
-    place, form = done.place, PLACES[host].form
+    place, form = done.place, HOST_PLACES[host].form
     before, after = (entries(form, one, place) for one in (text, file.read_bytes().decode()))
     assert done.names.keys() | done.staying.keys() == before.keys()
     assert (len(after), "context-proxy" in after) == (len(done.staying) + 1, True)
@@ -245,7 +245,7 @@ def test_servers_of_a_project_keep_its_folder_and_their_switches(put: Place, mac
     file = put("claude-code", json.dumps({"projects": {"/code/shop": project}}).encode())
     configuration = Configuration(machine.file, None)
     place = ("projects", "/code/shop", "mcpServers")
-    host, text = PLACES["claude-code"], read_text(file)
+    host, text = HOST_PLACES["claude-code"], read_text(file)
     plan(host, file, text, configuration, COMMAND, machine.environ, place)
     assert configuration.servers == {
         "a": {"command": "x", "cwd": "/code/shop"},
@@ -260,14 +260,16 @@ def test_servers_of_a_project_keep_its_folder_and_their_switches(put: Place, mac
 def test_settings_are_where_the_variable_of_the_host_says(
     host: str, variable: str, name: str, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    assert PLACES[host].file({**environ, variable: str(tmp_path)}) == tmp_path / name
+    assert HOST_PLACES[host].file({**environ, variable: str(tmp_path)}) == tmp_path / name
 
 
 @pytest.mark.parametrize("host", SETTINGS)
 def test_host_without_a_file_gets_one_and_loses_it_again(host: str, put: Place, machine: Machine) -> None:
     file = put(host, None)
     machine.install(host)
-    assert list(entries(PLACES[host].form, file.read_text("utf-8"), PLACES[host].place)) == ["context-proxy"]
+    assert list(entries(HOST_PLACES[host].form, file.read_text("utf-8"), HOST_PLACES[host].place)) == [
+        "context-proxy"
+    ]
     assert machine.uninstall() == [True]
     assert not file.exists()
 
@@ -294,17 +296,17 @@ def test_file_changed_since_keeps_the_change_and_gets_its_servers_back(
     host: str, put: Place, machine: Machine
 ) -> None:
     file = put(host, SETTINGS[host].encode())
-    before = entries(PLACES[host].form, SETTINGS[host], PLACES[host].place)
+    before = entries(HOST_PLACES[host].form, SETTINGS[host], HOST_PLACES[host].place)
     machine.install(host)
     text = file.read_text("utf-8")
-    mark = {"json": "// changed\n", "toml": "# changed\n", "yaml": "# changed\n"}[PLACES[host].form]
+    mark = {"json": "// changed\n", "toml": "# changed\n", "yaml": "# changed\n"}[HOST_PLACES[host].form]
     file.write_text(mark + text, "utf-8")
 
     assert machine.uninstall() == [False]
 
     after = file.read_text("utf-8")
     assert after.startswith(mark)
-    assert entries(PLACES[host].form, after, PLACES[host].place) == before
+    assert entries(HOST_PLACES[host].form, after, HOST_PLACES[host].place) == before
 
 
 @pytest.mark.parametrize("host", SETTINGS)
@@ -325,7 +327,7 @@ def test_same_servers_of_all_hosts_are_configured_once(put: Place, machine: Mach
     assert servers.keys() == {"desk", "remote"}
     assert all(machine.uninstall())
     for host, text in SETTINGS.items():
-        assert PLACES[host].file(machine.environ).read_text("utf-8") == text
+        assert HOST_PLACES[host].file(machine.environ).read_text("utf-8") == text
 
 
 def test_other_server_of_the_same_name_gets_the_name_of_its_host(put: Place, machine: Machine) -> None:
@@ -372,7 +374,9 @@ def test_host_that_keeps_its_variables_hands_over_those_that_servers_need(
 
     def ours() -> dict[str, Any]:
         text = file.read_text("utf-8")
-        found: dict[str, Any] = entries(PLACES[host].form, text, PLACES[host].place)["context-proxy"]
+        found: dict[str, Any] = entries(HOST_PLACES[host].form, text, HOST_PLACES[host].place)[
+            "context-proxy"
+        ]
         return found
 
     before = ours()
@@ -473,7 +477,7 @@ def test_read_only_file_is_left_alone(put: Place, machine: Machine) -> None:
 def test_file_that_changes_while_it_is_planned_is_not_overwritten(put: Place, machine: Machine) -> None:
     file = put("cursor", SETTINGS["cursor"].encode())
     configuration = Configuration(machine.file, None)
-    one = plan(PLACES["cursor"], file, read_text(file), configuration, COMMAND, machine.environ)
+    one = plan(HOST_PLACES["cursor"], file, read_text(file), configuration, COMMAND, machine.environ)
     file.write_text("{}", "utf-8")
     with pytest.raises(EditError, match="changed in the meantime"):
         machine.journal.install(one)
@@ -536,7 +540,7 @@ OPTIONS = ["serve", "--profile", "desk"]
 def test_entry_of_a_version_that_is_gone_starts_this_one_with_the_same_options(
     host: str, old: dict[str, Any], new: dict[str, Any] | None, put: Place, machine: Machine
 ) -> None:
-    place = PLACES[host]
+    place = HOST_PLACES[host]
     file = put(host, edited(place.form, "", place.place, (), {"context-proxy": old}).encode())
     before = file.read_bytes()
     machine.install(host)
@@ -728,6 +732,6 @@ def test_hosts_are_found_by_their_files_and_folders(home: Path, environ: dict[st
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 @pytest.mark.parametrize("host", SETTINGS)
 def test_each_host_has_a_place_on_each_platform(host: str, platform: str, environ: dict[str, str]) -> None:
-    file = PLACES[host].file(environ, platform)
+    file = HOST_PLACES[host].file(environ, platform)
     assert file.is_relative_to(environ["HOME"])
     assert "{" not in str(file)

@@ -13,7 +13,7 @@ import pytest
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.secrets import Redactor
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.interactions.memory import (
+from mcp_context_proxy.interactions import (
     MESSAGE,
     InteractionMemory,
 )

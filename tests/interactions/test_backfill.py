@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.interactions.memory import GIVEN_UP_AFTER, Backfilled, InteractionMemory, backfill
+from mcp_context_proxy.interactions import GIVEN_UP_AFTER, Backfilled, InteractionMemory, backfill
 
 from .conftest import QUERY, Words, remembered, said
 

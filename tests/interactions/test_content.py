@@ -4,29 +4,32 @@ import json
 
 import pytest
 
-from mcp_context_proxy.interactions.memory import ARGUMENTS_BYTES, call
+from mcp_context_proxy.interactions import ARGUMENTS_BYTES, call_content
 
 
 def test_the_content_of_a_call_is_its_goal_tool_and_arguments() -> None:
-    said = call("post__send", b'{ "to": "team", "n": 1 }', "tell them")
+    said = call_content("post__send", b'{ "to": "team", "n": 1 }', "tell them")
 
     assert said == 'tell them\npost__send {"to":"team","n":1}'
 
 
 @pytest.mark.parametrize("arguments", [b"{}", b"null", b'""', b"[]"])
 def test_the_content_of_a_call_without_arguments_is_its_tool(arguments: bytes) -> None:
-    assert call("clock__now", arguments, None) == "clock__now"
+    assert call_content("clock__now", arguments, None) == "clock__now"
 
 
 def test_arguments_that_a_model_sent_as_text_are_read_as_well() -> None:
-    assert call("s__t", json.dumps('{"password": "x"}').encode(), None) == 's__t {"password":"[redacted]"}'
+    assert (
+        call_content("s__t", json.dumps('{"password": "x"}').encode(), None)
+        == 's__t {"password":"[redacted]"}'
+    )
 
 
 @pytest.mark.parametrize(
     "name", ["password", "api_key", "apiKey", "Authorization", "client_secret", "access_token", "passphrase"]
 )
 def test_arguments_that_are_secret_by_their_name_are_not_kept(name: str) -> None:
-    said = call("s__login", json.dumps({"user": "bob", "deep": [{name: "s3cr3t"}]}).encode(), None)
+    said = call_content("s__login", json.dumps({"user": "bob", "deep": [{name: "s3cr3t"}]}).encode(), None)
 
     assert "s3cr3t" not in said
     assert '"user":"bob"' in said
@@ -34,11 +37,11 @@ def test_arguments_that_are_secret_by_their_name_are_not_kept(name: str) -> None
 
 @pytest.mark.parametrize("name", ["key", "author", "keywords", "monkey"])
 def test_arguments_whose_names_only_resemble_secrets_are_kept(name: str) -> None:
-    assert "PROJ-1" in call("s__t", json.dumps({name: "PROJ-1"}).encode(), None)
+    assert "PROJ-1" in call_content("s__t", json.dumps({name: "PROJ-1"}).encode(), None)
 
 
 def test_numbers_are_not_taken_for_secrets() -> None:
-    assert '"max_tokens":500' in call("s__t", b'{"max_tokens": 500}', None)
+    assert '"max_tokens":500' in call_content("s__t", b'{"max_tokens": 500}', None)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_numbers_are_not_taken_for_secrets() -> None:
     ids=["broken", "broken text", "no text", "never ending", "deep", "long"],
 )
 def test_arguments_that_are_invalid_too_long_or_too_deep_are_left_out(arguments: bytes) -> None:
-    said = call("s__t", arguments, None)
+    said = call_content("s__t", arguments, None)
 
     assert said.startswith("s__t ")
     assert "..." in said

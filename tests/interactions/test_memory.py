@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.errors import ModelError, StoreError
-from mcp_context_proxy.interactions.memory import CALL, InteractionMemory, Recall
+from mcp_context_proxy.interactions import CALL, InteractionMemory, Recall
 from mcp_context_proxy.store import InteractionScope, Store, open_store
 
 from .conftest import DAY, NOW, QUERY, SECRET, Clock, Words, memory_in, remembered, said

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.interactions.memory import InteractionMemory
+from mcp_context_proxy.interactions import InteractionMemory
 from mcp_context_proxy.interactions.transfer import MessageTable, export_lines, import_file
 from mcp_context_proxy.store import InteractionScope, Store, open_store
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mcp_context_proxy.learning.pairs import COHERENT, Topic
+from mcp_context_proxy.learning import COHERENT, Topic
 
 
 def topic(rows: np.ndarray) -> Topic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mcp_context_proxy.learning.pairs import key_of
+from mcp_context_proxy.learning import key_of
 from mcp_context_proxy.learning.tier import ENOUGH, confidence
 from mcp_context_proxy.store import Pair
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from mcp_context_proxy.learning.pairs import (
+from mcp_context_proxy.learning import (
     FORGET_BELOW,
     MOST_OF_A_TOOL,
     MOST_PAIRS,

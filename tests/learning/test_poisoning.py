@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.items import IncludeMode, Snapshot, Source, Tool
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
-from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.store import open_store
 
 LISTS = Path(__file__).parents[1] / "data" / "tools"

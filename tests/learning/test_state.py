@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from msgspec.structs import replace
 
-from mcp_context_proxy.learning.pairs import PairIndex, key_of
+from mcp_context_proxy.learning import PairIndex, key_of
 from mcp_context_proxy.store import Pair
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.errors import ModelError
-from mcp_context_proxy.learning.pairs import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use, moved
+from mcp_context_proxy.learning import MOST_ADDED_IN_DOUBT, NEW_IN_A_SESSION, Signal, Use, moved
 from mcp_context_proxy.learning.tier import LearnedTier, UseRecorder
 from mcp_context_proxy.store import DAY, open_store
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.principals import ACTING, Principal, Role
+from mcp_context_proxy.trust import ACTING, Principal, Role
 
 from .conftest import Clock, Words
 
@@ -356,7 +356,7 @@ def test_uses_that_waited_for_the_store_are_learned_as_if_it_had_never_failed(ti
 TEACHER = """
 import sys
 from pathlib import Path
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.store import open_store
 sys.path[:0] = [sys.argv[2]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_context_proxy.learning.pairs import SEVERAL, WorkingSet, chosen
+from mcp_context_proxy.learning import SEVERAL, WorkingSet, chosen
 from mcp_context_proxy.statistics.recorder import SessionRecorder
 from mcp_context_proxy.store import DAY, DefinitionRow, ToolSession, ToolSessions, open_store
 

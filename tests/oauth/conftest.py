@@ -11,9 +11,8 @@ from support.authorization import Protected, protected_server
 from support.postgres import postgres  # noqa: F401 - a fixture
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
-from mcp_context_proxy.oauth import login
+from mcp_context_proxy.oauth import CredentialFile, OAuthCredentials, login
 from mcp_context_proxy.oauth.bearer import BearerAuth
-from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support.authorization import Protected
 from support.commands import forked_command
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.oauth.credentials import CredentialFile
+from mcp_context_proxy.oauth import CredentialFile
 from mcp_context_proxy.trust.audit import audit_file
 
 from .conftest import configuration, logged_in, server_config, visit

@@ -10,8 +10,7 @@ from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected, protect
 
 from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
-from mcp_context_proxy.oauth import login
-from mcp_context_proxy.oauth.credentials import CredentialFile
+from mcp_context_proxy.oauth import CredentialFile, login
 
 from .conftest import fetched, logged_in, server_config, visit
 

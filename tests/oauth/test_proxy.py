@@ -12,7 +12,8 @@ from support.authorization import Protected
 from support.proxies import Host
 from support.raw_client import RpcError
 
-from mcp_context_proxy.app import Proxy, open_proxy
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.app.serve import open_proxy
 from mcp_context_proxy.config import load
 
 from .conftest import configuration, logged_in

@@ -24,8 +24,8 @@ from support.postgres import PostgresServer, missing, postgres_server
 from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
 from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError, StoreError
+from mcp_context_proxy.oauth import CredentialFile, Login, Logins, OAuthCredentials
 from mcp_context_proxy.oauth.bearer import BearerAuth
-from mcp_context_proxy.oauth.credentials import CredentialFile, Login, Logins, OAuthCredentials
 from mcp_context_proxy.store import Store, open_store
 from mcp_context_proxy.store.credentials import SharedCredentials, shared_credentials
 
@@ -164,7 +164,7 @@ import sys, anyio, httpx2, json
 from mcp_context_proxy.config import Config, ServerConfig, StoreConfig
 from mcp_context_proxy.config.tables import ClusterConfig
 from mcp_context_proxy.oauth.bearer import BearerAuth
-from mcp_context_proxy.oauth.credentials import Logins
+from mcp_context_proxy.oauth import Logins
 from mcp_context_proxy.store import open_store
 from mcp_context_proxy.store.credentials import shared_credentials
 async def main(url, key, place):

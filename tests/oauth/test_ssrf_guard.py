@@ -22,8 +22,7 @@ from mcp.client.auth import OAuthFlowError
 
 from mcp_context_proxy.config import OAuthConfig, ServerConfig
 from mcp_context_proxy.errors import AuthorizationError
-from mcp_context_proxy.oauth import token_endpoint
-from mcp_context_proxy.oauth.credentials import OAuthCredentials
+from mcp_context_proxy.oauth import OAuthCredentials, token_endpoint
 from mcp_context_proxy.oauth.token_endpoint import Destinations, NetworkReach, exchange
 
 pytestmark = pytest.mark.anyio

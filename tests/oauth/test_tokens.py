@@ -14,8 +14,8 @@ from support.authorization import MACHINE_ID, MACHINE_SECRET, Protected
 
 from mcp_context_proxy.config import ServerConfig
 from mcp_context_proxy.errors import AuthorizationError, LoginRequiredError
+from mcp_context_proxy.oauth import CredentialFile, OAuthCredentials
 from mcp_context_proxy.oauth.bearer import REREAD_SECONDS, BearerAuth
-from mcp_context_proxy.oauth.credentials import CredentialFile, OAuthCredentials
 
 from .conftest import fetched, logged_in, server_config
 

@@ -11,8 +11,8 @@ from support.stores import MODEL, vector
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.interactions.index import left_share
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning import tier as learned
-from mcp_context_proxy.learning.pairs import Signal, Use
 from mcp_context_proxy.learning.tier import LearnedTier
 from mcp_context_proxy.statistics.recorder import SessionRecorder, forget_old_counts
 from mcp_context_proxy.store import (

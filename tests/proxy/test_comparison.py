@@ -8,8 +8,8 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.records import Mode, RequestContext
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.context import Mode, RequestContext
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.interactions.memory import Recall
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.interactions import Recall
 
 pytestmark = pytest.mark.anyio
 

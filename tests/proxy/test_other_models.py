@@ -19,10 +19,15 @@ from support.servers import Workshop, tool
 from support.wires import stdio
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import RETRY_SECONDS, QueryEmbedder, open_model
+from mcp_context_proxy.embedding.embeddings import (
+    RETRY_SECONDS,
+    CachedEmbedder,
+    LazyModel,
+    QueryEmbedder,
+    open_model,
+)
 from mcp_context_proxy.items import Snapshot, Source, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.store import open_store
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.records import RequestContext
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.context import RequestContext
 from mcp_context_proxy.context.session import SessionContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.eras import QUERY_KEY, REQUEST_KEY

@@ -11,8 +11,8 @@ from support.chat import ChatService, chat_service
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.trust.principals import Principal, Role
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.trust import Principal, Role
 from mcp_context_proxy.web.search import LookWanted, look
 
 pytestmark = pytest.mark.anyio

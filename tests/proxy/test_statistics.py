@@ -13,8 +13,8 @@ from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.statistics.figures import ToolFigures
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.statistics import ToolFigures
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import Reports, SearchFigures
 from mcp_context_proxy.store import SearchRow

@@ -20,7 +20,7 @@ from support.raw_client import RpcError
 from support.servers import Workshop, tool
 from support.wires import stdio
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.server.tracing import Tracing, open_tracing
 
 pytestmark = pytest.mark.anyio
@@ -168,7 +168,9 @@ async def test_the_real_command_uses_the_provider_that_is_installed_in_its_proce
 
 
 def test_other_commands_do_not_load_tracing() -> None:
-    program = "import sys, mcp_context_proxy.app; print(any('opentelemetry' in name for name in sys.modules))"
+    program = (
+        "import sys, mcp_context_proxy.app.serve; print(any('opentelemetry' in name for name in sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
     )

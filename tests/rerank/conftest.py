@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.items import IncludeMode, Tool
-from mcp_context_proxy.retrieval.results import Ranking, Result
+from mcp_context_proxy.retrieval import Ranking, Result
 
 
 def build_result(name: str, score: float, description: str = "", **more: Any) -> Result:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mcp_context_proxy.results import ReadError, read
-from mcp_context_proxy.results.texts import PLACES
+from mcp_context_proxy.results.result_store import PLACES
 
 LINES = [f"row {number}" for number in range(100)]
 

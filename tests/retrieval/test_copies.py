@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mcp_context_proxy.embedding import LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import LazyModel, QueryEmbedder
 from mcp_context_proxy.items import Snapshot, Source, Tool
 from mcp_context_proxy.retrieval.engine import Engine, copies, younger_servers
 

@@ -1,10 +1,9 @@
 """Context expansion finds items by the same vectors as search, compared item by item."""
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder
 from mcp_context_proxy.items import Item
 from mcp_context_proxy.library import Catalog, reference, tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.expansion import Expander, ExpansionOptions
 from mcp_context_proxy.store import open_store
 

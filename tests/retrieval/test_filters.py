@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.items import IncludeMode, Kind, Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Filters, Result, SearchOptions
+from mcp_context_proxy.retrieval import Result, SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import category_label, metadata_of, tag_label
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]

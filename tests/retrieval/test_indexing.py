@@ -9,7 +9,7 @@ import pytest
 
 from mcp_context_proxy.errors import ModelError
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 
 MISSING = ModelError(Path("model.onnx"), "the file is missing", "install the package again")
 

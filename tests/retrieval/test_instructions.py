@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from support.listings import Introduced, Run
 from support.listings import tool as listed
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Ranking
+from mcp_context_proxy.retrieval import Ranking
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.indexing import INSTRUCTION_TERMS, instruction_terms
 from mcp_context_proxy.retrieval.scoring import INSTRUCTIONS, packaged_background
 from mcp_context_proxy.store import open_store

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.catalog.definitions import markers_of
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.item_metadata import (
     MAX_VALUES,
     NAME_LIMIT,

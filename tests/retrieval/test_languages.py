@@ -6,9 +6,8 @@ import pytest
 from support.model_folders import write_export
 
 from mcp_context_proxy.config import EmbeddingConfig
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel, load_model
-from mcp_context_proxy.embedding.embeddings import QueryEmbedder
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, QueryEmbedder, load_model
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WORDS, WordList
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import calibration_for, packaged_background

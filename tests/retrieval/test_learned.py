@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.learning.pairs import MOST_ADDED_IF_GENERAL
-from mcp_context_proxy.retrieval import Engine, Filters
-from mcp_context_proxy.retrieval.results import Support
+from mcp_context_proxy.learning import MOST_ADDED_IF_GENERAL
+from mcp_context_proxy.retrieval import Support
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 
 
 class Says:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mcp_context_proxy.retrieval import Engine, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import CONTEXT, in_context, share_places
 
 ORDERS = (True, True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_context_proxy.retrieval import Engine, Filters, SearchOptions
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 
 from .conftest import WordVectors, build_snapshot, build_tool
 

@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Filters, Result, SearchOptions
+from mcp_context_proxy.retrieval import Result, SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.text import name_key
 
 WORDS = ["read", "write", "send", "file", "mail", "note", "calendar", "delete"]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import real_lists
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.needs import divided
 from mcp_context_proxy.retrieval.purposes import (

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support.general_requests import GENERAL_REQUESTS
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
-from mcp_context_proxy.embedding.embeddings import load_model
-from mcp_context_proxy.examples import calculator, notes
-from mcp_context_proxy.retrieval import Engine, Filters
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel, load_model
+from mcp_context_proxy.examples.functions import server
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     AGAINST_ALONE,
@@ -170,7 +170,7 @@ def test_words_that_nobody_knows_fit_no_tool_even_of_the_smallest_catalog(engine
 @pytest.fixture(scope="module")
 def small(tool, snapshot):
     """The 16 tools of two example servers."""
-    servers = {"notes": notes.server, "calculator": calculator.server}
+    servers = {name: server(name) for name in ("notes", "calculator")}
     return snapshot(
         *(
             tool(one["name"], one["description"], server=name, schema=one["inputSchema"])

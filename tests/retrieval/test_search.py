@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from support.general_requests import GENERAL_REQUESTS
 
 from mcp_context_proxy.items import Document, IncludeMode, Kind, Snapshot, Tool
-from mcp_context_proxy.retrieval import FITTING, Engine, Filters, Ranking, SearchOptions
+from mcp_context_proxy.retrieval import FITTING, Ranking, SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.scoring import Background, count_selected
 
 NAMES = st.lists(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval import SearchOptions
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.item_metadata import DESCRIPTION_LIMIT
-from mcp_context_proxy.retrieval.results import SearchOptions
 
 TOOLS = {
     "gmail_create_email": "Write a new mail to somebody.",

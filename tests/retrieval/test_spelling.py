@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.servers import real_lists
 
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import SHORT, SHORTEST, TWO_ERRORS_FROM, WORDS, WordList, errors
 from mcp_context_proxy.retrieval.index import Index
 from mcp_context_proxy.retrieval.queries import CORRECTED_SHARE, MOST_CORRECTED, read_query

@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import FITTING, Engine, Filters, Ranking, SearchOptions
-from mcp_context_proxy.retrieval.results import Support
+from mcp_context_proxy.retrieval import FITTING, Ranking, SearchOptions, Support
+from mcp_context_proxy.retrieval.engine import Engine
+from mcp_context_proxy.retrieval.index import Filters
 
 QUERY = "send a mail about the invoice"
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from typing import Final
 
 import pytest
 
-from mcp_context_proxy.embedding import CachedEmbedder, LazyModel
+from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
+from mcp_context_proxy.examples.functions import server
 from mcp_context_proxy.items import Snapshot, Tool
-from mcp_context_proxy.retrieval import Engine, Filters
+from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.forms import WordList, value_kind
+from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.queries import ReadQuery, read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.retrieval.text import stem
@@ -210,7 +211,7 @@ def found(
     tools = [
         tool(one["name"], one["description"], server=name)
         for name in ("calculator", "notes", "calendar")
-        for one in import_module(f"mcp_context_proxy.examples.{name}").server.tools()
+        for one in server(name).tools()
     ]
     catalog = snapshot(*tools)
     with open_store("memory") as store:

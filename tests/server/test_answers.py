@@ -11,7 +11,7 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import TOOLS, Workshop, real_lists, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config.host_profiles import HOSTS, room_given
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.protocol import envelope

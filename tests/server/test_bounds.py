@@ -13,14 +13,14 @@ from support.raw_client import PATIENCE, RpcError
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.context.search import SEARCHES_AT_ONCE
+from mcp_context_proxy.downstream import Party
 from mcp_context_proxy.downstream.inbound import ELICITATIONS_KEPT, NOTIFICATION_BYTES, Admission
-from mcp_context_proxy.downstream.link import Party
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.eras import URI_CHARACTERS, covers
 from mcp_context_proxy.server.notifications import UPDATES_AT_ONCE
 from mcp_context_proxy.server.resources import SUBSCRIPTIONS, SUBSCRIPTIONS_BYTES
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.principals import ACTING, MARK, Principal, Profile, Role
+from mcp_context_proxy.trust import ACTING, MARK, Principal, Profile, Role
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from support.proxies import Host, inside
 from support.raw_client import LOOK_SECONDS, MODERN, PATIENCE, PREFIX, RpcError
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.server.consent import (
     ARGUMENT_CHARACTERS,

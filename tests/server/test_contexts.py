@@ -11,7 +11,7 @@ from support.proxies import Host, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.items import Kind
 
 UPDATED = "notifications/resources/updated"

@@ -13,8 +13,8 @@ from support.proxies import Host, inside
 from support.raw_client import OWN
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.records import ContextItem, Delivery
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.context import ContextItem, Delivery
 from mcp_context_proxy.embedding.embeddings import TokenCounter
 from mcp_context_proxy.items import Kind
 

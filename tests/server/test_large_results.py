@@ -18,7 +18,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.results import KeptResults
 from mcp_context_proxy.results.result_store import RESULTS_KEPT, RESULTS_KEPT_PER_SESSION, KeptText
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.principals import ACTING, Principal, Role
+from mcp_context_proxy.trust import ACTING, Principal, Role
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,7 @@ from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.app.proxy import CatalogRefresh
+from mcp_context_proxy.app.proxy import CatalogRefresh, Proxy
 from mcp_context_proxy.catalog.definitions import exposed_name
 from mcp_context_proxy.config import load
 from mcp_context_proxy.config.host_profiles import NAME_CHARACTERS, name_room

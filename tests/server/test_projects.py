@@ -9,12 +9,12 @@ from support.proxies import Host, inside
 from support.raw_client import RpcError
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.presets import PresetError
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -9,14 +9,14 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.cli.contexts import _build as context_command
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.engine import age
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.store import Interaction
-from mcp_context_proxy.trust.principals import Principal
-from mcp_context_proxy.web.api import Given
+from mcp_context_proxy.trust import Principal
+from mcp_context_proxy.web import Given
 from mcp_context_proxy.web.running import PromptsApi, PromptWanted
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from support.proxies import Host, inside
 from support.raw_client import OWN
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from support.servers import Workshop, tool
 from support.skills import EXTENSION, digest, entry, listed, manifest_file, read, refusal, write
 from support.wires import http, stdio
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.protocol.eras import OWN_PREFIX
 
 pytestmark = pytest.mark.anyio

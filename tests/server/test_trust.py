@@ -7,9 +7,9 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.records import Mode
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.context import Mode
+from mcp_context_proxy.learning import Signal, Use
 from mcp_context_proxy.learning.tier import ENOUGH
 
 pytestmark = pytest.mark.anyio

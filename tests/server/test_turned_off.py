@@ -12,12 +12,12 @@ from support.proxies import Host, inside
 from support.raw_client import OWN
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.errors import TurnedOffError
 from mcp_context_proxy.items import Kind
-from mcp_context_proxy.learning.pairs import Signal, Use
+from mcp_context_proxy.learning import Signal, Use
 
 pytestmark = pytest.mark.anyio
 

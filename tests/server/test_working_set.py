@@ -9,8 +9,8 @@ import pytest
 from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
-from mcp_context_proxy.context.records import Mode
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.context import Mode
 from mcp_context_proxy.items import Kind
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_context_proxy.statistics.figures import ERROR, FASTEST_MS, SLOWEST_MS, bucket_of, percentile
+from mcp_context_proxy.statistics import ERROR, FASTEST_MS, SLOWEST_MS, bucket_of, percentile
 from mcp_context_proxy.store.statistics import added
 
 DURATIONS = st.lists(st.floats(FASTEST_MS, SLOWEST_MS), min_size=1, max_size=200)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mcp_context_proxy.config import Limits
-from mcp_context_proxy.statistics.figures import count_call, seconds_of
+from mcp_context_proxy.statistics import count_call, seconds_of
 from mcp_context_proxy.statistics.recorder import forget_old_counts
 from mcp_context_proxy.statistics.report import NOT_TIMED, Reports
 from mcp_context_proxy.store import (

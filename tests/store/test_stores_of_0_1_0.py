@@ -25,7 +25,7 @@ import pytest
 from support.proxies import command, http_proxy
 from support.wires import stdio
 
-from mcp_context_proxy.learning.pairs import MOST_ADDED_IN_DOUBT, Signal, first_confidence
+from mcp_context_proxy.learning import MOST_ADDED_IN_DOUBT, Signal, first_confidence
 
 OLD = Path(__file__).parent / "data" / "v0.1.0"
 THEN = json.loads((OLD / "expected.json").read_text(encoding="utf-8"))

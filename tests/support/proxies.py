@@ -17,15 +17,16 @@ import anyio
 import anyio.lowlevel
 from msgspec import Raw
 
-from mcp_context_proxy.app import Proxy, open_proxy
+from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.app.serve import open_proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.embedding import load_model
+from mcp_context_proxy.embedding.embeddings import load_model
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.server.profiles import Caller
-from mcp_context_proxy.trust.principals import THE_USER, Principal
+from mcp_context_proxy.server import Caller
+from mcp_context_proxy.trust import THE_USER, Principal
 from support import commands
 from support.raw_client import AS_DATA, MODERN, PATIENCE, PREFIX, Answer, RpcError, data_of
 

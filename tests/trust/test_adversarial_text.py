@@ -26,7 +26,7 @@ from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.errors import ConfigError, ContextProxyError, nearest_names
 from mcp_context_proxy.front import issuer
 from mcp_context_proxy.front.issuer import IssuedTokens
-from mcp_context_proxy.interactions.memory import agent_named, plain
+from mcp_context_proxy.interactions import agent_named, plain
 from mcp_context_proxy.items import IncludeMode, SearchFilters, Tool
 from mcp_context_proxy.protocol import envelope, headers, strangers
 from mcp_context_proxy.protocol.envelope import (
@@ -43,12 +43,12 @@ from mcp_context_proxy.retrieval import forms, links, needs, queries, text
 from mcp_context_proxy.retrieval.forms import WordList
 from mcp_context_proxy.retrieval.keyword_stuffing import suspicion
 from mcp_context_proxy.retrieval.reranker import numbers_in
+from mcp_context_proxy.server import Profiles, UnknownProfileError
 from mcp_context_proxy.server.consent import described_arguments
-from mcp_context_proxy.server.profiles import Profiles, UnknownProfileError
 from mcp_context_proxy.server.questions import secret_field
+from mcp_context_proxy.trust import THE_USER
 from mcp_context_proxy.trust.decisions import changed_lines
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded
-from mcp_context_proxy.trust.principals import THE_USER
 
 UNITS = {
     "one letter": "a",

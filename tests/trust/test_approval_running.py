@@ -148,7 +148,7 @@ async def test_a_first_start_in_all_lists_nothing_but_says_why(workshop: Worksho
 
 
 async def test_what_had_to_be_approved_begins_anew(config: Path, calc: Server, store: Store) -> None:
-    from mcp_context_proxy.learning.pairs import Signal, Use
+    from mcp_context_proxy.learning import Signal, Use
 
     async with inside(config) as proxy:
         assert proxy.search.learned is not None

@@ -17,7 +17,7 @@ from support.proxies import Host, command, inside
 from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.trust import audit

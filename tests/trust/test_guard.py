@@ -11,8 +11,8 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.system.threads import assigned
+from mcp_context_proxy.trust import ACTING, Principal, Reach, Role
 from mcp_context_proxy.trust.guard import KnownSecrets, decoded, is_secret, unescaped
-from mcp_context_proxy.trust.principals import ACTING, Principal, Reach, Role
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from support.proxies import Host, inside, requests_of
 from support.raw_client import OWN, RpcError
 from support.servers import Server, Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.front.auth import policy
 from mcp_context_proxy.front.http import guarded
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.trust.principals import Principal, Reach, Role
+from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import TokenBook, TokenFile
 
 pytestmark = pytest.mark.anyio

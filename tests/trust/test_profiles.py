@@ -16,7 +16,7 @@ from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
 from support.shop import environment
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.app.serve import web_routes
 from mcp_context_proxy.cli import pins
 from mcp_context_proxy.config import load
@@ -26,9 +26,9 @@ from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.front.http import LocalApi
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.server.profiles import ConnectedHost, UnknownProfileError
+from mcp_context_proxy.server import ConnectedHost, UnknownProfileError
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust.principals import ACTING, THE_USER, Principal, Reach, Role
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from support.ledger import until
 
 from mcp_context_proxy.front.auth import Guard, policy, principal_of, rights_of
 from mcp_context_proxy.items import Tool, ToolClass
-from mcp_context_proxy.trust.principals import Principal, Reach, Role
+from mcp_context_proxy.trust import Principal, Reach, Role
 from mcp_context_proxy.trust.tokens import MOST_TOKENS, OWNER, TokenBook, TokenError, TokenFile, digest
 
 pytestmark = pytest.mark.anyio

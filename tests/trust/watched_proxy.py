@@ -70,7 +70,7 @@ class Watch:
 
 
 if __name__ == "__main__":
-    from mcp_context_proxy.cli.main import main
+    from mcp_context_proxy.cli import main
 
     Watch(Path(sys.argv.pop(1))).install()
     main()

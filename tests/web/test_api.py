@@ -19,7 +19,7 @@ from support.wires import http
 
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol.eras import CONTEXT_KEY
-from mcp_context_proxy.web.api import Api, Given, NoParameters, Operation, route
+from mcp_context_proxy.web import Api, Given, NoParameters, Operation, route
 
 pytestmark = pytest.mark.anyio
 

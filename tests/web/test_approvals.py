@@ -15,7 +15,7 @@ from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.store import Store, open_store
 from mcp_context_proxy.trust.audit import AuditLog
 from mcp_context_proxy.trust.audit_file import AuditFile
-from mcp_context_proxy.web.api import routes
+from mcp_context_proxy.web import routes
 from mcp_context_proxy.web.approvals import ApprovalsApi
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from msgspec import Raw
 from support.proxies import inside
 from support.servers import Workshop, tool
 
-from mcp_context_proxy.app import Proxy
+from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.web.inventory import TokenCounts, all_tools
 
 pytestmark = pytest.mark.anyio

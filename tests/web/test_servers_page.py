@@ -16,7 +16,7 @@ from support.servers import Workshop, tool
 from support.shop import HOSTILE, TOKEN, environment
 
 from mcp_context_proxy.config import load
-from mcp_context_proxy.installation.places import PLACES
+from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.trust.tokens import TokenFile, tokens_path
 
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Chromium (Debian: apt-get install chromium)")
@@ -217,8 +217,8 @@ def test_every_host_that_can_be_installed_has_its_command(page: Page, proxy: Htt
     visit(page, proxy, "ui/connect")
     page.until("document.getElementById('told')")
 
-    assert texts(page, "#hosts h3") == [host.title for host in PLACES.values()]
-    assert texts(page, "#hosts code") == [f"mcp-context-proxy install {name}" for name in PLACES]
+    assert texts(page, "#hosts h3") == [host.title for host in HOST_PLACES.values()]
+    assert texts(page, "#hosts code") == [f"mcp-context-proxy install {name}" for name in HOST_PLACES]
     assert texts(page, "#url") == [f"{proxy.base}/mcp"]
 
 

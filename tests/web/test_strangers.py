@@ -19,7 +19,7 @@ from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import http
 
-from mcp_context_proxy.context.records import ContextItem, ContextOptions, DomainOptions, RequestContext
+from mcp_context_proxy.context import ContextItem, ContextOptions, DomainOptions, RequestContext
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.store import Interaction, RequestRow, open_store
 from mcp_context_proxy.trust.decisions import pending

@@ -13,7 +13,7 @@ from support.proxies import HttpProxy, http_proxy
 from support.servers import Workshop, tool
 from support.shop import TOKEN, environment
 
-from mcp_context_proxy.statistics.figures import count_call
+from mcp_context_proxy.statistics import count_call
 from mcp_context_proxy.store import (
     DAY,
     DefinitionRow,

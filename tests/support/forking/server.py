@@ -118,7 +118,7 @@ def run_command(request: dict[str, Any], streams: list[int]) -> None:
     sys.argv = ["mcp-context-proxy", *request["arguments"]]
     status = 0
     try:
-        importlib.import_module("mcp_context_proxy.cli.main").main()
+        importlib.import_module("mcp_context_proxy.cli").main()
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
@@ -144,7 +144,7 @@ def prepare() -> None:
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{name}.{module.name}")
     # The backend is imported when a loop first runs. onnxruntime must wait: importing it starts a thread.
-    for name in ("mcp_context_proxy.app", "anyio._backends._asyncio", "tokenizers"):
+    for name in ("mcp_context_proxy.app.serve", "anyio._backends._asyncio", "tokenizers"):
         importlib.import_module(name)
     for whole in (False, True):
         for chosen in (False, True):
