@@ -35,6 +35,7 @@ from mcp_context_proxy.cli import (
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import (
+    GAP,
     Terminal,
     counted,
     duration,
@@ -265,8 +266,8 @@ def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
 MOST: Final = 1000
 """Limit of the number of results; a person reads tens."""
 
-IN_BRIEF: Final = 48
-"""Characters of an interaction beside another one."""
+LEAST_IN_BRIEF: Final = 20
+"""Characters of an interaction beside another one in a narrow terminal."""
 
 RECALLED_INDENT: Final = 6
 """Spaces before the text of an interaction, under its score."""
@@ -474,20 +475,24 @@ def recall_command(
 
 def _compare(console: Terminal, found: Recall, latest: Recall) -> None:
     """Show found interactions and the latest ones side by side; those in both have their number in both."""
+    from mcp_context_proxy.context.engine import age
+
     places = {one.interaction.id: place for place, one in enumerate(latest.results, 1)}
     common = sum(one.interaction.id in places for one in found.results)
+    pairs = list(zip_longest(found.results, latest.results))
+    width, now = len(str(len(pairs))), time.time()
+    room = max(LEAST_IN_BRIEF, (console.width - width - 2 * GAP) // 2)
+
+    def brief(one: Recollection | None) -> str:
+        if one is None:
+            return ""
+        said = one.interaction
+        return one_line(f"#{said.id}, {age(said.time, now)}: {said.content}", room - len(" …"))
+
     rows = [("", "found by the query", "the latest")]
-    pairs = zip_longest(found.results, latest.results)
-    rows += [(str(place), _in_brief(one), _in_brief(other)) for place, (one, other) in enumerate(pairs, 1)]
-    console.columns(rows, right=(0,))
+    rows += [(str(place), brief(one), brief(other)) for place, (one, other) in enumerate(pairs, 1)]
+    console.columns(rows, right=(0,), useful=LEAST_IN_BRIEF)
     console.say(f"{common} of {len(found.results)} found are among the latest {len(latest.results)}.")
-
-
-def _in_brief(one: Recollection | None) -> str:
-    if one is None:
-        return ""
-    interaction = one.interaction
-    return f"#{interaction.id} {moment(interaction.time)} {one_line(interaction.content, IN_BRIEF)}"
 
 
 @click.command("backfill")

@@ -231,3 +231,5 @@ def test_recall_can_be_compared_with_the_latest(run: Run, config: Path) -> None:
 
     assert "found by the query" in done.stdout
     assert "1 of 1 found are among the latest 3." in done.stdout
+    first = next(line for line in done.stdout.splitlines() if line.startswith("1"))
+    assert first.count("#1, just now: the deployment is on") == 2, "they stand side by side"
