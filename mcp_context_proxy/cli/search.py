@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -48,6 +48,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.process import private_opener
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
@@ -351,11 +352,15 @@ def export_command(config: Config, file: Path, agent: str | None, kind: str | No
     from mcp_context_proxy.interactions.transfer import export_lines
 
     count = 0
-    with open_configured_store(config) as store, click.open_file(str(file), "wb") as out:
+    with open_configured_store(config) as store, ExitStack() as stack:
+        if to_stdout := str(file) == "-":
+            out = click.get_binary_stream("stdout")
+        else:
+            out = stack.enter_context(open(file, "wb", opener=private_opener))
         for line in export_lines(store.interactions, scope_of(agent, kind)):
             out.write(line)
             count += 1
-    if str(file) != "-":
+    if not to_stdout:
         results().say(f"Wrote {counted(count, 'interaction')} to {file}.")
 
 
