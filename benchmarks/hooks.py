@@ -35,7 +35,7 @@ from mcp_context_proxy.retrieval import FITTING, SearchOptions
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.server.search_answers import answer_tokens, search_text
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.web.running import FURTHER, PROMPT_TOOLS, prompt_text
+from mcp_context_proxy.web.running import FURTHER, PROMPT_TOOLS, near_the_best, prompt_text
 
 Count = Callable[[str], int]
 """Counts the tokens of a text."""
@@ -153,7 +153,7 @@ def _row(
     )
     for query in [one for one in queries if len(one.needs) == 1][:MOST_QUERIES]:
         ranking = engine.search(query.text, snapshot, TOOLS, SearchOptions(top_n=PROMPT_TOOLS + FURTHER))
-        tools = ranking.results if ranking.fits else ()
+        tools = near_the_best(ranking.results) if ranking.fits else []
         text = prompt_text(tools, (), snapshot, count, tokens)
         items = [one.item for one in tools if isinstance(one.item, Tool)]
         needed = [tool for tool in items if tool.key in query.needs[0]]

@@ -19,3 +19,10 @@ def __getattr__(name: str) -> object:
             found: object = getattr(library, name)
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for interactive shells."""
+    from importlib import import_module  # noqa: PLC0415 - loaded with what it is for
+
+    return sorted({*globals(), *import_module("mcp_context_proxy.library").__all__})

@@ -366,7 +366,8 @@ class Proxy(Struct, kw_only=True, eq=False):
     @property
     def past_requests(self) -> PastRequests:
         """Return the renderer of recorded requests, which replays them as well."""
-        return PastRequests(self.contexts, lambda: self.catalog.snapshot, self.store.approvals)
+        profiles = self.gateway.profiles
+        return PastRequests(self.contexts, lambda: self.catalog.snapshot, self.store.approvals, profiles)
 
     @property
     def credentials(self) -> SharedCredentials | None:

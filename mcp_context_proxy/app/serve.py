@@ -23,6 +23,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.config.programs import all_secrets_of, first_wave
 from mcp_context_proxy.config.reload import Load, Reloader
 from mcp_context_proxy.config.secrets import redact_logs
+from mcp_context_proxy.context.presets import no_preset
 from mcp_context_proxy.errors import ServeError
 from mcp_context_proxy.protocol.strangers import one_line, shown_json
 from mcp_context_proxy.server.negotiation import Negotiation, Subscriptions
@@ -343,8 +344,9 @@ async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -
         group.cancel_scope.cancel()
 
 
-def _problems(proxy: Proxy) -> list[str]:
-    return [one_line(proxy.redact(text), PROBLEM_CHARACTERS) for text in proxy.health().get("problems", ())]
+def _problems(proxy: Proxy, presets: Iterable[str]) -> list[str]:
+    told = [*proxy.health().get("problems", ()), *map(no_preset, proxy.contexts.presets.unknown(presets))]
+    return [one_line(proxy.redact(text), PROBLEM_CHARACTERS) for text in told]
 
 
 PROBLEM_CHARACTERS: Final = 500

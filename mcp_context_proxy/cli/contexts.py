@@ -291,6 +291,8 @@ def _show_one(console: Terminal, context: Mapping[str, Any]) -> None:
     facts = [moment(context["time"]), context["origin"], f"about {context['tokens']:,} tokens"]
     if context["session"] is not None:
         facts.append(f"session {context['session']}")
+    if context.get("profile") is not None:
+        facts.append(f"profile {context['profile']}")
     console.say(Text(", ".join(facts), style="dim"))
     if context["read_as"] is not None:
         console.prose(Text(f"Read as: {one_line(context['read_as'])}", style="dim"), hanging=9)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -35,6 +35,7 @@ from mcp_context_proxy.cli import (
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.terminal import (
+    GAP,
     Terminal,
     counted,
     duration,
@@ -47,6 +48,7 @@ from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.process import private_opener
 
 if TYPE_CHECKING:
     from mcp_context_proxy.config import Config
@@ -265,8 +267,8 @@ def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
 MOST: Final = 1000
 """Limit of the number of results; a person reads tens."""
 
-IN_BRIEF: Final = 48
-"""Characters of an interaction beside another one."""
+LEAST_IN_BRIEF: Final = 20
+"""Characters of an interaction beside another one in a narrow terminal."""
 
 RECALLED_INDENT: Final = 6
 """Spaces before the text of an interaction, under its score."""
@@ -350,11 +352,15 @@ def export_command(config: Config, file: Path, agent: str | None, kind: str | No
     from mcp_context_proxy.interactions.transfer import export_lines
 
     count = 0
-    with open_configured_store(config) as store, click.open_file(str(file), "wb") as out:
+    with open_configured_store(config) as store, ExitStack() as stack:
+        if to_stdout := str(file) == "-":
+            out = click.get_binary_stream("stdout")
+        else:
+            out = stack.enter_context(open(file, "wb", opener=private_opener))
         for line in export_lines(store.interactions, scope_of(agent, kind)):
             out.write(line)
             count += 1
-    if str(file) != "-":
+    if not to_stdout:
         results().say(f"Wrote {counted(count, 'interaction')} to {file}.")
 
 
@@ -474,20 +480,24 @@ def recall_command(
 
 def _compare(console: Terminal, found: Recall, latest: Recall) -> None:
     """Show found interactions and the latest ones side by side; those in both have their number in both."""
+    from mcp_context_proxy.context.engine import age
+
     places = {one.interaction.id: place for place, one in enumerate(latest.results, 1)}
     common = sum(one.interaction.id in places for one in found.results)
+    pairs = list(zip_longest(found.results, latest.results))
+    width, now = len(str(len(pairs))), time.time()
+    room = max(LEAST_IN_BRIEF, (console.width - width - 2 * GAP) // 2)
+
+    def brief(one: Recollection | None) -> str:
+        if one is None:
+            return ""
+        said = one.interaction
+        return one_line(f"#{said.id}, {age(said.time, now)}: {said.content}", room - len(" …"))
+
     rows = [("", "found by the query", "the latest")]
-    pairs = zip_longest(found.results, latest.results)
-    rows += [(str(place), _in_brief(one), _in_brief(other)) for place, (one, other) in enumerate(pairs, 1)]
-    console.columns(rows, right=(0,))
+    rows += [(str(place), brief(one), brief(other)) for place, (one, other) in enumerate(pairs, 1)]
+    console.columns(rows, right=(0,), useful=LEAST_IN_BRIEF)
     console.say(f"{common} of {len(found.results)} found are among the latest {len(latest.results)}.")
-
-
-def _in_brief(one: Recollection | None) -> str:
-    if one is None:
-        return ""
-    interaction = one.interaction
-    return f"#{interaction.id} {moment(interaction.time)} {one_line(interaction.content, IN_BRIEF)}"
 
 
 @click.command("backfill")

@@ -29,6 +29,7 @@ from mcp_context_proxy.cli.terminal import counted, results
 from mcp_context_proxy.config import Config, StoreConfig
 from mcp_context_proxy.errors import DataFileError, StoreError
 from mcp_context_proxy.protocol.strangers import one_line
+from mcp_context_proxy.system.process import private_opener
 
 if TYPE_CHECKING:
     from mcp_context_proxy.cluster import ContextTable, ReplicaTable
@@ -114,7 +115,8 @@ def export(config: Config, file: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
-        file.write_bytes(text)
+        with open(file, "wb", opener=private_opener) as out:
+            out.write(text)
     except OSError as error:
         raise DataFileError(file, None, f"it cannot be written ({error.strerror or error})") from None
 

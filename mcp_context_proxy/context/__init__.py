@@ -335,6 +335,8 @@ class RequestContext(Struct, frozen=True):
     seconds: float = 0.0
     owner: str | None = None
     """Digest of the credentials of the MCP client; None without any, and for requests of others."""
+    profile: str | None = None
+    """Name of the client's profile; None without one."""
 
     @property
     def tokens(self) -> int:

@@ -79,6 +79,11 @@ _AMOUNTS: Final[Mapping[str, SavedPreset]] = {
 }
 
 
+def no_preset(name: str) -> str:
+    """Return what a person is told of a preset that there is not."""
+    return f"there is no preset {name!r}: `session save {name}` would save one"
+
+
 class PresetBook:
     """The presets by name: the packaged ones, and those of a file. Without a file, none outlives it."""
 
@@ -178,6 +183,10 @@ class PresetBook:
         """Return the options of some presets, those of a later one after those of an earlier one."""
         return [preset.options for preset in self._of(names) if preset.options != NO_OVERRIDES]
 
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that no preset has."""
+        return [name for name in names if name not in _AMOUNTS and name not in self._saved]
+
     def _of(self, names: Iterable[str]) -> Iterator[SavedPreset]:
         for name in names:
             preset = _AMOUNTS.get(name) or self._saved.get(name)
@@ -185,7 +194,7 @@ class PresetBook:
                 yield preset
             elif name not in self._told:
                 self._told.add(name)
-                logger.warning("there is no preset %r: `session save %s` would save one", name, name)
+                logger.warning("%s", no_preset(name))
 
     def _write(self, saved: dict[str, SavedPreset]) -> None:
         if self._path is not None:

@@ -51,6 +51,7 @@ from mcp_context_proxy.retrieval.links import NAMED, is_for
 from mcp_context_proxy.retrieval.reranker import Reranking
 from mcp_context_proxy.statistics.report import Arm
 from mcp_context_proxy.system.process import time_of_day
+from mcp_context_proxy.trust import ACTING
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ class Selection(Struct, kw_only=True):
 
     def context(self) -> RequestContext:
         """Return the finished request context."""
+        profile = ACTING.get().profile
         return RequestContext(
             id=secrets.token_hex(ID_BYTES),
             time=time_of_day(),
@@ -160,6 +162,7 @@ class Selection(Struct, kw_only=True):
             filters={} if self.scope.filters == NO_FILTERS else self.scope.filters.applied(),
             seconds=time.perf_counter() - self.began,
             owner=self.owner,
+            profile=None if profile is None else profile.name,
             arm=self.arm,
             searched=self.searched,
             kinds=None if self.scope.kinds is None else tuple(sorted(self.scope.kinds)),

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -137,12 +137,12 @@ class Hosts:
         make_api: MakeApi,
         key: bytes | None = None,
         *,
-        problems: Callable[[], Sequence[str]] = tuple,
+        problems: Callable[[Iterable[str]], Sequence[str]] = lambda _presets: (),
     ) -> None:
         """Serve hosts by a negotiation; without one, only those who ask the REST API.
 
         With a `key`, whoever connects has to prove first that it knows it: anybody can connect to a port.
-        `problems` returns messages for a person; each host gets it for its log.
+        `problems` returns messages for a person, also of presets that a host names; it gets them for its log.
         """
         self._negotiation, self._limits = negotiation, limits
         self._make_api, self._key, self._problems = make_api, key, problems
@@ -235,7 +235,7 @@ class Hosts:
         started = negotiation.gateway.profiles.started
         async with anyio.create_task_group() as group:
             channel = await SocketChannel.open(connection, self._limits.message_bytes)
-            if greeting.logs and (problems := self._problems()):
+            if greeting.logs and (problems := self._problems(greeting.presets)):
                 await channel.send(msgspec.json.encode({"bridge": {"problems": problems}}))
             conversation = Conversation(
                 negotiation=negotiation,

@@ -6,6 +6,7 @@ ended. Nothing that is remembered is pushed out: only as many as there is room f
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from typing import Any, Final, Self
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
@@ -31,7 +33,7 @@ from mcp_context_proxy.interactions import (
     scope_of,
 )
 from mcp_context_proxy.store import IN_MEMORY, Interaction, InteractionScope, InteractionStore, open_store
-from mcp_context_proxy.system.process import time_of_day
+from mcp_context_proxy.system.process import private_opener, time_of_day
 
 WRITTEN_TOGETHER: Final = 500
 """Interactions of one transaction: an import that is interrupted loses no more."""
@@ -117,9 +119,12 @@ def import_file(
     try:
         with path.open("rb") as file:
             is_table = file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
+            written = os.fstat(file.fileno()).st_mtime
         rows = _of_table(path, table or MessageTable(), done) if is_table else _of_lines(path, done)
         room = max(memory.room(), 0)
-        fresh = nlargest(room + 1, _unknown(memory, rows, done), key=lambda one: one.time)
+        # A time in the future, as by another time zone, becomes the same one each time the file is read.
+        dated = (replace(one, time=min(one.time, written)) for one in rows)
+        fresh = nlargest(room + 1, _unknown(memory, dated, done), key=lambda one: one.time)
     except (OSError, sqlite3.Error) as error:
         raise DataFileError(path, None, f"it cannot be read: {error}") from None
     chosen = sorted(fresh[:room], key=lambda one: one.time)
@@ -275,7 +280,7 @@ class Interactions(InteractionMemory):
     ) -> int:
         """Write interactions to a file, a line of JSON each, without embeddings; return how many."""
         count, scope = 0, scope_of(agent_name, interaction_type)
-        with Path(path).open("wb") as file:
+        with open(path, "wb", opener=private_opener) as file:
             for line in export_lines(self._opened.interactions, scope):
                 file.write(line)
                 count += 1

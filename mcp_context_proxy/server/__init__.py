@@ -29,7 +29,7 @@ from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, RequestError
 from mcp_context_proxy.protocol.eras import Era, client_capabilities
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.trust import THE_USER, Principal, Profile, profile_of
+from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Profile, profile_of
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,11 @@ class Profiles:
         if known is None:
             logger.warning("%s", _unknown(name))
         return principal.within(known or _nothing(name))
+
+    def again(self, name: str | None) -> Principal:
+        """Return who acts now, as a client of the profile that a past request had; None for none."""
+        acting = ACTING.get()
+        return acting if name is None or acting.profile is not None else self.named(acting, name)
 
     def started(self, profile: str | None, presets: tuple[str, ...], folder: str | None) -> Principal:
         """Return the principal of a host that has started the proxy, or its bridge, with such options."""

@@ -50,6 +50,7 @@ from mcp_context_proxy.protocol.strangers import one_line, quoted
 from mcp_context_proxy.retrieval import Ranking, Result
 from mcp_context_proxy.retrieval.item_metadata import title_of
 from mcp_context_proxy.retrieval.text import name_key, terms
+from mcp_context_proxy.server import Profiles
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY
 from mcp_context_proxy.server.search_answers import (
     ANSWER_TOKENS,
@@ -69,7 +70,7 @@ from mcp_context_proxy.server.search_answers import (
 from mcp_context_proxy.server.signatures import Detail, ToolSignature, summary
 from mcp_context_proxy.store import ApprovalStore
 from mcp_context_proxy.system.process import date_of
-from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust import ACTING, Role
 from mcp_context_proxy.trust.fingerprints import Fingerprint
 
@@ -392,14 +393,14 @@ class ReplayedRequest(Struct, frozen=True):
     """Those of today in their order, then those that are gone."""
 
 
-class PastRequests:
+class PastRequests(Struct, frozen=True):
     """Renders and replays recorded requests."""
 
-    def __init__(
-        self, contexts: ContextEngine, snapshot: Callable[[], Snapshot], approvals: ApprovalStore
-    ) -> None:
-        """Connect the parts; ``snapshot`` returns the catalog of the moment."""
-        self._contexts, self._snapshot, self._approvals = contexts, snapshot, approvals
+    _contexts: ContextEngine
+    _snapshot: Callable[[], Snapshot]
+    """Returns the catalog of the moment."""
+    _approvals: ApprovalStore
+    _profiles: Profiles
 
     async def rendered(self, context: RequestContext) -> RenderedRequest:
         """Return a request as its model read it, by the definitions that it had then."""
@@ -409,9 +410,11 @@ class PastRequests:
         """Answer a request again, with the options and filters that it had; nothing is recorded.
 
         It is asked outside of its session: items that the session had for every request are not compared.
+        A client of a profile had the catalog of that profile, and is answered from it again.
         """
-        now = await self._contexts.replay(context, msgspec.convert(context.filters, SearchFilters))
-        return ReplayedRequest(context, now, tuple(_compared(context, now, self._snapshot())))
+        with assigned(ACTING, self._profiles.again(context.profile)):
+            now = await self._contexts.replay(context, msgspec.convert(context.filters, SearchFilters))
+            return ReplayedRequest(context, now, tuple(_compared(context, now, self._snapshot())))
 
     def _rendered(self, context: RequestContext) -> RenderedRequest:
         then, missing = self._as_it_was(context)

@@ -321,6 +321,11 @@ def make_private(file: Path) -> bool:
     return False
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for `open`; one that is made by it can only be read by its owner."""
+    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
+
+
 def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
     """Write a file whole that only its owner may read: readers find the former content or all of this.
 

@@ -461,6 +461,7 @@ def page_routes() -> list[Route]:
     return [
         *(Route(path, _serving(content, kind), methods=["GET"]) for path, content, kind in served),
         Route(f"{PATH}/", partial(_to_page, "../ui", HTTPStatus.PERMANENT_REDIRECT), methods=["GET"]),
+        Route(f"{PATH}/servers", partial(_to_page, "../ui", HTTPStatus.PERMANENT_REDIRECT), methods=["GET"]),
         # For now only: browsers remember a permanent move also when another program has the port.
         Route(ROOT_PATH, partial(_to_page, "ui", HTTPStatus.TEMPORARY_REDIRECT), methods=["GET"]),
     ]

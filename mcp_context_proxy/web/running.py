@@ -32,7 +32,7 @@ from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import RequestError
 from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.retrieval import Result
+from mcp_context_proxy.retrieval import FITTING, Result
 from mcp_context_proxy.retrieval.text import content_words
 from mcp_context_proxy.server import Caller, ConnectedHost, Profiles
 from mcp_context_proxy.server.meta_definitions import CALL_READ_ONLY, READ_MARK
@@ -419,7 +419,7 @@ class PromptsApi(Api):
         found = answer.found
         # Where a model reads all tools in any case, it needs no second list.
         listed = proxy.tool_list.lists_all(found.snapshot)
-        tools = [] if listed or found.near_misses else list(found.tools.results)
+        tools = [] if listed or found.near_misses else near_the_best(found.tools.results)
         # Of what was brought, only what the prompt itself means: all the rest came with earlier requests.
         documents = [one for one in found.brought if _is_for_a_file(one, answer)]
         documents += [] if found.documents is None else found.documents.results
@@ -439,6 +439,14 @@ class PromptsApi(Api):
             answer.context.id,
             None if session is None else session.id,
         )
+
+
+def near_the_best(tools: Sequence[Result]) -> list[Result]:
+    """Return the tools with a score near that of the best two; the others of a fixed number are noise."""
+    assert FITTING.share_of_best is not None
+    best = [one.score for one in tools[: FITTING.best]]
+    least = FITTING.share_of_best * sum(best) / max(len(best), 1)
+    return [one for one in tools if one.exact or one.score >= least]
 
 
 def _is_for_a_file(one: Result, answer: SearchAnswer) -> bool:

@@ -1,6 +1,7 @@
 """``recall``, ``backfill`` and ``interactions``, over a store that a proxy could have left."""
 
 import json
+import stat
 import time
 from pathlib import Path
 
@@ -217,6 +218,7 @@ def test_interactions_can_be_exported_and_imported_into_another_store(
     file = workshop.folder / "kept.jsonl"
     done = run("interactions", "export", str(file), "--config", config)
     assert done.stdout == f"Wrote 3 interactions to {file}.\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "what agents said is for its owner"
 
     other = workshop.config(store={"path": str(workshop.folder / "other.sqlite3")})
     done = run("interactions", "import", str(file), "--config", other)
@@ -231,3 +233,5 @@ def test_recall_can_be_compared_with_the_latest(run: Run, config: Path) -> None:
 
     assert "found by the query" in done.stdout
     assert "1 of 1 found are among the latest 3." in done.stdout
+    first = next(line for line in done.stdout.splitlines() if line.startswith("1"))
+    assert first.count("#1, just now: the deployment is on") == 2, "they stand side by side"

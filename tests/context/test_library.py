@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+import mcp_context_proxy.library
 from mcp_context_proxy import (
     Catalog,
     ContextEngine,
@@ -138,3 +139,7 @@ async def test_half_a_character_in_a_result_or_a_text_ends_nothing() -> None:
         context = await engine.build("send an email message to a recipient", session)
 
     assert {"send_mail", "read_file"} <= {item.name for item in context.items}
+
+
+def test_an_interactive_shell_is_offered_the_names_of_the_library() -> None:
+    assert set(mcp_context_proxy.library.__all__) <= set(dir(mcp_context_proxy))

@@ -132,17 +132,20 @@ async def test_hosts_that_start_at_once_start_one_proxy(machine: Machine, server
     assert done == [1] * 20
 
 
-def test_log_of_each_host_has_the_mistakes_in_the_configuration(machine: Machine) -> None:
+def test_log_of_each_host_has_the_mistakes_in_the_configuration_and_in_its_own_presets(
+    machine: Machine,
+) -> None:
     machine.config.write_text("[servers.work]\ncomand = 'x'\nenv = { A = 3 }\n", encoding="utf-8")
     for _ in range(2):
         done = subprocess.run(
-            real_command("--config", machine.config, "serve", shared=True),
+            real_command("--config", machine.config, "serve", "--preset", "relase", shared=True),
             input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
             capture_output=True,
             env={**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)},
             check=False,
         )
         assert json.loads(done.stdout)["id"] == 1
+        assert b"there is no preset 'relase'" in done.stderr
         assert b"WARNING: server work: off: comand: unknown key; did you mean command?" in done.stderr
         assert b"servers.work.env.A: must be text in quotes, not a whole number" in done.stderr
 

@@ -196,6 +196,7 @@ def test_a_prompt_hook_gives_the_tools_that_fit_in_the_form_of_its_host(desk: De
     cursor = json.loads(hooked(desk, "cursor", **prompt).stdout)
     assert cursor["continue"] is True
     assert "desk__create_note(" in cursor["additional_context"]
+    assert "measure_" not in cursor["additional_context"], "tools that are far from the best are not named"
 
 
 def test_a_call_after_a_prompt_belongs_to_the_words_of_the_user(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,19 @@ def test_an_import_pushes_nothing_out_and_takes_the_latest(
 
     assert (done.kept, done.no_room) == (2, 3)
     assert contents(memory) == ["5 days ago", "6 days ago", "was there"]
+
+
+def test_messages_of_the_future_are_not_imported_twice(
+    memory: InteractionMemory, clock: Clock, tmp_path: Path
+) -> None:
+    """As those of a program that writes local times, east of Greenwich."""
+    path = written(tmp_path / "old.db", [("a", "user", "in two hours", time.time() + 7200)])
+    clock.now = time.time()
+    first = import_file(memory, path)
+    clock.now += 60
+    again = import_file(memory, path)
+
+    assert (first.kept, again.kept, again.known) == (1, 0, 1)
 
 
 def test_an_interrupted_import_goes_on_where_it_ended(memory: InteractionMemory, tmp_path: Path) -> None:

@@ -183,3 +183,18 @@ async def test_a_replay_has_the_options_and_filters_of_then(proxy: Proxy, host: 
     assert [item.name for item in replayed.now.items] == [item.name for item in replayed.then.items]
     assert len(replayed.now.items) == 2
     assert replayed.now.filters == {"server": "s"}
+
+
+async def test_a_request_of_a_profile_is_answered_again_from_the_catalog_of_that_profile(
+    workshop: Workshop,
+) -> None:
+    config = settings(workshop, TEXTS, clients={"desk": {"client": ["host"], "tools": ["s__report_*"]}})
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call(SEARCH, {"query": QUERY})
+        request = await latest(proxy)
+        replayed = await proxy.past_requests.replayed(request)
+
+    assert request.profile == "desk"
+    assert "s__post_message" not in {one.name for one in replayed.items}
+    assert {one.change for one in replayed.items} <= {"same"}

@@ -102,6 +102,8 @@ def test_the_address_of_the_proxy_leads_to_its_servers_and_keeps_the_token(
     page: Page, proxy: HttpProxy
 ) -> None:
     assert page.value("location.href") == f"{proxy.base}/ui"
+    page.open(f"{proxy.base}/ui/servers")
+    page.until(f"location.href === '{proxy.base}/ui' && !document.getElementById('main').hidden")
     assert page.value("Object.values(sessionStorage)") == [TOKEN]
     names = texts(page, "#servers h2")
     assert names[0] == "gone", "those that need somebody stand first"

@@ -4,6 +4,7 @@
 import { ask, byId, keepFresh, open, takeToken } from "./api.js";
 import { element } from "./view.js";
 
+/** Entries that the page shows. */
 const MOST = 200;
 
 let shown = "";
@@ -36,7 +37,9 @@ function view({ enabled, entries }) {
       element("td", {}, summary),
     ),
   );
-  return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
+  const table = element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
+  const told = `The latest ${MOST} entries of this time. mcp-context-proxy audit --since ${chosen()} has all of them.`;
+  return element("div", {}, entries.length < MOST ? null : element("p", { class: "facts" }, told), table);
 }
 
 const look = keepFresh(refresh);
