@@ -233,6 +233,17 @@ class ChangedMeaningError(UnknownItemError):
         )
 
 
+class ChangedToolError(UnknownItemError):
+    """A tool is another one than a person was asked about."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("tool", name)
+        self.args = (
+            f"{name} was not run: its definition changed while the user was asked; look at it, and call it "
+            "again",
+        )
+
+
 LIKENESS: Final = 0.6
 """Ratio of `difflib` from which on names are alike, as it recommends."""
 

@@ -77,6 +77,10 @@ plane regular expressions write escapes in different ways."""
 _SUSPECT = pattern(rb"\\[ubfr]|(?:\\[nt]| ){%d}|(?i:\[(?: |\\[nt])*+server)" % (BLANK_LINES + 1))
 """Control characters, spaces in a row and marks of servers (`unmarked`), as they are written in JSON."""
 
+_ESCAPED_LETTER = pattern(rb"\\u00(?:2[0134589a-fA-F]|3[0-9abdfABDF]|[46][0-9a-fA-F]|[57][0-9abd-fABD-F])")
+"""A letter, digit or sign of ASCII that is written as an escape, as no honest server does: those that some
+libraries escape are left out. What is looked for in the bytes of a definition would be missed there."""
+
 _BLANK = b" " * (BLANK_LINES + 1)
 
 _VALUE = pattern(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[,\[{]', re.DOTALL)
@@ -135,7 +139,7 @@ def fit(definition: bytes, limits: Limits, *, is_plain: bool | None = None) -> t
             cleaned["_meta"] = {
                 key: item for key, item in cleaned["_meta"].items() if not key.startswith(OWN_PREFIX)
             }
-        if cleaned != value or objects.repeat:
+        if cleaned != value or objects.repeat or _ESCAPED_LETTER.search(definition):
             definition = json.dumps(cleaned, ensure_ascii=False).encode()
     if b'"icons"' in definition:
         definition = _with_safe_icons(definition)

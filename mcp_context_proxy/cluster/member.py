@@ -59,7 +59,7 @@ from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, StoreError
 from mcp_context_proxy.front.auth import principal_of, rights_of
 from mcp_context_proxy.front.http_requests import JSON_TYPE, error_response, event_of, replay
-from mcp_context_proxy.front.http_sessions import SESSION_HEADER, EventStreams
+from mcp_context_proxy.front.http_sessions import MESSAGES_PATH, SESSION_HEADER, EventStreams
 from mcp_context_proxy.front.streamable_http import StreamableHttp, is_modern, session_not_found
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, RequestId, error_reply
 from mcp_context_proxy.protocol.framing import Bucket
@@ -171,6 +171,9 @@ class Homes:
     async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take a message for an event stream, here or at the replica that has the stream."""
         body = await _body(scope, receive)
+        # What a client writes behind this path means nothing, and a relay would spell it in another way than
+        # it was signed: this replica would take itself for one with another key.
+        scope = {**scope, "path": MESSAGES_PATH}
         if RELAY_HEADER in dict(scope["headers"]):
             if not self._may_relay(scope, body):
                 await Response(None, REFUSED_STATUS, refused())(scope, receive, send)

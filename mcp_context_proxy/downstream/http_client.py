@@ -413,7 +413,7 @@ class ModernHttp:
 
 def header_map(definition: bytes) -> tuple[str, HeaderMap, str | None]:
     """Return a tool's name, its header map, and the reason if that is invalid."""
-    if b"x-mcp-header" not in definition:
+    if b"x-mcp-header" not in definition and b"\\u00" not in definition:
         return "", {}, None
     try:
         tool = json.loads(definition)

@@ -19,7 +19,6 @@ a new subscription, so after the first one, and after a loss, all lists are fetc
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -264,7 +263,7 @@ class Output:
         self.address = ""
         """URL at which the program says that it serves HTTP; empty if it says none."""
         self.on_address: Callable[[], None] | None = None
-        """Called once, when it says so."""
+        """Called once, when it says so; None where nobody wants to know, as of a program that is ready."""
         self._kept = bytearray()
         self._second, self._logged, self._skipped = 0, 0, 0
         self._unlogged = bytearray()
@@ -278,10 +277,10 @@ class Output:
         """Add stderr that was read."""
         limit = self._limits.stderr_kept_bytes
         self._kept += data
-        if not self.address and b"://" in data and (found := _SERVES_HTTP.search(self._kept)):
-            self.address = self._readable(found[1])
-            if self.on_address is not None:
-                self.on_address()
+        if self.on_address is not None and b"://" in data and (found := _served_at(self._kept, len(data))):
+            self.address = self._readable(found)
+            self.on_address()
+            self.on_address = None
         # Twice the bound before anything is moved: each byte is then moved once at most.
         if len(self._kept) > 2 * limit:
             del self._kept[:-limit]
@@ -336,11 +335,32 @@ class Output:
 
 
 _SERVES_HTTP = pattern(
-    rb"(?i)^(?![^\n]*(?:auth|callback|dashboard|inspector|log-?in|metrics))[^\n]*\b(?:listening|running|serving|started|available|server)\b[^\n]{0,120}?"
-    rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)",
-    re.MULTILINE,
+    rb"(?i)^(?!.*(?:auth|callback|dashboard|inspector|log-?in|metrics)).*"
+    rb"\b(?:listening|running|serving|started|available|server)\b.{0,120}?"
+    rb"(https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:/[\w./-]*)?)"
 )
 """A line on stderr in which a program says where it serves HTTP; not one about a login or its pages."""
+
+URL_LINES, URL_LINE_BYTES = 50, 300
+"""Lines with a URL of one piece of output that are looked at, and bytes of one on either side of the URL: the
+time that it takes grows with nothing else that a program writes."""
+
+
+def _served_at(kept: bytearray, fresh: int) -> bytes:
+    """Return the URL at which the last bytes of some output say that HTTP is served; empty if they do not."""
+    at = max(len(kept) - fresh - len(b"://"), 0)
+    for _ in range(URL_LINES):
+        at = kept.find(b"://", at)
+        if at < 0:
+            break
+        begin = max(kept.rfind(b"\n", 0, at) + 1, at - URL_LINE_BYTES)
+        end = kept.find(b"\n", at, at + URL_LINE_BYTES)
+        end = end if end >= 0 else min(len(kept), at + URL_LINE_BYTES)
+        if (found := _SERVES_HTTP.search(kept[begin:end])) is not None:
+            return bytes(found[1])
+        at = end
+    return b""
+
 
 CONFIRM_SECONDS = 2.0
 """Time for a server to confirm a subscription; then its client is answered anyway."""

@@ -265,6 +265,7 @@ class ServerLifecycle:
                         await self._save(connected)
                     scope.deadline = float("inf")
                     free_slot()
+                    self.output.on_address = None
                     ready_at = self._idle.ready_at = anyio.current_time()
                     self._transition(ServerState.READY, connected=connected)
                     tools = len(self._lists.current.tools)

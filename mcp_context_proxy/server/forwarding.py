@@ -295,6 +295,16 @@ def tell_waiting(params: Members, notify: Notify, seconds: float, standing: str)
         notify(PROGRESS, {"progressToken": token, **waiting_facts(seconds, standing)})
 
 
+def object_in_text(arguments: Raw) -> Raw:
+    """Return arguments that a model sent as a string of JSON as the object in it."""
+    text = (envelope.text(arguments) or "").strip()
+    try:
+        envelope.members(text.encode())
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    return Raw(text.encode())
+
+
 @contextmanager
 def downstream_errors(era: Era) -> Iterator[None]:
     """Turn errors of downstream servers into errors of the caller's era."""

@@ -428,6 +428,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             tool = self.calls.known(wanted.name, sent, caller) or await self.calls.resolve(
                 wanted.name, sent, caller
             )
+            if through == CALL_READ_ONLY:
+                # By what it says now, and not by what is remembered of it.
+                tool = await self.calls.as_listed(tool, sent, caller)
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
                 said = wanted.goal and self.redact(wanted.goal)
                 result = await self.calls.call_tool(tool, sent, caller, goal=said, through=through)

@@ -31,6 +31,7 @@ from mcp_context_proxy.context.session import Handles, Session, SessionContext, 
 from mcp_context_proxy.downstream.fleet import Fleet
 from mcp_context_proxy.errors import (
     AuthorizationError,
+    ChangedToolError,
     DownstreamError,
     RemoteError,
     SecretRefusedError,
@@ -44,14 +45,14 @@ from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import Outcome, outcome_of
+from mcp_context_proxy.protocol.eras import Era, Outcome, outcome_of
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
 from mcp_context_proxy.results import SMALL_BYTES, LargeResults
 from mcp_context_proxy.results.shortening import Call
 from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
-from mcp_context_proxy.server.forwarding import Forwarder, request_error, tell_waiting
+from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day
@@ -475,14 +476,13 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             DownstreamError: see `Link.request`.
             RequestError: the call continues one that nobody knows.
         """
-        if self.fleet.clients[tool.server].connected is None:
-            tool = await self._as_listed(tool, params, caller)
+        tool = await self.as_listed(tool, params, caller)
         sent = {**params, "name": envelope.raw(tool.name)}
         arguments = params.get("arguments")
         if arguments is not None and envelope.starts_with(arguments, b'"'):
             large = len(arguments) > envelope.TAKEN_APART_BYTES
             sent["arguments"] = (
-                await in_thread(_object_in_text, arguments) if large else _object_in_text(arguments)
+                await in_thread(object_in_text, arguments) if large else object_in_text(arguments)
             )
         elif arguments is not None and envelope.starts_with(arguments, b"n"):
             del sent["arguments"]
@@ -502,6 +502,12 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
                     self.ended.refused(tool, params, caller, rule)
                 return eras.fit_result_to_client("tools/call", agreed, caller.era)
             sent = agreed
+            if caller.era is Era.HANDSHAKE:
+                try:
+                    await self._raise_if_changed(tool, params, caller)
+                except (DownstreamError, UnknownItemError):
+                    self.ended.refused(tool, params, caller, rule)
+                    raise
         began = time.perf_counter()
         try:
             client = self.fleet.clients[tool.server]
@@ -524,22 +530,34 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return await self._fitted(tool, params, caller, result, direct=through is None)
         return mark_untrusted(tool.server, result) if client.config.spotlight else result
 
-    async def _as_listed(self, tool: Tool, params: Members, caller: Caller) -> Tool:
+    async def as_listed(self, tool: Tool, params: Members, caller: Caller) -> Tool:
         """Wait for the server of a tool that is known from before, and return the tool as it is now.
 
         Raises:
             UnknownItemError: the tool is gone, or waits for a person's approval, because it has changed.
         """
         client = self.fleet.clients[tool.server]
-        await client.wait_connected(partial(tell_waiting, params, caller.notify))
-        if client.connected is None:
-            # It cannot be called now, and the call says why.
+        if client.connected is not None:
             return tool
+        await client.wait_connected(partial(tell_waiting, params, caller.notify))
+        # If it cannot be called now, the call says why.
+        return tool if client.connected is None else self._now(tool, caller)
+
+    def _now(self, tool: Tool, caller: Caller) -> Tool:
         snapshot = self.catalog.snapshot
         found = snapshot.tools.get(tool.exposed_name)
         if found is None or (found.server, found.name) != (tool.server, tool.name):
             found = names.tool_named(snapshot, tool.name, tool.server, name_of=caller.name_of)
         return found
+
+    async def _raise_if_changed(self, tool: Tool, params: Members, caller: Caller) -> None:
+        """Refuse a call that a person has accepted after its tool became another one, or none.
+
+        A client of the modern era calls again with the answer, so that all is looked at anew.
+        """
+        await self.as_listed(tool, params, caller)
+        if self._now(tool, caller).fingerprint != tool.fingerprint:
+            raise ChangedToolError(caller.name_of(tool))
 
     async def _fitted(
         self, tool: Tool, params: Members, caller: Caller, result: bytes, direct: bool
@@ -578,13 +596,3 @@ def unknown(error: UnknownItemError) -> bytes:
     if isinstance(error, SharedNameError):
         return failure(bounded(str(error)))
     return failure(f"{bounded(str(error))}\n{meta_definitions.SEARCH} finds tools by what they do.")
-
-
-def _object_in_text(arguments: Raw) -> Raw:
-    """Return arguments that a model sent as a string of JSON as the object in it."""
-    text = (envelope.text(arguments) or "").strip()
-    try:
-        envelope.members(text.encode())
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    return Raw(text.encode())

@@ -192,9 +192,10 @@ def _marked(gone: str, come: str) -> str:
     return (f"[-{visible(gone)}-]" if gone else "") + (f"{{+{visible(come)}+}}" if come else "")
 
 
-HASH_DIGITS: Final = 16
-"""Hexadecimal digits of the hash by which a person approves: nobody finds another definition with it in the
-time between looking and approving."""
+HASH_DIGITS: Final = 40
+"""Hexadecimal digits of the hash by which a person approves. A server has all the time to look for two
+definitions of its own with one hash, of which it shows one and has the other approved: with as many digits it
+would have to try 2^80, and with 16 some billions, which a graphics card does in a second."""
 
 
 class ApprovalError(ContextProxyError):

@@ -13,6 +13,7 @@ from support.servers import real_lists
 
 from mcp_context_proxy.catalog.definitions import UnfitError, fit, with_description
 from mcp_context_proxy.config import Limits
+from mcp_context_proxy.downstream.http_client import header_map
 from mcp_context_proxy.protocol.strangers import clean
 
 LIMITS = Limits()
@@ -70,6 +71,18 @@ def test_a_hint_that_only_some_hosts_read_is_left_out() -> None:
     odd = encoded(annotations={"read_only_hint": True, "DestructiveHint": False, "title": "t"})
 
     assert fitted(odd)["annotations"] == {"title": "t"}
+
+
+def test_no_escape_hides_a_member_from_those_who_look_for_it() -> None:
+    plain = {"icons": [{"src": "javascript:alert(1)"}], "inputSchema": {"x-mcp-header": "A"}}
+    icons, header = '"\\u0069cons":[{"src":"javascript:alert(1)"}]', '"x\\u002dmcp\\u002Dheader":"A"'
+    escaped = f'{{"name":"t",{icons},"inputSchema":{{{header}}}}}'.encode()
+    honest = rb'{"name":"t","inputSchema":{},"description":"1 \u003c 2 \u0026 \u0027, \u00e9"}'
+
+    assert b"\\" not in fit(escaped, LIMITS)[0]
+    assert fitted(escaped) == fitted(encoded(**plain))
+    assert header_map(escaped)[1:] == header_map(encoded(**plain))[1:]
+    assert fit(honest, LIMITS) == (honest, "")
 
 
 def test_scripts_and_emoji_keep_the_joiners_that_they_need() -> None:

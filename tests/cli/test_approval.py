@@ -28,7 +28,7 @@ def config(workshop: Workshop) -> Path:
 
 
 def hashes(text: str) -> list[str]:
-    return re.findall(r"^  hash: (\w{16})$", text, re.MULTILINE)
+    return re.findall(r"^  hash: (\w{40})$", text, re.MULTILINE)
 
 
 def test_changes_shows_what_waits_new_sentences_first_with_hidden_characters_written_out(

@@ -364,6 +364,32 @@ async def test_no_address_of_a_client_makes_a_replica_take_its_own_key_for_a_wro
     assert counts_of(cluster.bases)["cluster_relays_refused_total",] == before
 
 
+@pytest.mark.parametrize("path", ["", "%3Fx", "%2541", "a%23b", "../messages/x"])
+async def test_no_path_below_that_of_messages_makes_a_replica_take_its_own_key_for_a_wrong_one(
+    cluster: Cluster, path: str
+) -> None:
+    """What follows in the path means nothing, and a library writes it in another way than was signed."""
+    host, _, port = cluster.bases[1].removeprefix("http://").partition(":")
+    before = counts_of(cluster.bases)["cluster_relays_refused_total",]
+    async with wires.sse(cluster.bases[0]) as ada:
+        assert isinstance(ada.wire, wires.SseWire)
+        session = ada.wire.url.partition("?")[2]
+        answered = ada.expect("far")
+        body = json.dumps({"jsonrpc": "2.0", "id": "far", "method": "ping"}).encode()
+        lines = f"POST /messages/{path}?{session} HTTP/1.1\r\nhost: {host}:{port}\r\n"
+        lines += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(f"{lines}connection: close\r\n\r\n".encode() + body)
+            answer = b"".join([part async for part in stream])
+        assert answer.startswith(b"HTTP/1.1 202 "), answer
+        assert await answered == {}
+    async with httpx2.AsyncClient(timeout=30) as http:
+        ready = [(await http.get(f"{base}/readyz")).status_code for base in cluster.bases]
+
+    assert ready == [200, 200, 200]
+    assert counts_of(cluster.bases)["cluster_relays_refused_total",] == before
+
+
 async def test_relays_that_nobody_has_signed_fill_no_log(cluster: Cluster) -> None:
     async with httpx2.AsyncClient(timeout=30) as http:
         ada = await session_at(cluster.bases[2], http)

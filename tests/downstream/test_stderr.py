@@ -44,6 +44,25 @@ def test_terminal_control_sequences_and_invisible_characters_are_removed() -> No
     assert kept.stderr_lines() == ("red evil ab .",)
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"MCP server listening on http://localhost:3001/mcp\n",),
+        (b"MCP server listening on htt", b"p://localhost:3001/mcp\n"),
+        (b"https://example.com/docs\n" * 20 + b"Server at:", b" http://localhost:3001/mcp"),
+    ],
+)
+def test_the_url_at_which_a_program_serves_is_found_wherever_its_output_is_divided(
+    pieces: tuple[bytes, ...],
+) -> None:
+    kept, told = tail(), list[str]()
+    kept.on_address = lambda: told.append(kept.address)
+    for piece in pieces:
+        kept.feed_stderr(piece)
+
+    assert told == ["http://localhost:3001/mcp"]
+
+
 def test_a_secret_is_redacted_even_if_it_came_in_pieces_or_encoded() -> None:
     kept = tail(redact=Redactor([("TOKEN", "s3cr3t value")]))
     for piece in (b"key s3c", b"r3t va", b"lue\n", b"and s3cr3t%20value, czNjcjN0IHZhbHVl\n"):

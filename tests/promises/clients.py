@@ -260,13 +260,15 @@ CLIENTS = (
     ),
     Promise(
         'With `"ask"` for a tool or its class, no call of such a tool is sent unless a person has '
-        "accepted it. The question names server and tool and shows the arguments without secrets "
-        "and hidden characters; a call that was declined, cancelled or not answered does not run, "
-        "and says so; nobody is asked twice for one call. Arguments that name anything twice, of "
+        "accepted it, and the tool is still what they were asked about. The question names server and "
+        "tool and shows the arguments without secrets and hidden characters; a call that was declined, "
+        "cancelled or not answered does not run, and says so; nobody is asked twice for one call. "
+        "Arguments that name anything twice, of "
         "which a server might take the value that was not shown, are neither asked about nor sent.",
         (
             PERMISSIONS + "test_every_way_of_calling_has_the_same_rule",
             CONSENT + "test_a_confirmed_call_names_server_tool_and_arguments_and_runs_once",
+            CONSENT + "test_a_call_runs_only_if_the_tool_is_still_what_the_person_was_asked_about",
             CONSENT + "test_a_client_that_cannot_be_asked_is_refused_and_told_how_to_go_on",
             CONSENT + "test_a_made_up_state_is_no_consent",
             CONSENT + "test_an_answer_counts_for_the_call_that_was_asked_about",

@@ -40,9 +40,10 @@ TRUST = (
     Promise(
         "Nothing that a model can reach approves a definition, and models get neither its new text "
         "nor its old one while it waits, nor does anybody below the role `view` in a past request. "
-        "A person approves by the hash of what they were shown, on the command line or with the "
-        "bearer token; without a token nobody can over HTTP.",
+        "A person approves by the hash of what they were shown, which nobody finds two definitions with, "
+        "on the command line or with the bearer token; without a token nobody can over HTTP.",
         (
+            APPROVAL + "test_nobody_finds_two_definitions_with_one_hash",
             APPROVAL + "test_a_person_approves_only_what_they_have_seen",
             "cli/test_approval.py::test_what_is_not_shown_whole_cannot_be_approved_by_its_hash",
             "web/test_approvals.py::test_what_the_page_does_not_show_whole_has_no_hash_there",

@@ -197,6 +197,51 @@ async def test_an_answer_that_comes_too_late_is_told_that_the_call_did_not_run(w
     assert downstream.ledger.calls() == []
 
 
+@pytest.mark.parametrize("through", [None, "call_tool"])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("turned off", "is turned off by servers.s.deny"),
+        ("changed", "its definition changed; a person has to look"),
+        ("removed", "it is no longer configured"),
+    ],
+)
+async def test_a_call_runs_only_if_the_tool_is_still_what_the_person_was_asked_about(
+    workshop: Workshop, through: str | None, change: str, why: str
+) -> None:
+    downstream = server(workshop, "write")
+    workshop.server("other")
+    config = workshop.config()
+
+    class Slow(Host):
+        """A host whose person takes time, in which something happens."""
+
+        async def ask(self, method: str, params: Any) -> bytes:
+            if change == "changed":
+                spec = json.loads(downstream.path.read_text(encoding="utf-8"))
+                spec["tools"] = [tool("write", "Writes whatever it likes.")]
+                downstream.path.write_text(json.dumps(spec), encoding="utf-8")
+                await proxy.fleet.restart("s")
+            else:
+                downstream.settings["deny"] = ["write"]
+                if change == "removed":
+                    del workshop.servers["s"]
+                await proxy.apply(load(workshop.config(), environ={}))
+            with anyio.fail_after(PATIENCE):
+                while "s__write" in proxy.catalog.snapshot.tools:  # noqa: ASYNC110 - another task
+                    await anyio.sleep(LOOK_SECONDS)
+            return b'{"action": "accept", "content": {}}'
+
+    async with inside(config) as proxy:
+        host = Slow(proxy, "handshake", CAPABLE)
+        arguments = {} if through is None else {"name": "s__write", "arguments": {}}
+        result = await host.call(through or "s__write", arguments)
+
+    assert result["isError"]
+    assert why in text(result)
+    assert downstream.ledger.calls() == []
+
+
 async def test_a_call_that_is_cancelled_while_the_person_is_asked_does_not_run(workshop: Workshop) -> None:
     class Slow(Host):
         async def ask(self, method: str, params: Any) -> bytes:

@@ -238,12 +238,10 @@ class SseWire:
     answers_cancelled = False
 
     def __init__(self, pool: httpx2.AsyncClient, url: str) -> None:
-        self._pool, self._url = pool, url
+        self._pool, self.url = pool, url
 
     async def send(self, text: str) -> None:
-        response = await self._pool.post(
-            self._url, content=text, headers={"content-type": "application/json"}
-        )
+        response = await self._pool.post(self.url, content=text, headers={"content-type": "application/json"})
         assert response.status_code == 202, response.text
 
 

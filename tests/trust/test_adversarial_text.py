@@ -171,6 +171,13 @@ def stderr(written: str) -> None:
     output.stderr_lines()
 
 
+def stderr_in_pieces(written: str) -> None:
+    output = Output(server="evil", limits=LIMITS)
+    output.on_address = lambda: None
+    for start in range(0, len(written), 200):
+        output.feed_stderr(f"server {written[start : start + 200]} http://".encode())
+
+
 def mistake(written: str) -> None:
     try:
         msgspec.convert({written: written, "server": 1}, SearchFilters)
@@ -265,6 +272,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "remembered text": lambda written: plain(written, str, 1_000),
     "name of an agent": agent_named,
     "stderr": stderr,
+    "stderr in pieces": stderr_in_pieces,
     "line of a log": lambda written: LogFormatter().format(
         logging.makeLogRecord({"msg": written, "name": "root"})
     ),

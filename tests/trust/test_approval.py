@@ -370,6 +370,18 @@ def test_a_person_approves_only_what_they_have_seen(store: Store) -> None:
         decide(store, "other", [], State.APPROVED, by="test", expected=seen)
 
 
+def test_nobody_finds_two_definitions_with_one_hash(store: Store) -> None:
+    """A server would show a person the one, and have the other approved."""
+    run = Run(store, "all")
+    run.list("calc", ADD)
+    seen = hash_of(pending(store.approvals.record("calc").rows))
+    bits = 4 * len(seen)
+
+    assert bits // 2 >= 80, "tries until two of so many hashes are equal, as a power of two"
+    with pytest.raises(ApprovalError, match="look again"):
+        decide(store, "calc", [], State.APPROVED, by="test", expected=seen[:-1])
+
+
 def test_a_laxer_mode_takes_what_the_former_one_held_but_no_changes(store: Store) -> None:
     strict = Run(store, "all")
     strict.list("calc", ADD)

@@ -13,7 +13,7 @@ from support.ledger import until
 from support.listings import approve
 from support.proxies import Host, inside
 from support.raw_client import RpcError
-from support.servers import Server, Workshop, tool
+from support.servers import PROGRAM, Server, Workshop, tool
 
 from mcp_context_proxy.store import Store, open_store
 
@@ -180,3 +180,30 @@ async def test_no_method_of_the_protocol_and_no_tool_decides(config: Path) -> No
         for method in ("approvals/approve", "tools/approve"):
             with pytest.raises(RpcError):
                 await host.request(method, {"server": "calc"})
+
+
+async def test_a_tool_that_no_longer_says_that_it_reads_is_not_called_as_one_that_does(
+    workshop: Workshop,
+) -> None:
+    """It is remembered as one that reads, and its server, which the call wakes, has a new version."""
+    reads = {"annotations": {"readOnlyHint": True}}
+    calc = workshop.server("calc", settings={"start": "lazy"}, tools=[tool("sync", **reads)])
+    package = workshop.folder / "node_modules" / "calc"
+    package.mkdir(parents=True)
+    program = package / "server.py"
+    program.write_text(f"import runpy\nrunpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n", "utf-8")
+    calc.settings["args"] = ["-I", "-S", str(program), str(calc.path)]
+    described = package / "package.json"
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    described.write_text('{"name": "calc", "version": "1.0.0"}', encoding="utf-8")
+    async with inside(config):
+        pass
+    described.write_text('{"name": "calc", "version": "2.0.0"}', encoding="utf-8")
+    now_lists(calc, tools=[tool("sync", "Overwrites all.", annotations={"destructiveHint": True})])
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+        refused = await host.call("call_read_only_tool", {"name": "calc__sync"})
+        assert not calc.ledger.calls()
+        assert not (await host.call("call_tool", {"name": "calc__sync"})).get("isError")
+
+    assert "calc__sync counts as destructive" in refused["content"][0]["text"]
