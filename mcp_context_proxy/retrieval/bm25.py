@@ -522,3 +522,49 @@ class Flat(Generic[Element]):
 
     def __iter__(self) -> Iterator[Element]:
         return chain.from_iterable(self._pieces)
+
+
+FIELDS_NAMED = 2
+"""Fields that a result's reasons name: those that added most."""
+
+WORDS_NAMED = 4
+"""Words of a field that the reasons repeat."""
+
+FIELD_REASONS = {
+    "name": "name matches",
+    "description": "description mentions",
+    "parameters": "parameters match",
+    "parameter_descriptions": "parameters mention",
+    "server": "server matches",
+    "text": "text mentions",
+    "title": "title matches",
+    "values": "values of parameters match",
+    "labels": "tags match",
+    "use_cases": "use cases mention",
+}
+
+
+def lexical_reasons(
+    parts: Sequence[tuple[str, str, float]], words: Mapping[str, str], asked: Collection[str]
+) -> list[str]:
+    """Return reasons for a person by the score of an item by field and term.
+
+    Args:
+        parts: The score, as field, index term and amount.
+        words: The word of each term.
+        asked: Terms of the query itself.
+    """
+    by_field: dict[str, float] = {}
+    for at, _, added in parts:
+        by_field[at] = by_field.get(at, 0.0) + added
+    reasons = []
+    for name in sorted(by_field, key=lambda name: -by_field[name])[:FIELDS_NAMED]:
+        terms = [term for at, term, _ in parts if at == name]
+        named = sorted(terms, key=lambda term: term not in asked)[:WORDS_NAMED]
+        own = " ".join(words[term] for term in named if term in asked)
+        alike = [words[term] for term in named if term not in asked]
+        matched = [f"'{own}'"] if own else []
+        if alike:
+            matched.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")
+        reasons.append(f"{FIELD_REASONS[name]} {' and '.join(matched)}")
+    return reasons

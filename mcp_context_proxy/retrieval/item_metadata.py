@@ -61,6 +61,8 @@ ACTIONS: Final = ("", *_VERBS)
 
 DELETE: Final = ACTIONS.index("delete")
 
+READING: Final = frozenset({ACTIONS.index("read"), ACTIONS.index("search")})
+
 CHANGE: Final = len(ACTIONS)
 """Position of tools that change something by a verb which is not among these ("assign"). They gain what tools
 without a verb do, and lose what changing ones do."""

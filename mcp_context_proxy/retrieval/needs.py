@@ -124,7 +124,8 @@ CHANGING: Final = frozenset(
 
 _DENIED: Final = pattern(
     r"\b(?:(?:(?:do|should|must)(?: not|n['’]?t)|never|not to|without|instead of|rather than|no need to)\b"
-    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you)){0,4}"
+    r"(?: (?:want(?:ing)?|going|need|have|be|being|been|get|ever|actually|yet|please|mind|to|you|it|them"
+    r"|this|that|these|those|any(?:thing|one)?)){0,4}"
     r" (?P<verb>\w+)"
     r"|(?:nothing|no \w+|none)\b(?: of (?:it|them|these))? (?:should|must|may|shall|can|is to|are to|will)"
     r"(?: be)? (?P<done>\w+)"
@@ -317,11 +318,12 @@ def antecedent(needs: Sequence[str]) -> str | None:
     return next((match[1] for need in reversed(needs) if (match := _ONE_OF.search(need)) is not None), None)
 
 
-def denied(request: str) -> Iterator[Span]:
-    """Yield where a request says which changes are not to be made."""
+def denied(request: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where a request says which changes are not to be made, and its verb, if there is one."""
     for match in _DENIED.finditer(request):
-        if not (done := match["verb"] or match["done"] or match["nothing"]) or stem(done.lower()) in CHANGING:
-            yield match.span()
+        verb = (match["verb"] or match["done"] or match["nothing"] or "").lower()
+        if not verb or stem(verb) in CHANGING:
+            yield *match.span(), verb
 
 
 def without_opener(query: str) -> str:

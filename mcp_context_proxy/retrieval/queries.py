@@ -31,8 +31,10 @@ from mcp_context_proxy.retrieval.forms import (
     written_out,
 )
 from mcp_context_proxy.retrieval.item_metadata import (
+    DELETE,
     EFFECTS,
     ORDERS,
+    VERBS,
     opening_match,
     wanted,
 )
@@ -122,6 +124,8 @@ _TRACKED: Final = frozenset(
 _AFTER_VERBS: Final = frozenset({"a", "an", "another", "me", "us", "my", "some"})
 """Words that follow such a verb: "file a bug", but not "file the report under finance"."""
 
+_DELETING: Final = frozenset(verb for verb, action in VERBS.items() if action == "delete")
+
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[A-Za-z]+")
 _CARRYING_VERBS = """
@@ -184,6 +188,8 @@ class ReadQuery(Struct, frozen=True):
     """The general purpose of a single need; None for most."""
     purposes: tuple[Purpose | None, ...]
     """The same for each text but the first, of a query of several needs."""
+    refused: frozenset[str]
+    """Stems of verbs that it says are not to be done, and does not ask for elsewhere: "don't merge it"."""
     service: str | None
     """The service that it is for by name (`purposes.service_of`), as an index term."""
     cores: tuple[str, ...]
@@ -311,6 +317,8 @@ def read_query(
     verb = ""
     for start, end in needs:
         need, order = whole[start:end], _uncarried(whole, start, end, carried)
+        if len(needs) > 1 and not content_words(order) and any(denied(need)):
+            continue
         if need.partition(" ")[0].lower() in ARTICLES:
             need, order = f"{verb} {need}", verb
         elif (opened := opening_match(need)) is not None:
@@ -347,6 +355,7 @@ def read_query(
         is_gibberish=0 < plain == unknown and not kinds,
         purpose=purpose,
         purposes=tuple(parts[need][1] for need in texts[1:]),
+        refused=_refused(whole, reported),
         service=None if (service := service_of(written)) is None else stem(service),
         cores=tuple(cores(written)),
     )
@@ -365,9 +374,9 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
             continue
         need = query[start:end]
         telling, first = None, ""
-        if unwanted := [*denied(need), *done_to_things(need)]:
+        if unwanted := [*((a, b) for a, b, _ in denied(need)), *done_to_things(need)]:
             telling, first = telling_places(need), _first_word(need)
-            if not all(within(place, unwanted) for place in telling):
+            if len(needs) > 1 or not all(within(place, unwanted) for place in telling):
                 spans += ((start + a, start + b) for a, b in unwanted)
                 reported += spans[-len(unwanted) :]
         for match in _CARRIED.finditer(need):
@@ -384,6 +393,22 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
                     reported.append(spans[-1])
                 break
     return _joined(spans), _joined(reported)
+
+
+def _refused(query: str, reported: Sequence[Span]) -> frozenset[str]:
+    """Return the stems of verbs that are not to be done, unless the query asks for them as well."""
+    verbs = {verb for start, _, verb in denied(query) if verb and within(start, reported)}
+    if not verbs:
+        return frozenset()
+    asked = [*words(_without(query, reported))]
+    if any(map(_deletes, verbs)) and not any(map(_deletes, asked)):
+        verbs |= _DELETING
+    return frozenset(map(stem, verbs)).difference(map(stem, asked))
+
+
+def _deletes(verb: str) -> bool:
+    """Return whether an order that opens with a verb rather asks to delete: "cancel"."""
+    return bool(wanted(verb)[DELETE] > 0)
 
 
 def _addressed(query: str) -> Iterator[str]:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
 from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
-from mcp_context_proxy.retrieval.bm25 import K1
+from mcp_context_proxy.retrieval.bm25 import K1, lexical_reasons
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
+from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_CHANGING
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     EVIDENCE_OF_ADDRESS,
@@ -42,7 +43,7 @@ from mcp_context_proxy.retrieval.scoring import (
     ordinary_terms,
     share_places,
 )
-from mcp_context_proxy.retrieval.text import SYNONYM_SHARE
+from mcp_context_proxy.retrieval.text import SYNONYM_SHARE, identifier_words, stem
 from mcp_context_proxy.retrieval.vectors import DECIMALS, DenseIndex, best
 from mcp_context_proxy.system.later import np
 
@@ -59,27 +60,8 @@ PROVEN_BY_USE = 0.5
 """Cosine of a support from which on past use alone shows that something fits: the past query had a cosine of
 0.6 to 0.7 with this one."""
 
-FIELDS_NAMED = 2
-"""Fields that a result's reasons name: those that added most."""
-
-WORDS_NAMED = 4
-"""Words of a field that the reasons repeat."""
-
 TWINS_NAMED = 3
 """Servers with the same tool that the reasons name; the others are counted."""
-
-FIELD_REASONS = {
-    "name": "name matches",
-    "description": "description mentions",
-    "parameters": "parameters match",
-    "parameter_descriptions": "parameters mention",
-    "server": "server matches",
-    "text": "text mentions",
-    "title": "title matches",
-    "values": "values of parameters match",
-    "labels": "tags match",
-    "use_cases": "use cases mention",
-}
 
 COPIES_LOOKED_FOR = 40
 """Best places of a search in which copies are looked for; an answer has at most as many."""
@@ -111,6 +93,9 @@ DOUBT_OF_SERVICE, NAMING_LOOKED_FOR = 1.1, 5
 
 SERVES_NEED = 0.15
 """Amount that is added for one of several needs to the scores of tools that serve its general purpose."""
+
+REFUSED_LOOKED_FOR = 40
+"""Tools among which those are looked for that do what a request says is not to be done."""
 
 SERVING_LOOKED_FOR = 12
 """Tools among which those are looked for that serve a general purpose."""
@@ -151,6 +136,7 @@ class PreparedQuery:
         """Terms that say what is meant, with their weights: no mere synonyms."""
         self.foreign, self.is_gibberish = query.foreign, query.is_gibberish
         self.purpose, self.purposes, self.service = query.purpose, query.purposes, query.service
+        self.refused = query.refused
         self.lexical, self.instructed = words.lexical, words.instructed
         self.addressed, self.named = words.addressed, words.named
 
@@ -228,6 +214,9 @@ class QueryScores:
             for at, purpose in enumerate(query.purposes, 1):
                 if purpose is not None and purpose is not WEB_SEARCH:
                     self.acting[at, self._serving(purpose)] += np.float32(SERVES_NEED)
+            if query.refused:
+                doing = self._doing(query.refused, fused + self.acting[0])
+                self.acting[:, doing] -= np.float32(TAKEN_FROM_CHANGING)
             fused = np.round(fused + self.acting[0], DECIMALS)
             if query.instructed is not None or query.addressed:
                 of_source = np.zeros(len(index.keys), np.float32)
@@ -251,6 +240,18 @@ class QueryScores:
             of_needs += LEXICAL_FACTOR * words + self.acting[1:]
             sources = index.sources[self.items]
             self.fused, self.boosted_by = share_places(self.plain, of_needs, query.orders, sources)
+
+    def _doing(self, verbs: Set[str], scores: NDArray[np.float32]) -> list[int]:
+        """Return the places of the best tools that do one of some things, as stems, by their names."""
+        found = []
+        for place in best(scores, REFUSED_LOOKED_FOR).tolist():
+            position = int(self.items[place])
+            item, does = self.query.index.items[position], self.query.index.actions[position]
+            if isinstance(item, Tool) and does not in READING:
+                named = map(stem, identifier_words(item.name).split())
+                if not verbs.isdisjoint(named):
+                    found.append(place)
+        return found
 
     def _passages(self) -> dict[int, Passage]:
         """Return the passages of the best documents of several chunks.
@@ -539,7 +540,11 @@ class QueryScores:
         twins: Sequence[Tool],
     ) -> str:
         """Return the reasons for one result as a short sentence; ``parts`` is its score by field and term."""
-        reasons = ["exact name"] if place in self.exact else self._lexical_reasons(parts)
+        reasons = (
+            ["exact name"]
+            if place in self.exact
+            else lexical_reasons(parts, self.query.terms, self.query.asked)
+        )
         if cosine is not None:
             reasons.append(f"meaning {cosine:.2f}")
         if place in self.supports:
@@ -552,22 +557,6 @@ class QueryScores:
             more = f" and {len(twins) - TWINS_NAMED} more" if len(twins) > TWINS_NAMED else ""
             reasons.append(f"also at {', '.join(twin.server for twin in twins[:TWINS_NAMED])}{more}")
         return "; ".join(reasons)
-
-    def _lexical_reasons(self, parts: Sequence[tuple[str, str, float]]) -> list[str]:
-        by_field: dict[str, float] = {}
-        for field, _, added in parts:
-            by_field[field] = by_field.get(field, 0.0) + added
-        reasons = []
-        for field in sorted(by_field, key=lambda name: -by_field[name])[:FIELDS_NAMED]:
-            terms = [term for at, term, _ in parts if at == field]
-            named = sorted(terms, key=lambda term: term not in self.query.asked)[:WORDS_NAMED]
-            words = " ".join(self.query.terms[term] for term in named if term in self.query.asked)
-            alike = [self.query.terms[term] for term in named if term not in self.query.asked]
-            matched = [f"'{words}'"] if words else []
-            if alike:
-                matched.append(f"synonym{'s' if len(alike) > 1 else ''} '{' '.join(alike)}'")
-            reasons.append(f"{FIELD_REASONS[field]} {' and '.join(matched)}")
-        return reasons
 
 
 def _by_place(by_item: Mapping[int, T], items: NDArray[np.intp]) -> dict[int, T]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.items import Snapshot, Tool
@@ -258,3 +259,45 @@ def test_a_phrase_finds_the_tool_that_does_it(
         engine.search(query, tracker).results[0].item.name
         for query in ("give the task about the roof to Maria", "call off the task about the roof")
     ] == ["assign_task", "cancel_task"]
+
+
+@pytest.fixture
+def desk(tool: Build, snapshot: Callable[..., Snapshot]) -> Snapshot:
+    return snapshot(
+        tool("approve-timesheet", "Approve a payroll timesheet by its ID.", server="payroll"),
+        tool("revert-timesheet", "Revert a payroll timesheet to draft by its ID.", server="payroll"),
+        tool("delete-event", "Delete an event of the calendar.", server="calendar"),
+        tool("update-event", "Update an event of the calendar, or its time.", server="calendar"),
+        tool("delete_branch", "Delete a branch of the repository.", server="git"),
+        tool("list_branches", "List the branches of the repository.", server="git"),
+        tool("delete_tag", "Delete a tag of the repository.", server="git"),
+        tool("stop_container", "Stop a running container.", server="docker"),
+        tool("remove_container", "Remove a container and its volumes.", server="docker"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "best", "refused"),
+    [
+        ("don't approve the timesheet, set it back to draft", "revert-timesheet", "approve-timesheet"),
+        ("I don't want it approved, set the timesheet back", "revert-timesheet", "approve-timesheet"),
+        ("move the event to Monday without deleting it", "update-event", "delete-event"),
+        ("do not remove the container, only stop it", "stop_container", "remove_container"),
+        ("list the branches instead of deleting one", "list_branches", "delete_branch"),
+    ],
+)
+def test_a_tool_that_does_what_a_request_refuses_comes_after_what_it_asks_for(
+    engine: Engine, desk: Snapshot, query: str, best: str, refused: str
+) -> None:
+    found = engine.search(query, desk, options=replace(FITTING, depth=9))
+    order = [*found.results, *found.others]
+
+    assert order[0].item.name == best
+    assert next(one.action for one in order if one.item.name == refused) <= MOST_ADDED - TAKEN_FROM_CHANGING
+
+
+def test_what_a_request_asks_for_as_well_is_not_refused(engine: Engine, desk: Snapshot) -> None:
+    found = engine.search("do not delete the branch, delete the tag", desk, options=FITTING)
+
+    assert found.results[0].item.name == "delete_tag"
+    assert found.results[0].action > 0
