@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import cast
 from weakref import WeakSet
 
@@ -54,8 +54,14 @@ class LineFramer:
         """The part received of an incomplete line; of a line that is too long, its last bytes."""
         return bytes(self._buffer).strip()
 
-    def feed(self, data: bytes) -> Iterator[bytes | Oversized]:
-        """Add received bytes; yield every line that is complete now, in order."""
+    def feed(self, data: bytes) -> Iterable[bytes | Oversized]:
+        """Add received bytes; return every line that is complete now, in order."""
+        if not self._buffer and not self._dropped and data.endswith(b"\n") and len(data) <= self._limit:
+            # As nearly all come: whole lines, none of which can be too long.
+            return filter(None, [line.strip(b" \t\r") for line in data.split(b"\n")])
+        return self._divided(data)
+
+    def _divided(self, data: bytes) -> Iterator[bytes | Oversized]:
         first, ended, more = data.partition(b"\n") if self._buffer or self._dropped else (b"", b"", data)
         self._buffer += first
         if ended:
