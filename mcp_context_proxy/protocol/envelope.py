@@ -55,8 +55,7 @@ def letters_of(name: str) -> str:
 
 
 _BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY}
-_KNOWN: Final = DECIDED_BY | {"_meta"}
-"""Names that need not be compared: those, and one that most messages have, which is like none of them."""
+_KNOWN: Final = DECIDED_BY | {"_meta"}  # which most messages have, and which is like none of them
 
 
 def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tuple[str, str] | None:
@@ -464,7 +463,6 @@ _NUMBER_OR_STRING: Final = pattern(
 
 def overflows(encoded: bytes) -> bool:
     """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
-    # Without signs one search does for both ways to write an exponent.
     plain = encoded.translate(_DIGITS, b"+")
     if b"e000" not in plain and _LONG_NUMBER not in plain:
         return False

@@ -55,30 +55,16 @@ class LineFramer:
         return bytes(self._buffer).strip()
 
     def feed(self, data: bytes) -> Iterable[bytes | Oversized]:
-        """Add received bytes; return every line that is complete now, in order."""
+        """Add received bytes, mostly whole lines; return every line that is complete now, in order."""
         if not self._buffer and not self._dropped and data.endswith(b"\n") and len(data) <= self._limit:
-            # As nearly all come: whole lines, none of which can be too long.
             return filter(None, [line.strip(b" \t\r") for line in data.split(b"\n")])
         return self._divided(data)
 
     def _divided(self, data: bytes) -> Iterator[bytes | Oversized]:
-        first, ended, more = data.partition(b"\n") if self._buffer or self._dropped else (b"", b"", data)
-        self._buffer += first
-        if ended:
-            line, self._buffer = bytes(self._buffer), bytearray()
-            yield from self._lines([line])
-        *lines, rest = more.split(b"\n")
-        yield from self._lines(lines)
-        self._buffer += rest
-        if self._dropped or len(self._buffer) > self._limit:
-            # Too long already: only its first and last bytes are kept.
-            if not self._dropped:
-                self._head = bytes(self._buffer[:EDGE_BYTES])
-            keep = self._buffer[-EDGE_BYTES:]
-            self._dropped += len(self._buffer) - len(keep)
-            self._buffer = keep
-
-    def _lines(self, lines: list[bytes]) -> Iterator[bytes | Oversized]:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            self._buffer += lines[0]
+            lines[0], self._buffer = bytes(self._buffer), bytearray()
         for line in lines:
             if self._dropped:
                 yield Oversized(self._dropped + len(line), self._head, line[-EDGE_BYTES:], self._limit)
@@ -87,6 +73,14 @@ class LineFramer:
                 yield Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], self._limit)
             elif stripped := line.strip(b" \t\r"):
                 yield stripped
+        self._buffer += rest
+        if self._dropped or len(self._buffer) > self._limit:
+            # Too long already: only its first and last bytes are kept.
+            if not self._dropped:
+                self._head = bytes(self._buffer[:EDGE_BYTES])
+            keep = self._buffer[-EDGE_BYTES:]
+            self._dropped += len(self._buffer) - len(keep)
+            self._buffer = keep
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
