@@ -274,23 +274,22 @@ async def trim_periodically() -> None:
     """
     if _from_c_library("malloc_trim") is None:
         return
-    least, wait = resident() or inf, TRIM_SECONDS
-    unmapped = least
+    least, wait, unmapped = resident() or inf, TRIM_SECONDS, 0
     while True:
         await anyio.sleep(wait)
         before = resident()
         if before is None:
             continue
+        if before - unmapped >= GROWN_BYTES:
+            # After the start, and where much is new; not at each look, for what is used has come back.
+            await in_thread(unmap_files)
+            unmapped = before = resident() or before
         least = min(least, before)
         if before - least < GROWN_BYTES:
             wait = TRIM_SECONDS
             continue
         # The call releases the interpreter; a thread that allocates meanwhile waits some milliseconds.
         await in_thread(trim_now)
-        if before - unmapped >= GROWN_BYTES:
-            # Once, and not at each look: what is used has come back.
-            await in_thread(unmap_files)
-            unmapped = resident() or inf
         returned = before - (resident() or before)
         wait = TRIM_SECONDS if returned >= USEFUL_BYTES else min(2 * wait, TRIM_MAX_SECONDS)
 
