@@ -516,11 +516,12 @@ def _may_report_error(result: bytes) -> bool:
 
 def _unsendable(params: Members, limits: Limits) -> str | None:
     """Return why a server may end over a request, and with it those of others; None if it can be read."""
-    for raw in params.values():
-        if nests_deeper(value := bytes(raw), limits.nesting_results):
-            return f"it nests deeper than {limits.nesting_results} levels"
-        if envelope.overflows(value):
-            return "it has a number too large to be read"
+    # Side by side, values are as deep as each of them, and are looked at once.
+    values = b",".join(params.values())
+    if nests_deeper(values, limits.nesting_results):
+        return f"it nests deeper than {limits.nesting_results} levels"
+    if envelope.overflows(values):
+        return "it has a number too large to be read"
     return None
 
 

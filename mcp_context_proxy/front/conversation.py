@@ -225,7 +225,7 @@ class Conversation:
         assert isinstance(request_id, int | str)
         assert isinstance(method, str)
         gateway = method in self._gateway.methods
-        if is_too_much(message, frame, self._gateway.methods):
+        if not gateway and is_too_much(message, frame, self._gateway.methods):
             self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
             return None
         # Set when the front no longer needs the memory of the request.

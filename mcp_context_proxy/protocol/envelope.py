@@ -55,6 +55,7 @@ def letters_of(name: str) -> str:
 
 
 _BY_LETTERS: Final = {letters_of(name): name for name in DECIDED_BY}
+_KNOWN: Final = DECIDED_BY | {"_meta"}  # which most messages have, and which is like none of them
 
 
 def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tuple[str, str] | None:
@@ -65,7 +66,7 @@ def misread(names: Collection[str], known: Collection[str] = DECIDED_BY) -> tupl
     them, they may take the other one than that by which we have decided.
     """
     for name in names:
-        if name not in DECIDED_BY and (meant := _BY_LETTERS.get(letters_of(name))) in known:
+        if name not in _KNOWN and (meant := _BY_LETTERS.get(letters_of(name))) in known:
             return name, meant or ""
     return None
 
@@ -462,8 +463,8 @@ _NUMBER_OR_STRING: Final = pattern(
 
 def overflows(encoded: bytes) -> bool:
     """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
-    plain = encoded.translate(_DIGITS)
-    if b"e000" not in plain and b"e+000" not in plain and _LONG_NUMBER not in plain:
+    plain = encoded.translate(_DIGITS, b"+")
+    if b"e000" not in plain and _LONG_NUMBER not in plain:
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import cast
 from weakref import WeakSet
 
@@ -54,25 +54,17 @@ class LineFramer:
         """The part received of an incomplete line; of a line that is too long, its last bytes."""
         return bytes(self._buffer).strip()
 
-    def feed(self, data: bytes) -> Iterator[bytes | Oversized]:
-        """Add received bytes; yield every line that is complete now, in order."""
-        first, ended, more = data.partition(b"\n") if self._buffer or self._dropped else (b"", b"", data)
-        self._buffer += first
-        if ended:
-            line, self._buffer = bytes(self._buffer), bytearray()
-            yield from self._lines([line])
-        *lines, rest = more.split(b"\n")
-        yield from self._lines(lines)
-        self._buffer += rest
-        if self._dropped or len(self._buffer) > self._limit:
-            # Too long already: only its first and last bytes are kept.
-            if not self._dropped:
-                self._head = bytes(self._buffer[:EDGE_BYTES])
-            keep = self._buffer[-EDGE_BYTES:]
-            self._dropped += len(self._buffer) - len(keep)
-            self._buffer = keep
+    def feed(self, data: bytes) -> Iterable[bytes | Oversized]:
+        """Add received bytes, mostly whole lines; return every line that is complete now, in order."""
+        if not self._buffer and not self._dropped and data.endswith(b"\n") and len(data) <= self._limit:
+            return filter(None, [line.strip(b" \t\r") for line in data.split(b"\n")])
+        return self._divided(data)
 
-    def _lines(self, lines: list[bytes]) -> Iterator[bytes | Oversized]:
+    def _divided(self, data: bytes) -> Iterator[bytes | Oversized]:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            self._buffer += lines[0]
+            lines[0], self._buffer = bytes(self._buffer), bytearray()
         for line in lines:
             if self._dropped:
                 yield Oversized(self._dropped + len(line), self._head, line[-EDGE_BYTES:], self._limit)
@@ -81,6 +73,14 @@ class LineFramer:
                 yield Oversized(len(line), line[:EDGE_BYTES], line[-EDGE_BYTES:], self._limit)
             elif stripped := line.strip(b" \t\r"):
                 yield stripped
+        self._buffer += rest
+        if self._dropped or len(self._buffer) > self._limit:
+            # Too long already: only its first and last bytes are kept.
+            if not self._dropped:
+                self._head = bytes(self._buffer[:EDGE_BYTES])
+            keep = self._buffer[-EDGE_BYTES:]
+            self._dropped += len(self._buffer) - len(keep)
+            self._buffer = keep
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -112,8 +112,14 @@ class Forwarder:
             return await in_thread(eras.fit_result_to_client, method, result, caller.era)
         return eras.fit_result_to_client(method, result, caller.era)
 
-    async def _result(self, request: _Request, notify: Notify) -> bytes:
+    def _result(self, request: _Request, notify: Notify) -> Awaitable[bytes]:
         """Return the server's result; its questions on the way are relayed as the caller's era allows."""
+        if request.caller.era is Era.MODERN and request.client.era is Era.MODERN:
+            # Its questions are results: no coroutine is needed that asks them.
+            return self._send(request, request.params, _outgoing(request, notify))
+        return self._relayed(request, notify)
+
+    async def _relayed(self, request: _Request, notify: Notify) -> bytes:
         client, caller = request.client, request.caller
         if caller.era is Era.HANDSHAKE:
             outgoing = _outgoing(request, notify, self._ask(request, caller.ask))

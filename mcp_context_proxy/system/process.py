@@ -10,7 +10,9 @@ import contextlib
 import ctypes
 import gc
 import logging
+import mmap
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -29,6 +31,7 @@ from typing import IO, Any, Final, cast
 
 import anyio
 
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
 if sys.platform != "win32":
@@ -59,6 +62,9 @@ GROWN_BYTES = 32 * 1024 * 1024
 
 USEFUL_BYTES = 4 * 1024 * 1024
 """Memory that one trim must return; with less, the growth is in use and the next attempt waits longer."""
+
+SMAPS = Path("/proc/self/smaps")
+"""Memory of this process by mapping, on Linux."""
 
 TRIM_SECONDS, TRIM_MAX_SECONDS = 5.0, 600.0
 """Shortest and longest wait between two looks at the memory of the process."""
@@ -235,6 +241,31 @@ def trim_now() -> None:
         trim(0)
 
 
+_CLEAN = pattern(
+    rb"^([0-9a-f]+)-([0-9a-f]+) r-[x-][ps] \S+ \S+ [1-9]\d* .*\n"
+    rb"(?:[A-Z].*\n)*?Anonymous: +0 kB\n(?:[A-Z].*\n)*?Swap: +0 kB\n",
+    re.MULTILINE,
+)
+"""A mapping of a file that cannot be written to, and never was: relocated addresses would be lost."""
+
+
+def unmap_files() -> None:
+    """Give pages of files back that can be read again, mostly those of libraries. Takes milliseconds.
+
+    To load a library touches most of its pages, and to use it a third of them. The system keeps the files,
+    and maps a page again as soon as it is needed.
+    """
+    advise = _from_c_library("madvise")
+    if advise is None:
+        return
+    with contextlib.suppress(OSError):
+        mappings = set(_CLEAN.findall(SMAPS.read_bytes()))
+        # A library that another thread is just loading is not yet mapped as it will be.
+        for begin, end in mappings.intersection(_CLEAN.findall(SMAPS.read_bytes())):
+            start = int(begin, 16)
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(int(end, 16) - start), mmap.MADV_DONTNEED)
+
+
 async def trim_periodically() -> None:
     """Return free memory to the system whenever the process has grown, until cancelled.
 
@@ -243,12 +274,16 @@ async def trim_periodically() -> None:
     """
     if _from_c_library("malloc_trim") is None:
         return
-    least, wait = resident() or inf, TRIM_SECONDS
+    least, wait, unmapped = resident() or inf, TRIM_SECONDS, 0
     while True:
         await anyio.sleep(wait)
         before = resident()
         if before is None:
             continue
+        if before - unmapped >= GROWN_BYTES:
+            # After the start, and where much is new; not at each look, for what is used has come back.
+            await in_thread(unmap_files)
+            unmapped = before = resident() or before
         least = min(least, before)
         if before - least < GROWN_BYTES:
             wait = TRIM_SECONDS
