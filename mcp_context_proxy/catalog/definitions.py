@@ -3,8 +3,8 @@
 Servers are not trusted. Schemas are measured, never validated, resolved or compiled, and nothing they refer
 to is fetched. Texts lose the characters that a person does not see. A tool that hides such characters in
 something a call depends on, such as a property's name, is withheld. A definition without faults stays the
-bytes that came; only its name changes, and a missing ``"type": "object"`` is added to an ``inputSchema``,
-because the protocol demands it and hosts refuse the whole list without it.
+bytes that came; only its name changes. What an API of models refuses in an ``inputSchema`` is listed in
+another form (`model_schemas`), because such an API refuses the whole request, with all tools of the host.
 
 A name is ``<server>__<tool>``. It depends on its own server and tool alone, so it stays when other servers
 come and go. Anything that could make two pairs meet in one name (a character that had to be replaced, a cut,
@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from mcp_context_proxy.catalog import model_schemas
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.items import Prompt, Resource, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
@@ -441,12 +442,13 @@ def keep_unchanged(before: Mapping[str, Defined], now: Mapping[str, Defined]) ->
 
 
 def tool_definition(tool: Tool, name: str | None = None) -> Raw:
+    """Return the definition of a tool as it is listed, with a schema that every API of models takes."""
     members = envelope.members(tool.definition)
     members["name"] = envelope.raw(tool.exposed_name if name is None else name)
-    schema = envelope.members(members["inputSchema"])
-    if "type" not in schema:
-        typed: Members = {"type": Raw(b'"object"')}
-        members["inputSchema"] = envelope.raw({**typed, **schema})
+    members["inputSchema"], left_out = model_schemas.taken_by_models(members["inputSchema"])
+    if left_out:
+        said = envelope.text(members.get("description")) or ""
+        members["description"] = envelope.raw(f"{said} Takes {', '.join(left_out)}, too.".lstrip())
     return envelope.raw(members)
 
 

@@ -69,6 +69,9 @@ ALWAYS_LOAD: Final = {"_meta": {"anthropic/alwaysLoad": True}}
 """Keeps a host that defers tools from hiding the search behind a search of its own."""
 
 
+ANY_OBJECT: Final = {"type": "object", "additionalProperties": True}
+"""OpenAI's API closes an object that does not say that it is open; nothing could be in it then."""
+
 KindName = Annotated[Literal["tool", "rule", "reference"], Meta(examples=["tool", "rule", "reference"])]
 Action = Annotated[Literal["add", "remove", "list"], Meta(examples=["add", "remove", "list"])]
 Number = Annotated[int, Meta(ge=1, le=50)]
@@ -96,10 +99,10 @@ class CallArguments(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `call_tool`."""
 
     name: Annotated[str, Meta(min_length=1)]
-    arguments: Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "object"})] = UNSET
+    arguments: Annotated[Raw | UnsetType, Meta(extra_json_schema=ANY_OBJECT)] = UNSET
     goal: Annotated[
         Annotated[str, Meta(max_length=2000)] | None,
-        Meta(description="Purpose in a sentence; the tool does not get it"),
+        Meta(description="Purpose in a sentence, not for the tool"),
     ] = None
     context_id: str | None = None
 
@@ -238,7 +241,7 @@ def in_words(error: Exception, kind: type[Struct]) -> str:
     return f"{said}{'' if said.endswith('?') else '.'} {CALLED_AS}" if kind is CallArguments else said
 
 
-_KEYWORDS: Final = ("type", "items", "enum", "description")
+_KEYWORDS: Final = ("type", "additionalProperties", "items", "enum", "description")
 
 
 @cache
@@ -418,7 +421,7 @@ def _listed(names: Sequence[str], most: int) -> str:
 
 
 UNLISTED: Final = (
-    "Find tools of all servers. Most are not listed: search before you conclude that something cannot be "
+    "Find tools of all servers. Most are not listed: search before you say that something cannot be "
     "done. What fits comes with its parameters, ready to call."
 )
 LISTED: Final = "Find what fits a task. All tools are listed."
@@ -445,14 +448,14 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     }
     call = {
         "name": CALL,
-        "description": f"Call a tool of any server, listed or not, by its name from {SEARCH}.",
+        "description": f"Call any tool, listed or not, by its name from {SEARCH}.",
         "inputSchema": input_schema(CallArguments, without),
         "annotations": {"readOnlyHint": False, "destructiveHint": True},
         **ALWAYS_LOAD,
     }
     call_read_only = {
         "name": CALL_READ_ONLY,
-        "description": f"{CALL} for tools that only read, which {SEARCH} marks {READ_MARK}.",
+        "description": f"{CALL} for read-only tools, which {SEARCH} marks {READ_MARK}.",
         # The purpose of a read tells little, and is understood all the same.
         "inputSchema": input_schema(CallArguments, without | {"goal"}),
         "annotations": {"readOnlyHint": True},

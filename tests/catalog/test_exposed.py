@@ -1,5 +1,6 @@
 """Definitions as hosts see them: as the server sent them, except for the name."""
 
+import copy
 import json
 from typing import Any
 
@@ -16,20 +17,24 @@ def exposed(definition: bytes) -> str:
 
 
 @pytest.mark.parametrize("server", sorted(real_lists()))
-def test_a_real_definition_changes_in_name_and_missing_type_only(server: str) -> None:
+def test_a_real_definition_changes_in_its_name_and_in_what_apis_of_models_refuse(server: str) -> None:
     for tool in real_lists()[server]:
-        schema = tool["inputSchema"]
-        expected = {**tool, "name": "s__own"}
-        if "type" not in schema:
-            expected["inputSchema"] = {"type": "object", **schema}
+        sent, schema = json.dumps(tool).encode(), copy.deepcopy(tool["inputSchema"])
+        expected = {**tool, "inputSchema": schema, "name": "s__own"}
+        if "properties" not in schema:
+            expected["inputSchema"] = {"type": "object", **schema, "properties": {}}
 
-        shown = json.loads(exposed(json.dumps(tool).encode()))
+        if tool["name"] == "hubspot-search-objects":  # An array without items.
+            filters = schema["properties"]["filterGroups"]["items"]["properties"]["filters"]
+            filters["items"]["properties"]["values"]["items"] = {}
+
+        shown = json.loads(exposed(sent))
 
         assert json.dumps(shown) == json.dumps(expected)
 
 
 def test_numbers_and_spaces_inside_stay_as_they_were_written() -> None:
-    schema = '{"type":"object" , "default": 1.0e-07, "big": 123456789012345678901234567890}'
+    schema = '{"type":"object" , "default": 1.0e-07, "big": 123456789012345678901234567890, "properties":{}}'
 
     shown = exposed(f'{{"inputSchema": {schema},"name":"own"}}'.encode())
 

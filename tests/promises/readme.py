@@ -225,6 +225,14 @@ README = (
         ),
     ),
     Promise(
+        "A schema that some API of models refuses is listed in another form.",
+        (
+            TOOL_LIST
+            + "test_a_schema_that_an_api_of_models_refuses_is_listed_in_another_form_and_searched_as_it_is",
+            "catalog/test_model_schemas.py::test_whatever_a_server_writes_is_listed_in_a_form_that_is_taken_and_stays_as_it_is_then",
+        ),
+    ),
+    Promise(
         "Only a result too large for a model is shortened; `read_result` reads the rest.",
         (
             LARGE + "test_a_long_text_is_shortened_at_line_ends_and_every_byte_can_be_read",

@@ -198,6 +198,29 @@ async def test_mode_search_lists_nothing_more_however_small_the_catalog(workshop
         assert await Host(proxy, era).names() == [*OURS, "work__commit"]
 
 
+async def test_a_schema_that_an_api_of_models_refuses_is_listed_in_another_form_and_searched_as_it_is(
+    workshop: Workshop,
+) -> None:
+    text = {"type": "string"}
+    schema = {
+        "type": "object",
+        "properties": {"route": text, "file": text, "uids[]": {"type": "array"}},
+        "anyOf": [{"required": ["route"]}, {"required": ["file"]}],
+    }
+    workshop.server("maps", tools=[{**tool("impact", "Impact of a change."), "inputSchema": schema}])
+    async with inside(workshop.config(expose={"mode": "all"})) as proxy:
+        host = Host(proxy, "modern")
+        [listed] = (await host.request("tools/list"))["tools"]
+        found = await host.call(
+            "search_available_tools", {"query": "impact of a change", "include_schema": True}
+        )
+
+    assert listed["inputSchema"] == {"type": "object", "properties": {"route": text, "file": text}}
+    assert listed["description"] == "Impact of a change. Takes uids[], too."
+    assert "anyOf" in str(found)
+    assert "uids[]" in str(found)
+
+
 async def test_an_always_included_server_is_listed_except_for_its_exceptions(workshop: Workshop) -> None:
     settings = {"include": "always", "tools": {"commit": {"include": "agent"}}}
     workshop.server("work", tools=tools(), settings=settings)

@@ -1,0 +1,180 @@
+"""Input schemas in a form that the APIs of Anthropic, Google and OpenAI take.
+
+Such an API refuses a whole request, with all tools of a host, for one schema that it does not like: choices
+or a reference at the root, no ``properties``, an array without ``items``, a property with an unusual name,
+what only older versions of JSON Schema have. Hosts mostly pass on what a server lists.
+
+A schema without such a fault stays the bytes that came. Any other allows whatever it allowed, and sometimes
+more: its server judges. Searches and calls go by the schema of the server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from mcp_context_proxy.protocol import envelope
+from mcp_context_proxy.system.later import pattern
+
+TYPES: Final = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+CHOICES: Final = ("anyOf", "oneOf")
+COMBINED: Final = frozenset({"allOf", *CHOICES, "prefixItems"})
+"""Members that hold a list of schemas."""
+REFUSED_AT_ROOT: Final = frozenset({"allOf", *CHOICES, "$ref", "const", "enum", "not"})
+BY_NAME: Final = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
+"""Members that hold schemas by names of the server's own."""
+ONE_SCHEMA: Final = frozenset({"items", "not", "if", "then", "else", "contains", "propertyNames"})
+VALUES: Final = frozenset({"default", "const", "examples"})
+"""Members that hold any value."""
+BOUNDS: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+"""Bounds that an old version of JSON Schema writes as a flag beside another."""
+
+PARTS: Final = 200
+"""Parts of a schema at its root that are looked at: what refers to itself has no end."""
+LEVELS: Final = 5
+"""References and choices in one another at the root of a schema."""
+TOLD: Final = 5
+"""Properties left out that a description names."""
+
+_PROPERTY: Final = pattern(r"[a-zA-Z0-9_.-]{1,64}")
+"""Names of properties that Anthropic's API takes."""
+_SIGN: Final = pattern(
+    rb'"items"\s*:\s*\[|"type"\s*:\s*"(?!(?:array|boolean|integer|null|number|object|string)")|'
+    rb'"(?!(?:default|const|nullable|deprecated|readOnly|writeOnly|uniqueItems|additionalProperties)")'
+    rb'[^"\\]*"\s*:\s*(?:true|false|null)'
+)
+"""Signs of what some API refuses below the root; not each is a fault."""
+
+
+def taken_by_models(schema: Raw) -> tuple[Raw, list[str]]:
+    """Return an input schema as every API takes it, and the first of the properties that it leaves out.
+
+    Those have names that an API refuses; calls may have them all the same.
+    """
+    members, encoded = envelope.members(schema), bytes(schema)
+    if (
+        bytes(members.get("type", b"")) == b'"object"'
+        and not members.keys() & REFUSED_AT_ROOT
+        and _has_usual_properties(members)
+        and encoded.count(b'"array"') <= encoded.count(b'"items"')
+        and _SIGN.search(encoded) is None
+    ):
+        return schema, []
+    # Not msgspec: its numbers end at 64 bits.
+    root = json.loads(encoded)
+    parts = list(_parts(root, root, LEVELS))[:PARTS]
+    given: dict[str, list[Any]] = {}
+    for part, _ in parts:
+        for name, told in _object(part.get("properties")).items():
+            known = given.setdefault(name, [])
+            if told not in known:
+                known.append(told)
+    left_out = [name for name in given if not _PROPERTY.fullmatch(name)]
+    required = dict.fromkeys(name for part, is_sure in parts if is_sure for name in _required(part))
+    made = {"type": "object", **{key: value for key, value in root.items() if key not in REFUSED_AT_ROOT}} | {
+        "type": "object",
+        "properties": {
+            name: told[0] if len(told) == 1 else {"anyOf": told}
+            for name, told in given.items()
+            if name not in left_out
+        },
+        "required": [name for name in required if name in given and name not in left_out],
+    }
+    if not made["required"]:
+        del made["required"]
+    if left_out and made.get("additionalProperties") is False:
+        del made["additionalProperties"]
+    return envelope.raw(_of_today(made)), left_out[:TOLD]
+
+
+def _has_usual_properties(members: Mapping[str, Raw]) -> bool:
+    try:
+        return all(map(_PROPERTY.fullmatch, envelope.members(members["properties"])))
+    except (KeyError, msgspec.DecodeError):
+        return False
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _required(schema: Mapping[str, Any]) -> list[str]:
+    return [name for name in _list(schema.get("required")) if isinstance(name, str)]
+
+
+def _parts(schema: Any, root: Mapping[str, Any], levels: int) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """Yield the objects of which a schema consists, each with whether it holds in any case."""
+    if not isinstance(schema, dict) or levels == 0:
+        return
+    yield schema, True
+    yield from _parts(_referred(schema.get("$ref"), root), root, levels - 1)
+    for one in _list(schema.get("allOf")):
+        yield from _parts(one, root, levels - 1)
+    for key in CHOICES:
+        options = [list(_parts(one, root, levels - 1)) for one in _list(schema.get(key))[:PARTS]]
+        yield from ((part, False) for option in options for part, _ in option)
+        if options:
+            needed = (
+                {name for part, is_sure in option if is_sure for name in _required(part)}
+                for option in options
+            )
+            yield {"required": sorted(set.intersection(*needed))}, True
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for key in reference[2:].split("/"):
+        found = _object(found).get(key.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _of_today(schema: Any) -> Any:
+    """Return a schema as version 2020-12 of JSON Schema writes it, without what is none.
+
+    Recursion is bounded by the depth of definitions, which is checked before.
+    """
+    if not isinstance(schema, dict):
+        return {"not": {}} if schema is False else {}
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in VALUES:
+            made[key] = value
+        elif key == "items" and isinstance(value, list):
+            made["prefixItems"] = [_of_today(one) for one in value]
+        elif key in ONE_SCHEMA:
+            made[key] = _of_today(value)
+        elif key == "additionalProperties":
+            made[key] = value if isinstance(value, bool) else _of_today(value)
+        elif key in BY_NAME and isinstance(value, dict):
+            made[key] = {name: _of_today(told) for name, told in value.items()}
+        elif key in COMBINED and _list(value):
+            made[key] = [_of_today(one) for one in value]
+        elif key in BOUNDS and isinstance(value, bool):
+            if value and BOUNDS[key] in schema:
+                made[key] = schema[BOUNDS[key]]
+        elif _is_kept(key, value):
+            made[key] = value
+    kinds = made.get("type")
+    if kinds == "array" or "array" in _list(kinds):
+        made.setdefault("items", {})
+    return made
+
+
+def _is_kept(key: str, value: Any) -> bool:
+    """Return whether a member that holds no schema may stay."""
+    if key == "type":
+        kinds = value if isinstance(value, list) else [value]
+        return bool(kinds) and all(isinstance(one, str) and one in TYPES for one in kinds)
+    if key in ("required", "enum"):
+        return bool(_list(value)) or (key == "required" and value == [])
+    return value is not None and key not in BY_NAME | COMBINED
