@@ -207,7 +207,7 @@ class Resource(Struct, frozen=True):
     listed: bool = True
     """False while it is withheld, or its server, which is still configured, has not listed it again."""
     withheld: str = ""
-    """Reason why a template is withheld, so that nothing is read by it; empty where it is served."""
+    """Reason why it is withheld, so that nothing is read by it; empty where it is served."""
 
 
 class SkillFile(Struct, frozen=True):

@@ -24,12 +24,14 @@ from mcp_context_proxy.catalog.documents import DocumentLibrary
 from mcp_context_proxy.catalog.names import Entry, ParsedTools, ToolLists, checked, entry_withheld
 from mcp_context_proxy.catalog.skills import document_of, parse_skills
 from mcp_context_proxy.catalog.uri_owners import (
+    OF_TWO,
     OWN_SKILLS,
     TEMPLATE_BYTES_PER_SERVER,
     TEMPLATES_PER_SERVER,
     UriOwners,
     UriTemplate,
     check_uri,
+    is_page,
     part_for,
     skill_claim,
 )
@@ -427,6 +429,10 @@ class Catalog:
                 if first is not resource:
                     reason = f"{first.server} offers it too"
                     findings.append(f"{client.name}: {kind} {quoted(uri)} is withheld: {reason}")
+                    if is_page(uri):
+                        # Hosts show it with what a tool has returned, and let it call tools.
+                        findings.append(f"{first.server}: {kind} {quoted(uri)} is withheld: {OF_TWO}")
+                        found[uri] = replace(first, listed=False, withheld=OF_TWO)
         return definitions.keep_unchanged(before, found)
 
     def _last_listed(self, client: DownstreamClient, name: str) -> tuple[tuple[bytes, ...], bool]:

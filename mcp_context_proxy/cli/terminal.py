@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 GAP: Final = 2
 """Spaces between two columns."""
 
+USUAL: Final = 80
+"""Cells of a line where nobody knows how many there are."""
+
 USEFUL: Final = 16
 """Cells that a last column needs to say anything; with less room it gets a line of its own."""
 
@@ -57,6 +60,9 @@ class Terminal(Console):
             # A description in another script must not end the command in an old Windows console.
             file.reconfigure(errors="replace")
         super().__init__(file=file, markup=False, emoji=False, highlight=False)
+        if not self.width:
+            # A terminal that does not know its size, as in some containers: nothing would be printed at all.
+            self.width = USUAL
 
     def on_broken_pipe(self) -> NoReturn:
         """Let the root command handle a reader that has gone."""

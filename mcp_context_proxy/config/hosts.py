@@ -309,6 +309,7 @@ def _given_twice(source: ConfigSource, place: KeyPath, names: Mapping[str, str])
     for path, line in source.duplicates:
         if place[: len(path)] == path:
             raise ConfigError([ConfigProblem(source.file, line, dotted(path), message)])
+    for path, line in source.duplicates:
         if path[: len(place)] == place and not any(path[: len(outer)] == outer for outer in told):
             told.append(path)
             written, *inner = path[len(place) :]

@@ -178,6 +178,9 @@ def _decoded(token: str) -> Any:
 YAML_VALUES: Final = 100_000
 """Values of a YAML file, those that its aliases repeat among them."""
 
+DEEPEST: Final = 100
+"""Levels of a configuration file; hosts' files have ten. The functions that read tables call themselves."""
+
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Limit for a configuration file. A host's settings can hold histories and grow to many megabytes."""
 TRUST_VARIABLE: Final = "MCP_CONTEXT_PROXY_TRUST_CONFIG"
@@ -274,10 +277,23 @@ def parse(file: Path, text: str) -> ConfigSource:
     """
     suffix = file.suffix.lower()
     if suffix in _YAML_SUFFIXES:
-        return _parse_yaml(file, text)
-    if suffix in _JSON_SUFFIXES or (suffix != ".toml" and text.lstrip().startswith("{")):
-        return _parse_json(file, text)
-    return _parse_toml(file, text)
+        source = _parse_yaml(file, text)
+    elif suffix in _JSON_SUFFIXES or (suffix != ".toml" and text.lstrip().startswith("{")):
+        source = _parse_json(file, text)
+    else:
+        source = _parse_toml(file, text)
+    level: list[Any] = [source.tables]
+    for _ in range(DEEPEST):
+        level = [inner for one in level for inner in _within(one)]
+    if level:
+        raise _failure(file, None, "is nested too deeply")
+    return source
+
+
+def _within(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def changeable_by_others(file: Path, environ: Mapping[str, str]) -> list[ConfigProblem]:

@@ -224,7 +224,7 @@ async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthC
     if credentials.indicator is not None:
         data["resource"] = credentials.indicator
     response = await _post_as_client(config, credentials, credentials.token_endpoint, data)
-    if response.status_code in {400, 401}:
+    if response.status_code in {400, 401} and _is_refusal(response.content):
         raise GrantRefusedError(credentials.server, reason(response))
     if not response.is_success:
         raise AuthorizationError(credentials.server, reason(response))
@@ -237,6 +237,25 @@ async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthC
     if credentials.scope is not None and (more := scopes_beyond(tokens.scope, credentials.scope)):
         logger.warning("%s: the new token has scopes that the login had not: %s", credentials.server, more)
     return with_tokens(credentials, tokens)
+
+
+class _Refusal(msgspec.Struct):
+    error: str
+
+
+PASSING: Final = frozenset({"server_error", "temporarily_unavailable", "slow_down"})
+"""Errors after which the same refresh token may be tried again."""
+
+
+def _is_refusal(content: bytes) -> bool:
+    """Return whether an answer is one of OAuth that gives the refresh token up.
+
+    Something in between, such as a gateway, answers with the same status in words of its own.
+    """
+    try:
+        return msgspec.json.decode(content, type=_Refusal).error not in PASSING
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def scopes_beyond(given: str | None, known: str | None) -> str:

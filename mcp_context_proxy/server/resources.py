@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 from mcp_context_proxy.catalog import definitions, names
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.catalog.document_reading import uris_meant
-from mcp_context_proxy.catalog.uri_owners import URI_BYTES, is_own
+from mcp_context_proxy.catalog.uri_owners import OF_TWO, URI_BYTES, is_own
 from mcp_context_proxy.context import as_data
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Handles, Session, handle_of
@@ -232,6 +232,8 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
                 f"the URI {uri[:URI_SHOWN]!r}... has {size:,} bytes; {URI_BYTES:,} are allowed",
             )
         resource = None if is_own(uri) else self.catalog.snapshot.owner_of(uri)
+        if resource is not None and resource.withheld == OF_TWO:
+            raise RequestError(INVALID_PARAMS, f"resource {uri!r} is withheld: {OF_TWO}")
         if resource is not None and resource.withheld:
             error = WithheldError(
                 kind="resource template", name=resource.uri, server=resource.server, reason=resource.withheld

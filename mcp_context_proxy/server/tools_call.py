@@ -537,7 +537,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             UnknownItemError: the tool is gone, or waits for a person's approval, because it has changed.
         """
         client = self.fleet.clients[tool.server]
-        if client.connected is not None:
+        is_connected = client.connected is not None
+        if is_connected:
             return tool
         await client.wait_connected(partial(tell_waiting, params, caller.notify))
         # If it cannot be called now, the call says why.

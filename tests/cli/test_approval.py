@@ -45,6 +45,10 @@ def test_changes_shows_what_waits_new_sentences_first_with_hidden_characters_wri
     assert "To approve all 2: mcp-context-proxy approve calc --hash " in done.stdout
 
 
+def test_a_terminal_that_does_not_know_its_width_shows_what_waits(run: Run, config: Path) -> None:
+    assert len(hashes(run("changes", "--config", config, COLUMNS="0").stdout)) == 2
+
+
 def test_one_definition_is_approved_by_its_hash_and_no_other(run: Run, config: Path) -> None:
     shown = run("changes", "--config", config).stdout
     add, sub = hashes(shown)

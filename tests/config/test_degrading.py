@@ -81,9 +81,10 @@ def test_a_server_with_half_of_a_character_is_off_alone(load_text, entry):
     assert "has half of a character" in str(config.off["a"])
 
 
-def test_servers_that_are_given_twice_as_a_whole_stop_everything(load_text):
+@pytest.mark.parametrize("first", ['"a": {"command": "x"}', '"a": {"command": "x"}, "a": {"command": "y"}'])
+def test_servers_that_are_given_twice_as_a_whole_stop_everything(load_text, first):
     with pytest.raises(ConfigError, match="mcpServers: is given twice"):
-        load_text('{"mcpServers": {"a": {"command": "x"}}, "mcpServers": {}}', "mcp.json")
+        load_text(f'{{"mcpServers": {{{first}}}, "mcpServers": {{}}}}', "mcp.json")
 
 
 def test_an_unset_variable_of_a_header_is_one_problem(problems):

@@ -319,6 +319,7 @@ def test_a_valid_server_name_is_kept(load_text, name):
         pytest.param("[http]\n[expose]\n[http]\n", f"3 http: {TWICE}", id="table-twice"),
         pytest.param("a = {b = 1, b = 2}", f"1 a: {TWICE}", id="inline-twice"),
         pytest.param("a = " + "[" * 50_000, "None : is nested too deeply", id="deep"),
+        pytest.param("a" + ".a" * 1_000 + " = 1", "None : is nested too deeply", id="deep in dots"),
         pytest.param(
             b"[http]\nhost = '\xff'\n", "2 : is not UTF-8 text; save it with that encoding", id="encoding"
         ),
@@ -344,6 +345,9 @@ def test_a_syntax_error_in_toml_is_reported_with_its_line(problems, text, expect
         pytest.param("[]", "1 : must hold a JSON object", id="array"),
         pytest.param("", "1 : is not valid JSON: Expecting value (column 1)", id="empty"),
         pytest.param('{"a":' * 50_000, "None : is nested too deeply", id="deep"),
+        pytest.param(
+            '{"mcpServers":' * 400 + "{}" + "}" * 400, "None : is nested too deeply", id="deep and whole"
+        ),
         pytest.param(
             "{}",
             'None : has neither "mcpServers" nor "servers"; '

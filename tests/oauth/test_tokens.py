@@ -87,6 +87,9 @@ BAD_ANSWERS = {
     "compressed": (200, BOMB, {**JSON, "content-encoding": "gzip"}),
     "compressed three times": (200, gzip.compress(BOMB), {**JSON, "content-encoding": "gzip, gzip, gzip"}),
     "nothing": (204, b"", {}),
+    "refused by a gateway": (400, b"<html>Bad Request", {"content-type": "text/html"}),
+    "refused without a word": (401, b"", {}),
+    "refused for now": (400, b'{"error": "temporarily_unavailable"}', JSON),
 }
 
 
@@ -101,6 +104,7 @@ async def test_a_bad_answer_instead_of_a_token_is_reported_in_words_and_keeps_th
     with pytest.raises(AuthorizationError) as failed:
         await fetched(config)
 
+    assert not isinstance(failed.value, LoginRequiredError)
     said = str(failed.value) + caplog.text
     assert "leaked-tok3n" not in said
     assert "\x1b" not in said

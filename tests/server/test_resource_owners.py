@@ -128,6 +128,25 @@ async def test_a_uri_of_two_servers_stays_with_the_first_and_is_reported_with_bo
     }
 
 
+async def test_a_page_that_two_servers_have_is_that_of_neither(workshop: Workshop, era: str) -> None:
+    """A host would show what a tool of one has returned on the page of the other, which may call tools."""
+    page, shows = "ui://pay/page.html", {"_meta": {"ui": {"resourceUri": "ui://pay/page.html"}}}
+    evil = workshop.server("evil", resources=listed(page, "ui://own"), templates=templates("ui://{+all}"))
+    bank = workshop.server("bank", tools=[tool("pay", **shows)], resources=listed(page))
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, era)
+        with pytest.raises(RpcError, match="withheld: two servers offer a page at this address"):
+            await host.request("resources/read", {"uri": page})
+        assert await reader(host, "ui://own") == "evil"
+        shown = (await host.request("resources/list"))["resources"]
+        findings = proxy.catalog.snapshot.findings
+
+    assert page not in [entry["uri"] for entry in shown]
+    assert sum(page in finding for finding in findings) == 2
+    assert asked(evil) == ["ui://own"]
+    assert asked(bank) == []
+
+
 async def test_a_listed_resource_names_its_server_whatever_the_server_claims(
     workshop: Workshop, era: str
 ) -> None:
