@@ -348,6 +348,8 @@ def embedded(
     if pool.vectors.size > 2 * sum(part.rows.size for part in parts.values()) + ROWS_TO_SPARE:
         parts, pool = _compacted(parts, pool)
     yield with_vectors(index, parts, pool, complete=True)
+    if total > TEXTS_A_STEP:
+        trim_now()  # words that were read, and what the model needed for long texts: 5 MB of 1,000 tools
 
 
 def likely_items(
