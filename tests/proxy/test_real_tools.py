@@ -103,7 +103,7 @@ async def test_all_tools_have_distinct_names_that_every_host_accepts(real: Works
         assert [name for name in names if len(name) > host.name_characters] == [], host.title
 
 
-async def test_tools_whose_schema_lacks_type_and_properties_are_listed_with_them_and_nothing_else_changed(
+async def test_tools_without_type_and_properties_in_their_schema_are_listed_with_both_and_nothing_else(
     workshop: Workshop,
 ) -> None:
     tools = real_lists()["gitlab"]
