@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 from msgspec import inspect, to_builtins
@@ -367,10 +367,12 @@ def export_command(config: Config, file: Path, agent: str | None, kind: str | No
 
     count = 0
     with open_configured_store(config) as store, ExitStack() as stack:
-        if to_stdout := str(file) == "-":
-            out = click.get_binary_stream("stdout")
-        else:
-            out = stack.enter_context(open(file, "wb", opener=private_opener))
+        to_stdout = str(file) == "-"
+        out: BinaryIO = (
+            click.get_binary_stream("stdout")
+            if to_stdout
+            else stack.enter_context(open(file, "wb", opener=private_opener))
+        )
         for line in export_lines(store.interactions, scope_of(agent, kind)):
             out.write(line)
             count += 1
