@@ -7,6 +7,7 @@ those without an embedding. None of them starts a server.
 from __future__ import annotations
 
 import difflib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -369,7 +370,7 @@ def export_command(config: Config, file: Path, agent: str | None, kind: str | No
     with open_configured_store(config) as store, ExitStack() as stack:
         to_stdout = str(file) == "-"
         out: BinaryIO = (
-            click.get_binary_stream("stdout")
+            sys.stdout.buffer
             if to_stdout
             else stack.enter_context(open(file, "wb", opener=private_opener))
         )
