@@ -455,9 +455,15 @@ def summary(entry: Mapping[str, Any]) -> str:
         parts += ["rule" in entry and f"by {entry['rule']}", "class" in entry and f"class {entry['class']}"]
     else:
         left_out = ("time", "kind", "server", "tool", "principal", "subject", "client", "session")
-        parts = [named, *(f"{key} {value}" for key, value in entry.items() if key not in left_out)]
+        facts = ((key, value) for key, value in entry.items() if key not in left_out)
+        parts = [named, *(f"{key} {in_words(value)}" for key, value in facts)]
     parts += [key in entry and f"{key} {entry[key]}" for key in ("subject", "principal", "client")]
     return "; ".join(str(part) for part in parts if part)
+
+
+def in_words(value: object) -> str:
+    """Return a fact of an entry for a person: a list as its members."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 LOGS_FOLDER: Final = "logs"

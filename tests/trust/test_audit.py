@@ -212,6 +212,9 @@ async def test_a_changed_configuration_is_recorded_with_its_tables(proxy: Proxy,
 
     (change,) = await entries(proxy, "configuration")
     assert "search" in change["changed"]
+    told = audit.summary(change)
+    assert "changed " in told
+    assert "[" not in told, "a person reads names, not a list of a program"
 
 
 async def test_many_wrong_tokens_of_an_address_make_one_entry(tmp_path: Path) -> None:
