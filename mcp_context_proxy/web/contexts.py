@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -356,7 +357,9 @@ class ContextsApi(Api):
 
     @Operation("GET", "/sessions", "All sessions, oldest first.", query=Describe, answer=SessionsResponse)
     async def _list_sessions(self, given: Given) -> dict[str, Any]:
-        sessions = [one for one in self._contexts.sessions if _may(Role.VIEW, given, one.principal)]
+        sessions = [
+            _of_now(given, one) for one in self._contexts.sessions if _may(Role.VIEW, given, one.principal)
+        ]
         return {"sessions": [await self._session_data(one, given.query.describe) for one in sessions]}
 
     @Operation(
@@ -449,7 +452,7 @@ class ContextsApi(Api):
         if session is None or not _may(role, given, session.principal):
             detail = f"There is no session {session_id!r}, or not any more."
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
-        return session
+        return _of_now(given, session)
 
     def _resolved(self, session: SessionContext, names: Iterable[ItemName]) -> list[CatalogItem]:
         snapshot, resolve = self._catalog.snapshot, context_session.resolve_in
@@ -510,3 +513,11 @@ def replay_data(replayed: ReplayedRequest) -> dict[str, Any]:
 def _may(role: Role, given: Given, owner: str | None) -> bool:
     """Return whether a request is from the owner, or from somebody with the role that it takes otherwise."""
     return owner == given.principal.name or given.principal.may(role)
+
+
+def _of_now(given: Given, session: SessionContext) -> SessionContext:
+    """Return a session, whose principal may reach less by now than when it was last used."""
+    if session.principal == given.principal.name:
+        asks = given.principal
+        session.rights = dataclasses.replace(session.rights, role=asks.role, reach=asks.reach)
+    return session

@@ -98,6 +98,8 @@ TRUST = (
         "alike: what it may not reach is not listed, found, called, read or subscribed to, and no message, "
         "preset or past request tells more of it than a name that was given before.",
         (
+            "trust/test_limited_principals.py::"
+            "test_a_session_whose_principal_reaches_less_since_shows_less_over_the_api",
             "oauth/test_shared_logins.py::test_the_store_holds_nothing_that_opens_anything",
             "oauth/test_shared_logins.py::test_a_row_that_was_changed_in_the_store_is_no_login",
             "trust/test_shared_tokens.py::test_whoever_can_write_the_database_makes_no_token",

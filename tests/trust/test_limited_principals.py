@@ -228,6 +228,31 @@ def fresh_web(fresh: Proxy, workshop: Workshop) -> Web:
     return Web(fresh, workshop)
 
 
+async def test_a_session_whose_principal_reaches_less_since_shows_less_over_the_api(
+    fresh: Proxy, fresh_web: Web, era: str
+) -> None:
+    """A token was replaced by one of the same name with limits; its sessions go on."""
+    host = Host(fresh, era, rights=Principal("limited", Role.USE))
+    await host.call("set_context", {"query": "read the ledgers"})
+    *_, session = (one for one in fresh.contexts.sessions if one.principal == "limited")
+    told = [
+        await fresh_web.ask("limited", "GET", "/api/v1/sessions"),
+        await fresh_web.ask("limited", "GET", f"/api/v1/sessions/{session.id}/context"),
+        await fresh_web.ask(
+            "limited", "POST", "/api/v1/context", json={"query": "scan it", "session": session.id}
+        ),
+        await fresh_web.ask(
+            "limited",
+            "PATCH",
+            f"/api/v1/sessions/{session.id}/context",
+            json={"add": [{"type": "tool", "name": "closed__read_ledgers"}]},
+        ),
+    ]
+
+    assert [one.status_code for one in told] == [200, 200, 200, 404]
+    assert not any("closed__" in one.text for one in told[:3])
+
+
 async def test_no_operation_of_the_api_gives_one_principal_anything_of_another(
     fresh: Proxy, fresh_web: Web
 ) -> None:
