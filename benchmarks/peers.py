@@ -1,7 +1,7 @@
 """The proxy beside the lightest ones there are: a bare one in plain asyncio, and one in Rust; run by hand.
 
     pip install mcp-compressor
-    python benchmarks/peers.py [calls] [start] [--rounds N] [--json FILE]
+    python benchmarks/peers.py [calls] [start] [memory] [--rounds N] [--json FILE]
 
 Ten servers of 50 tools stand behind each. In each round every subject is measured once, in turning order;
 a ratio is that of two figures of one round. Without `mcp-compressor` beside this Python or on the path, its
@@ -16,16 +16,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import definitions
 from figures import Figure, measured, percentile
 from raw_clients import StdioClient, call_params
 from subjects import HERE, SERVERS, TOOLS, Workbench, child, processor_seconds
 
 IN_FLIGHT = 32
 CALLS, BURST = 2000, 5000
+MANY, SEARCHES = 100, 60
+"""Tools of each server where memory is measured, and searches, one a second while indexing goes on."""
+SETTLED_SECONDS = 7.0
+"""After which free memory has been given back."""
+SEARCH = "search_available_tools"
 OURS, BARE, RUST, DIRECT = "proxy", "bare asyncio", "mcp-compressor (Rust)", "direct"
 THROUGH = "proxy, through call_tool"
 """The same proxy, called as a model calls a tool that is not listed."""
@@ -82,9 +89,34 @@ def start(bench: Workbench, rounds: int) -> list[Figure]:
     ]
 
 
+def memory(bench: Workbench, rounds: int) -> list[Figure]:
+    """The proxy with 1,000 tools: with nothing to do, and after searches, the first of which indexes all."""
+    idle, searched = list[float](), list[float]()
+    for number in range(rounds):
+        store = bench.folder / f"memory-{number}.sqlite3"
+        client = bench.proxy(bench.config(tools=MANY, store=store))
+        client.open()
+        client.request("tools/list")
+        time.sleep(SETTLED_SECONDS)
+        idle.append(_pss_mib(client.process.pid))
+        words = islice(definitions.queries(), SEARCHES)
+        while "indexed" in client.data(SEARCH, query=next(words)):
+            time.sleep(1)
+        for query in words:
+            client.call(SEARCH, query=query)
+        time.sleep(SETTLED_SECONDS)
+        searched.append(_pss_mib(client.process.pid))
+        client.close()
+    return [
+        Figure("with nothing to do (PSS)", idle, "MiB", 45e6 / 2**20),
+        Figure(f"after {SEARCHES} searches (PSS)", searched, "MiB", 110e6 / 2**20),
+    ]
+
+
 TABLES: dict[str, tuple[str, Callable[[Workbench, int], list[Figure]]]] = {
     "calls": ("tools/call over stdio, beside the lightest proxies", calls),
     "start": ("Start, beside the lightest proxies", start),
+    "memory": (f"Memory with {MANY * SERVERS:,} tools", memory),
 }
 
 

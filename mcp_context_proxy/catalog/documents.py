@@ -50,6 +50,7 @@ from mcp_context_proxy.catalog.front_matter import (
 )
 from mcp_context_proxy.catalog.skills import SkillPlace, place_of
 from mcp_context_proxy.config import DocumentsConfig, Limits
+from mcp_context_proxy.config.reload import STEP_MS
 from mcp_context_proxy.items import SEARCHED_CHARACTERS, Document, IncludeMode, Kind, SkillFolder, Source
 from mcp_context_proxy.protocol.strangers import clean, normalized, one_line
 from mcp_context_proxy.system.later import pattern, watchfiles
@@ -499,6 +500,7 @@ class _FolderWatcher:
             *sorted(targets),
             watch_filter=partial(_may_matter, targets),
             debounce=DEBOUNCE_MS,
+            step=STEP_MS,
             rust_timeout=TIMEOUT_MS,
             yield_on_timeout=True,
             force_polling=self._polling,

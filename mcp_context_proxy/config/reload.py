@@ -40,6 +40,9 @@ LOOK_MS: Final = 1_000
 DEBOUNCE_MS: Final = 100
 """Reports within this time count as one."""
 
+STEP_MS: Final = 200
+"""Time between two looks of the watching thread at what the system has reported: it wakes up for each."""
+
 SETTLE_SECONDS: Final = 0.1
 """A file that is being written changes again within this time, so it is read when it no longer does."""
 
@@ -87,6 +90,7 @@ class _FileWatcher:
             *sorted(folders),
             watch_filter=None,
             debounce=DEBOUNCE_MS,
+            step=STEP_MS,
             rust_timeout=LOOK_MS,
             yield_on_timeout=True,
             stop_event=self._stop,
