@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePath
@@ -280,14 +280,13 @@ async def _check_proxy(
                 )
                 continue
             snapshot = proxy.catalog.snapshot
-            offered = sum(tool.server == name for tool in snapshot.tools.values())
+            offered = [tool for tool in snapshot.tools.values() if tool.server == name]
             off = [tool for tool in snapshot.turned_off.values() if tool.server == name]
             verdicts.append(await _server(client, offered, len(off), seconds[name]))
             if verdicts[-1].level is Level.PROBLEM and client.fault in _MAY_MISS_VARIABLES and server.command:
                 failed.append(client)
             verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
             verdicts += _turned_off(name, off)
-            verdicts += _dangers(name, snapshot.tools.values())
             if (missing := unpinned(server)) is not None and client.connected is not None:
                 group = client.connected.process_group
                 version = await in_thread(partial(version_that_runs, server, missing, group))
@@ -376,19 +375,18 @@ async def _copies(proxy: Proxy) -> list[Verdict]:
     return verdicts
 
 
-def _dangers(server: str, tools: Iterable[Tool]) -> Iterator[Verdict]:
-    """Yield the number of tools in each danger class, and of those whose calls a person confirms."""
-    own = [tool for tool in tools if tool.server == server]
-    if not own:
-        return
-    classes = Counter(tool.tool_class for tool in own)
+def _dangers(tools: Sequence[Tool]) -> str:
+    """Return the number of tools in each danger class, and of those whose calls a person confirms."""
+    classes = Counter(tool.tool_class for tool in tools)
     counts = ", ".join(f"{classes[one]:,} {one}" for one in ToolClass if classes[one])
-    asked = sum(bool(tool.asked_by) for tool in own)
+    asked = sum(bool(tool.asked_by) for tool in tools)
     confirmed = f"; a person confirms calls of {counted(asked, 'tool')}" if asked else ""
-    yield Verdict(Level.OK, server, f"danger classes: {counts}{confirmed}")
+    return f" ({counts}{confirmed})" if tools else ""
 
 
-async def _server(client: DownstreamClient, offered: int, turned_off: int, seconds: float) -> Verdict:
+async def _server(
+    client: DownstreamClient, offered: Sequence[Tool], turned_off: int, seconds: float
+) -> Verdict:
     config, stray = client.config, tuple(marked(strays(client)))
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
@@ -400,10 +398,12 @@ async def _server(client: DownstreamClient, offered: int, turned_off: int, secon
     listed = len(client.listing.tools)
     if turned_off == listed:
         return Verdict(Level.WARNING, client.name, "it is ready, but all its tools are turned off")
-    tools = counted(listed, "tool") if offered == listed else f"{offered:,} of {counted(listed, 'tool')}"
+    tools = counted(listed, "tool")
+    if len(offered) != listed:
+        tools = f"{len(offered):,} of {tools}"
     if turned_off:
         tools += f" ({turned_off:,} turned off)"
-    ready = f"{tools}, ready in {duration(seconds * 1000)}"
+    ready = f"{tools}, ready in {duration(seconds * 1000)}{_dangers(offered)}"
     if stray:
         ready += "; output on stdout that is no message is skipped"
     return Verdict(Level.OK, client.name, ready, stray)

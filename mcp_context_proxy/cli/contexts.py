@@ -26,6 +26,7 @@ from mcp_context_proxy.cli import (
     shown,
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
+from mcp_context_proxy.cli.search import parts_of, words_of
 from mcp_context_proxy.cli.terminal import Terminal, counted, messages, moment, open_started_proxy, results
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
@@ -393,10 +394,12 @@ def _show(console: Terminal, explained: Mapping[str, Any]) -> None:
     if (score := explained["score"]) is not None:
         rows.append(("rank", f"{explained['rank']} of {explained['ranked']} that have anything in common"))
         rows.append(("score", f"{score['total']:.3f}"))
-        rows.append(("  similarity", "-" if score["cosine"] is None else f"{score['cosine']:.3f}"))
-        rows.append(("  words", f"{score['lexical']:.2f}"))
-        rows += [(f"    {one['field']}", f"{one['added']:.2f} for {one['term']!r}") for one in score["terms"]]
-        rows.append(("  bonus for a part of the query", f"{score['need']:.3f}"))
+        for label, amount in parts_of(score):
+            rows.append((f"  {label}", f"{amount:.3f}"))
+            if label == "words":
+                rows += [
+                    (f"    {field}", f"{part:.3f} for {term!r}") for field, term, part in words_of(score)
+                ]
     if explained["rerank"] is not None:
         rows.append(("rerank", explained["rerank"]))
     always = (

@@ -234,24 +234,38 @@ def show_one(console: Terminal, rank: int | str, data: Mapping[str, Any]) -> Non
     console.prose(Text(f"why: {one_line(str(data['why']))}", style="dim"), INDENT, hanging=5)
 
 
+def parts_of(score: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the amounts of which a score is the sum, but for those that are nothing."""
+    parts = [
+        ("similarity", score["cosine"] or 0.0),
+        ("words", sum(amount for *_, amount in words_of(score))),
+        ("action", score["action"]),
+        ("server", score["instructions"]),
+        ("part of the query", score["need"]),
+        ("learned", score["learned"]),
+        ("new", score["novelty"]),
+    ]
+    return [(label, amount) for label, amount in parts if amount]
+
+
+def words_of(score: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Return the fields and words of a score, each with the amount that it adds."""
+    from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
+
+    # Without vectors, words are all there is.
+    factor = float(LEXICAL_FACTOR) if score["cosine"] is not None else 1.0
+    return [(one["field"], one["term"], factor * one["added"]) for one in score["terms"]]
+
+
 def _explain(console: Terminal, one: Mapping[str, Any]) -> None:
-    similarity = "-" if one["cosine"] is None else f"{one['cosine']:.3f}"
-    need = f", bonus for a part of the query {one['need']:.3f}" if one["need"] > 0 else ""
-    learned = f", learned {one['learned']:.3f}" if one["learned"] > 0 else ""
-    action = f", action {one['action']:+.3f}" if one["action"] else ""
-    server = f", instructions {one['instructions']:.3f}" if one["instructions"] > 0 else ""
-    new = f", new {one['novelty']:.3f}" if one["novelty"] > 0 else ""
-    console.say(
-        f"similarity {similarity}, words {one['lexical']:.2f}{action}{server}{need}{learned}{new}",
-        indent=INDENT,
-    )
+    console.prose(", ".join(f"{label} {amount:.3f}" for label, amount in parts_of(one)), INDENT)
     if one.get("calls"):
         mean, slow = duration(one["avg_latency_ms"]), duration(one["p95_latency_ms"])
         failed = f"{one['success_rate']:.0%} succeeded".replace("%", " %")
         console.say(
             f"{counted(one['calls'], 'call')}, {failed}, {mean} on average, p95 {slow}", indent=INDENT
         )
-    rows = [(f"{term['added']:.2f}", term["field"], term["term"]) for term in one["terms"]]
+    rows = [(f"{amount:.3f}", field, term) for field, term, amount in words_of(one)]
     console.columns(rows, indent=INDENT + 2, right=(0,))
     told = (
         ("serves", one["serves"]),

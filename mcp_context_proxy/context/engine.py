@@ -517,6 +517,10 @@ class Score(Struct, frozen=True):
     need: float
     terms: tuple[tuple[str, str, float], ...]
     """The lexical score by field and word."""
+    action: float = 0.0
+    instructions: float = 0.0
+    learned: float = 0.0
+    novelty: float = 0.0
 
 
 class Explanation(Struct, frozen=True):
@@ -561,7 +565,7 @@ def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int)
         reason = f"{reason}; {SUSPECTED[suspicion]}"
     score = None
     if result is not None:
-        score = Score(result.score, result.cosine, result.lexical, result.need, result.terms)
+        score = Score(result.score, *(getattr(result, part) for part in Score.__struct_fields__[1:]))
     return Explanation(
         query=context.query,
         type=kind,

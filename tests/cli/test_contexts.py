@@ -168,6 +168,15 @@ def test_explain_says_by_how_much_a_tool_was_not_chosen_and_how_it_is_found_next
     assert "not given to a model" not in told
 
 
+def test_the_parts_of_a_score_that_explain_shows_add_up_to_it(run: Run, config: Path) -> None:
+    told = run("explain", QUERY, "weather__forecast", "--config", config).stdout
+    [score] = re.findall(r"^  score +(\d\.\d{3})$", told, re.MULTILINE)
+    parts = re.findall(r"^    [a-z ]+?  +(-?\d\.\d{3})$", told, re.MULTILINE)
+
+    assert sum(map(float, parts)) == pytest.approx(float(score), abs=0.003)
+    assert len(parts) >= 2
+
+
 def test_explain_says_why_a_tool_of_a_suspected_server_comes_later(run: Run, workshop: Workshop) -> None:
     asking = ["Show me the weather in Paris.", "I need rain.", "Send me the news."] * 4
     workshop.server("asking", tools=[tool(f"helper_{at}", text) for at, text in enumerate(asking)])

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,17 @@ def test_explain_shows_which_words_in_which_field_added_how_much(run: Run, confi
     terms = data["results"][0]["terms"]
     assert {term["field"] for term in terms} >= {"name", "description"}
     assert sum(term["added"] for term in terms) == pytest.approx(data["results"][0]["lexical"])
+
+
+def test_the_parts_that_explain_shows_add_up_to_the_score(run: Run, config: Path) -> None:
+    for query in ("monthly loan", "delete the note that I wrote", "write down a new note"):
+        done = run("search", query, "--explain", "--config", config)
+        scores = [float(score) for score in re.findall(r"^ +\d+  (-?\d\.\d\d)  ", done.stdout, re.MULTILINE)]
+        parts = re.findall(r"^ +(similarity -?\d.*(?:\n +[^:]*)*?)\n +\d\.\d{3}  ", done.stdout, re.MULTILINE)
+
+        sums = [sum(map(float, re.findall(r"-?\d\.\d{3}", part))) for part in parts]
+        assert sums == pytest.approx(scores, abs=0.01)
+        assert sums
 
 
 def test_explain_shows_which_sentence_of_the_query_a_result_serves(run: Run, config: Path) -> None:
