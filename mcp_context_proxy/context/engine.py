@@ -36,7 +36,7 @@ from mcp_context_proxy.context import (
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher
+from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, narrowed
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
@@ -325,6 +325,8 @@ class ContextEngine:
             if (named := snapshot.wider.get(query)) is not None:
                 # The index has it under this name.
                 selection.query = named.exposed_name
+            if origin == "search":
+                selection.scope = narrowed(selection.scope, query, snapshot.servers)
             await self._searcher.check(selection.scope.filters, snapshot)
         except UnknownFilterError:
             raise

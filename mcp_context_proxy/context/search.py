@@ -556,5 +556,14 @@ def server_asked_for(query: str, servers: Iterable[str]) -> str | None:
     return None
 
 
+def narrowed(scope: Scope, query: str, servers: Iterable[str]) -> Scope:
+    """Return the scope of a search, with the tools of one server alone if it asks for "all tools of git"."""
+    asked = _query_words(query)
+    if scope.filters.server is not None or not (asked & _ALL_TOOLS or asked >= _WHAT_CAN_YOU_DO):
+        return scope
+    server = server_asked_for(query, servers)
+    return scope if server is None else replace(scope, filters=replace(scope.filters, server=server))
+
+
 def _query_words(query: str) -> set[str]:
     return set(identifier_words(query.casefold()).split())

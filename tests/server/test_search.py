@@ -364,6 +364,14 @@ async def test_a_query_for_everything_is_answered_with_an_overview(host: Host, q
     assert "- rules and references (2): billing, commit-style" in text
 
 
+@pytest.mark.parametrize("query", ["all tools of weather", "what can weather do", "list the weather tools"])
+async def test_a_query_for_the_tools_of_a_server_is_answered_with_no_others(host: Host, query: str) -> None:
+    text = (await host.call(SEARCH, {"query": query, "top_n": 8}))["content"][0]["text"]
+
+    assert ("weather__forecast" in text) and ("weather__tides" in text)
+    assert {line.split("__")[0] for line in text.splitlines() if "__" in line.split("(")[0]} == {"weather"}
+
+
 async def test_an_overview_meets_filters(host: Host) -> None:
     wanted = {"query": "*", "kinds": ["tool"], "filters": {"tags": ["weather"]}}
     text = (await host.call(SEARCH, wanted))["content"][0]["text"]
