@@ -38,7 +38,7 @@ from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, narrowed
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
+from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     NO_SESSION,
@@ -508,21 +508,6 @@ class ContextEngine:
         with anyio.move_on_after(COUNTING_SECONDS):
             return await self._searcher.off_loop(partial(self.costs.behind, self._catalog.snapshot))
         return None
-
-
-class Score(Struct, frozen=True):
-    """Parts of a score; see `Result`."""
-
-    total: float
-    cosine: float | None
-    lexical: float
-    need: float
-    terms: tuple[tuple[str, str, float], ...]
-    """The lexical score by field and word."""
-    action: float = 0.0
-    instructions: float = 0.0
-    learned: float = 0.0
-    novelty: float = 0.0
 
 
 class Explanation(Struct, frozen=True):

@@ -37,7 +37,7 @@ README_SECTIONS = (
     "What was selected, and why",
     "Privacy",
 )
-"""Sections of README.md, docs/contexts.md and docs/api.md in which every sentence is a promise below or one of `README_REMARKS`."""
+"""Sections of README.md and two pages in which every sentence is a promise or one of `README_REMARKS`."""
 
 README = (
     Promise(
