@@ -370,9 +370,7 @@ def export_command(config: Config, file: Path, agent: str | None, kind: str | No
     with open_configured_store(config) as store, ExitStack() as stack:
         to_stdout = str(file) == "-"
         out: BinaryIO = (
-            sys.stdout.buffer
-            if to_stdout
-            else stack.enter_context(open(file, "wb", opener=private_opener))
+            sys.stdout.buffer if to_stdout else stack.enter_context(open(file, "wb", opener=private_opener))
         )
         for line in export_lines(store.interactions, scope_of(agent, kind)):
             out.write(line)

@@ -38,7 +38,7 @@ from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
 from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, narrowed
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
-from mcp_context_proxy.context.selection import ContextExpander, SearchAnswer, Selection, Selector
+from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
     NO_RESULTS,
     NO_SESSION,
@@ -510,21 +510,6 @@ class ContextEngine:
         return None
 
 
-class Score(Struct, frozen=True):
-    """Parts of a score; see `Result`."""
-
-    total: float
-    cosine: float | None
-    lexical: float
-    need: float
-    terms: tuple[tuple[str, str, float], ...]
-    """The lexical score by field and word."""
-    action: float = 0.0
-    instructions: float = 0.0
-    learned: float = 0.0
-    novelty: float = 0.0
-
-
 class Explanation(Struct, frozen=True):
     """Reasons for which one item is in a context or not."""
 
@@ -567,17 +552,7 @@ def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int)
         reason = f"{reason}; {SUSPECTED[suspicion]}"
     score = None
     if result is not None:
-        score = Score(
-            result.score,
-            result.cosine,
-            result.lexical,
-            result.need,
-            result.terms,
-            result.action,
-            result.instructions,
-            result.learned,
-            result.novelty,
-        )
+        score = Score(result.score, *(getattr(result, part) for part in Score.__struct_fields__[1:]))
     return Explanation(
         query=context.query,
         type=kind,

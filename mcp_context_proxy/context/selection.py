@@ -169,6 +169,21 @@ class Selection(Struct, kw_only=True):
         )
 
 
+class Score(Struct, frozen=True):
+    """Parts of a score; see `Result`."""
+
+    total: float
+    cosine: float | None
+    lexical: float
+    need: float
+    terms: tuple[tuple[str, str, float], ...]
+    """The lexical score by field and word."""
+    action: float = 0.0
+    instructions: float = 0.0
+    learned: float = 0.0
+    novelty: float = 0.0
+
+
 class SearchAnswer(Struct, frozen=True):
     """A request context with the search results behind it, for MCP, REST and the command line alike."""
 

@@ -81,6 +81,11 @@ def readme() -> Page:
 
 
 @pytest.fixture
+def commands() -> Page:
+    return page("docs/commands.md")
+
+
+@pytest.fixture
 def configuration() -> Page:
     return page("docs/configuration.md")
 

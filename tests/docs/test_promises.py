@@ -12,7 +12,10 @@ from promises import README, README_REMARKS, README_SECTIONS, SECURITY, Promise
 
 ROOT = Path(__file__).parents[2]
 PAGE_OF_SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-PAGE_OF_README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE_OF_README = "\n".join(
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/contexts.md", "docs/api.md")
+)
+"""With the pages that have sections of it."""
 _NUMBERED = re.compile(r"^\d+\. (.*)$", re.MULTILINE)
 _NO_PROSE = re.compile(r"^```.*?^```$|^\|.*?$|^(?:\d+\.|-) ", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")

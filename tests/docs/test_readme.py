@@ -66,13 +66,15 @@ def test_a_host_file_that_starts_the_proxy_can_be_its_configuration(readme, tmp_
         assert list(load(file, environ={}).servers) == ["memory"]
 
 
-def test_every_command_is_listed(readme):
-    assert re.findall(r"^\| `mcp-context-proxy (\w+)", readme.text, re.M) != []
-    assert sorted(re.findall(r"^\| `mcp-context-proxy (\w+)", readme.text, re.M)) == sorted(COMMANDS)
+def test_every_command_is_listed(commands, readme):
+    assert sorted(re.findall(r"^\| `mcp-context-proxy (\w+)", commands.text, re.M)) == sorted(COMMANDS)
+    daily = readme.text.partition("## Commands")[2].partition("\n## ")[0]
+    assert {*re.findall(r"`(\w+)[ `]", daily)} - {"enable", "disable"} <= {*COMMANDS}
 
 
 def test_the_tools_of_the_proxy_are_listed(readme):
-    assert re.findall(r"^\| `(\w+)` \|", readme.text, re.M) == [
+    seen = readme.text.partition("## What a model sees")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", seen, re.M) == [
         meta_definitions.SEARCH,
         meta_definitions.CALL,
         meta_definitions.CALL_READ_ONLY,
@@ -84,14 +86,14 @@ def test_the_tools_of_the_proxy_are_listed(readme):
     "name",
     [eras.QUERY_KEY, eras.CONTEXT_KEY, TOKEN_VARIABLE, "http.token_file", "/healthz"],
 )
-def test_names_are_those_of_the_code(readme, name):
-    assert f"`{name}`" in readme.text
+def test_names_are_those_of_the_code(readme, api, name):
+    assert f"`{name}`" in readme.text + api.text
 
 
-def test_numbers_are_those_of_the_code(readme):
+def test_numbers_are_those_of_the_code(readme, api):
     http = HttpConfig()
 
-    assert f"http://{http.host}:{http.port}/mcp" in readme.text
+    assert f"http://{http.host}:{http.port}/mcp" in api.text
     assert f"`expose.list_all_below`, {ExposeConfig().list_all_below} estimated tokens" in readme.text
     assert Limits().http_body_bytes > 0
 

@@ -37,7 +37,7 @@ README_SECTIONS = (
     "What was selected, and why",
     "Privacy",
 )
-"""Sections of README.md in which every sentence is a promise below or one of `README_REMARKS`."""
+"""Sections of README.md and two pages in which every sentence is a promise or one of `README_REMARKS`."""
 
 README = (
     Promise(
@@ -477,7 +477,7 @@ README_REMARKS = (
     "Every user and program on the machine can then use your servers.",
     "If other machines connect, put a reverse proxy with TLS in front.",
     "docs/docker.md describes running it in a container.",
-    "docs/api.md describes the same data as JSON, for hooks and scripts.",
+    "Operations describes the same data as JSON, for hooks and scripts.",
     "The embedding model is all-MiniLM-L6-v2 (Apache License 2.0), trained further on requests for 2,751 "
     "real tools, quantised to 8 bits, 23 MB.",
     "It is an English model.",
