@@ -114,19 +114,18 @@ ASKED_FOR_ALL: Final = pattern(
 """Beginnings of questions in which the caller stands for anybody: "what shall I cook"."""
 
 _MORE_ORDERS = """
-book schedule cancel tell email message ask remind open close go navigate click take give turn play draw
-plot compare merge commit push pull clone checkout review assign label translate summarize summarise explain
-answer order buy pay charge refund invite pin unpin mark star track log record note store remember forget
-print scan deploy build test restart scale install uninstall upgrade enable disable connect
-disconnect subscribe unsubscribe follow unfollow mute block report look tag attach sign approve reject
-watch crop resize zip unzip extract sort filter group split join sum file reserve
-apply archive arrange bring click correct crawl dump duplicate empty enter erase fill finish fix grab
-hand hide highlight hit hold hover jot keep lock unlock make measure migrate pack unpack pause pick
-accept adjust alter analyse analyze annotate begin capture carry choose clean collect comment complete confirm
-copy cut define display draft halt include kill launch leave link load locate paste recover refresh relocate
-respond restore return revoke stage transfer trash undo unlink use visit withdraw
-prepare press pull push raise react register reopen rerun reset resolve resume retry revert rewrite roll
-rotate say scrape scroll select shut stash submit swap switch throw toggle unstage wait warn wipe
+book schedule cancel email message ask remind open close navigate click give turn play plot compare merge
+commit push clone checkout review assign label summarize summarise explain answer order buy pay charge
+refund invite pin unpin mark star record note store remember forget print scan deploy build test restart
+scale install uninstall upgrade enable disable connect disconnect subscribe unsubscribe follow unfollow mute
+block report tag attach approve reject watch crop resize zip unzip extract sort filter group split join sum
+file reserve apply archive arrange correct crawl dump duplicate empty enter erase finish fix grab hide
+highlight hit hold hover jot lock unlock measure migrate pack unpack pause pick accept adjust alter analyse
+analyze annotate begin capture carry choose clean collect comment complete confirm copy cut define display
+draft halt include kill launch leave link load locate paste recover refresh relocate respond restore return
+revoke stage transfer trash undo unlink use visit withdraw prepare press raise react register reopen rerun
+reset resolve resume retry revert rewrite roll rotate say scrape scroll select shut stash submit swap switch
+toggle unstage wait warn
 """
 
 _BEFORE_ORDERS = """
@@ -138,11 +137,14 @@ _COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
 
 _PHRASES = """
 delete = get rid of; throw away; throw out; chuck out; take down
-search for = look up
+search for = look up; look through; dig up; track down; hunt down
 create = put together; come up with; draw up
+archive = put away
+copy = make a copy of; make the same; make another copy of
+restore = bring back; put back
 start = kick off; fire up
 cancel = call off
-complete = tick off; cross off
+complete = tick off; cross off; check off
 assign = hand over
 approve = sign off on; sign off
 show = pull up; bring up
@@ -179,6 +181,9 @@ navigate to = visit open load / site website webpage homepage url SITES
 type = write type enter put key insert / field textbox input blank
 write = put enter / cell cells
 create event = put add / calendar
+create = issue write raise draw / invoice bill quote estimate receipt
+send message = write / team everyone everybody colleagues boss
+update event = push shift postpone bump / meeting appointment call standup
 assign = give pass hand / ticket issue task card bug case story incident
 scale = bump raise increase lower reduce / replicas pods instances
 add = drop leave / comment comments

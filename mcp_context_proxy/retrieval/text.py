@@ -84,6 +84,19 @@ SYNONYMS = (
     "weather forecast temperature",
     "stock share equity",
     "remember memory recall",
+    "column field",
+    "row record entry",
+    "customer client",
+    "supplier vendor",
+    "bill invoice",
+    "lamp light",
+    "error exception crash",
+    "appointment event meeting",
+    "label tag",
+    "holiday leave absence",
+    "person contact people",
+    "todo task",
+    "server host machine",
 )
 """Words that people and tools use for one another, verbs of tools first, then their objects. The groups were
 written down before anything was measured with them."""

@@ -215,6 +215,12 @@ def test_a_deleting_tool_is_not_first_where_nothing_is_to_be_deleted(
         ("write in the field Name the word Ivan", "type in the field Name the word Ivan"),
         ("put 340 into cell B7", "write 340 into cell B7"),
         ("bump the replicas of web to 4", "scale the replicas of web to 4"),
+        ("issue an invoice to Hansen", "create an invoice to Hansen"),
+        ("make a copy of the board", "copy the board"),
+        ("put it away", "archive it"),
+        ("bring back the file of yesterday", "restore the file of yesterday"),
+        ("push my meeting to four", "update event my meeting to four"),
+        ("write to the team that we are late", "send message to the team that we are late"),
         ("close the tab and tell the whole team", "close the tab and post message to the whole team"),
     ],
 )
