@@ -454,8 +454,8 @@ def nests_deeper(encoded: bytes, limit: int, part_bytes: int = PART_BYTES) -> bo
 
 
 _DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
-_LONG_NUMBER: Final = b"0" * 309
-"""Digits of the smallest whole number beyond all that most readers can represent."""
+_LONG_NUMBER: Final = b"0" * 210
+"""The fewest digits with which an exponent below 100 goes beyond all that most readers can represent."""
 _NUMBER_OR_STRING: Final = pattern(
     rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?)', re.DOTALL
 )

@@ -129,7 +129,9 @@ async def test_a_result_too_deep_for_the_parsers_of_hosts_fails_with_an_error(
     assert "deeper than 120 levels" in result["content"][0]["text"]
 
 
-@pytest.mark.parametrize("number", ["1e999", "-2.5E+400", "9" * 309])
+@pytest.mark.parametrize(
+    "number", ["1e999", "-2.5E+400", "9" * 309, "9" * 300 + "e10", "-" + "9" * 210 + "E+99"]
+)
 async def test_a_number_that_hosts_cannot_read_costs_its_own_result(
     workshop: Workshop, era: str, number: str
 ) -> None:
