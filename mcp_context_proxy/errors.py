@@ -155,9 +155,10 @@ class SharedNameError(UnknownItemError):
 class TurnedOffError(UnknownItemError):
     """The configuration turns the tool off; `reason` says by which setting, in which line of which file."""
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, *, server: str, tool: str) -> None:
+        """Describe the failure; `server` and `tool`, the server's own name, say which tool it is."""
         super().__init__("tool", name)
-        self.name, self.reason = name, reason
+        self.reason, self.server, self.tool = reason, server, tool
         self.args = (f"tool {name!r} is turned off {reason}; only the user can turn it on, in that file",)
 
 

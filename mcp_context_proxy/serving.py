@@ -166,7 +166,7 @@ class HostLog(logging.Handler):
 def begin_if_new(path: Path | None) -> str | None:
     """Write a first configuration where none is named and none is there; return a message about it."""
     from mcp_context_proxy.config.load import VARIABLE
-    from mcp_context_proxy.system.places import begin
+    from mcp_context_proxy.system import begin
 
     return None if path is not None or os.environ.get(VARIABLE) else begin(os.environ)
 

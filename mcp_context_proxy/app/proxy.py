@@ -473,10 +473,6 @@ class Proxy(Struct, kw_only=True, eq=False):
         """Wait until every server is ready or has failed once, and the catalog is up to date."""
         await self.refresh.wait_first_connect()
 
-    async def wait_for_starting_servers(self, seconds: float, on_wait: OnWait | None = None) -> None:
-        """Wait for servers that start and were never connected, up to `seconds`; refresh the catalog."""
-        await self.refresh.wait_for_starting_servers(seconds, on_wait)
-
     async def reindex(self, rebuild: bool) -> Indexed:
         """Read the documents again and index new items in the background; return the progress.
 

@@ -60,7 +60,7 @@ def configuration_file(given: str | os.PathLike[str] | None, environ: Mapping[st
     """Return the path of the configuration that a command line names, or of the user's own."""
     config = given or environ.get(CONFIG_VARIABLE)
     if config is None:
-        from mcp_context_proxy.system.places import default_file  # noqa: PLC0415 - seldom needed
+        from mcp_context_proxy.system import default_file  # noqa: PLC0415 - seldom needed
 
         config = default_file(environ)
     path = os.path.expanduser(os.fspath(config))

@@ -35,7 +35,7 @@ from mcp_context_proxy.bridge import (
     folders,
     is_private,
 )
-from mcp_context_proxy.system.places import INHERITED, matches
+from mcp_context_proxy.system import INHERITED, matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -365,7 +365,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         place = meeting(arguments, environ)
         peer = connect(place)
     except FileNotFoundError:
-        from mcp_context_proxy.system.places import begin  # noqa: PLC0415 - seldom needed
+        from mcp_context_proxy.system import begin  # noqa: PLC0415 - seldom needed
 
         is_named = options_of(arguments, "--config") or environ.get(CONFIG_VARIABLE)
         if is_named or (message := begin(environ)) is None:

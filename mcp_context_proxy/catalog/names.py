@@ -257,7 +257,7 @@ def _raise_if_turned_off(snapshot: Snapshot, name: str, server: str | None) -> N
     if found is None or server not in (None, found.server):
         found = next((tool for tool in tools.values() if (tool.server, tool.name) == (server, name)), None)
     if found is not None:
-        raise TurnedOffError(found.exposed_name, found.reason)
+        raise TurnedOffError(found.exposed_name, found.reason, server=found.server, tool=found.name)
 
 
 def suggested(

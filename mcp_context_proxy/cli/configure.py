@@ -51,7 +51,7 @@ from mcp_context_proxy.installation.journal import read_text, write
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
 from mcp_context_proxy.items import ToolClass
 from mcp_context_proxy.statistics import seconds_of
-from mcp_context_proxy.system.places import BEGINNING
+from mcp_context_proxy.system import BEGINNING
 from mcp_context_proxy.trust.audit import note_now
 from mcp_context_proxy.trust.tokens import NamedToken, NamedTokens, tokens_of
 

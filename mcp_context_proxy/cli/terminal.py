@@ -259,7 +259,7 @@ async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, floa
         if len(seconds) == len(proxy.fleet.clients):
             await proxy.wait_first_connect()
         else:
-            await proxy.wait_for_starting_servers(0)
+            await proxy.refresh.wait_for_starting_servers(0)
     return seconds
 
 

@@ -24,7 +24,7 @@ from mcp_context_proxy.config.settings import (
     StoreConfig,
 )
 from mcp_context_proxy.config.tables import AuthConfig, ClassesConfig, ClusterConfig, Limits, ToolConfig
-from mcp_context_proxy.system.places import default_path
+from mcp_context_proxy.system import default_path
 
 __all__ = [
     "PACKAGED_MODELS",

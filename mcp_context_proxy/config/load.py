@@ -51,8 +51,8 @@ from mcp_context_proxy.config.source import (
 )
 from mcp_context_proxy.config.tables import ASKED, CONFIRM, with_classes
 from mcp_context_proxy.errors import ConfigError, ConfigProblem, ServerOff
+from mcp_context_proxy.system import TO_BEGIN, default_path
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.places import TO_BEGIN, default_path
 
 logger = logging.getLogger(__name__)
 

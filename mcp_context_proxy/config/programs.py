@@ -37,8 +37,8 @@ from urllib.parse import unquote
 from mcp_context_proxy.config.secrets import Secret, names_secret, secret_arguments, secrets_in_url
 from mcp_context_proxy.config.settings import Config, ServerConfig
 from mcp_context_proxy.errors import Fault, StartError
+from mcp_context_proxy.system import INHERITED, matches
 from mcp_context_proxy.system.later import pattern
-from mcp_context_proxy.system.places import INHERITED, matches
 from mcp_context_proxy.system.process import (
     descriptor_shortage,
     group_installs,

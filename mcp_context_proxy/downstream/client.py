@@ -505,7 +505,9 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
             return ServerUnavailableError(
                 error.server, error.state, stranger_text(error.cause, redact), error.stderr
             )
-    return error
+        case _:  # whatever another error says may be the server's own words
+            error.args = (stranger_text(str(error), redact),)
+            return error
 
 
 def _may_report_error(result: bytes) -> bool:

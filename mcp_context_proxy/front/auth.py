@@ -405,7 +405,7 @@ class BearerToken(Struct, frozen=True):
     """Log level of that sentence: a warning only if no token is required."""
 
 
-def credentials_of(config: Config, environ: Mapping[str, str] = os.environ) -> BearerToken:
+def credentials_of(config: Config) -> BearerToken:
     """Return the token of a front that may accept tokens of an issuer: then one of its own is not needed.
 
     Raises:
@@ -413,14 +413,14 @@ def credentials_of(config: Config, environ: Mapping[str, str] = os.environ) -> B
     """
     settings = config.http
     if config.auth.mode == "token":
-        return credentials_for(settings, environ)
+        return credentials_for(settings)
     if not settings.auth:
         message = "tokens of an issuer are required by auth.mode, and no token by http.auth"
         raise ConfigError([ConfigProblem(config.path, None, "http.auth", message)])
     where = f"; clients send tokens of {config.auth.issuer}"
-    if not environ.get(TOKEN_VARIABLE, "").strip() and settings.token_file is None:
+    if not os.environ.get(TOKEN_VARIABLE, "").strip() and settings.token_file is None:
         return BearerToken(None, where)
-    own = credentials_for(settings, environ)
+    own = credentials_for(settings)
     return BearerToken(own.token, where + own.whereabouts.replace("; clients send", ", or"))
 
 

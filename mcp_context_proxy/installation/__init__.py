@@ -113,10 +113,10 @@ class HostPlace(Struct, frozen=True, kw_only=True):
                 return self.newer if all(isinstance(one, dict) for one in found.values()) else self.place
         return self.place
 
-    def is_here(self, environ: Mapping[str, str], platform: str = sys.platform) -> bool:
+    def is_here(self, environ: Mapping[str, str]) -> bool:
         """Return True if there are settings of this host, or the folder for them."""
-        file = self.file(environ, platform)
-        signs = [_expanded(one, environ, platform) for one in self.signs] or [file.parent]
+        file = self.file(environ)
+        signs = [_expanded(one, environ, sys.platform) for one in self.signs] or [file.parent]
         return file.is_file() or any(sign.exists() for sign in signs if sign != _home(environ))
 
 

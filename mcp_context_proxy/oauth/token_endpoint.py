@@ -398,8 +398,8 @@ def reason(response: httpx2.Response) -> str:
 class InMemoryTokenStorage:
     """Storage of the SDK's provider for one flow: returns the client's registration, but no token."""
 
-    def __init__(self, client: OAuthClientInformationFull | None = None) -> None:
-        self.client = client
+    def __init__(self) -> None:
+        self.client: OAuthClientInformationFull | None = None
         self.tokens: OAuthToken | None = None
 
     async def get_tokens(self) -> OAuthToken | None:

@@ -264,9 +264,9 @@ class Expander:
             self._names[document.fingerprint] = known
         return known
 
-    def prepare(self, snapshot: Snapshot, seconds: float = PREPARING_SECONDS) -> None:
+    def prepare(self, snapshot: Snapshot) -> None:
         """Compute the links of documents ahead of the first request that finds them, for some seconds."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + PREPARING_SECONDS
         for document in snapshot.documents.values():
             if time.monotonic() >= until:
                 return

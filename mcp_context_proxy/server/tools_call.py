@@ -202,16 +202,17 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         """Take a call that was not sent because a rule, or a person, did not allow it."""
         self._audited(tool, params, caller, "not sent", "refused", rule)
 
-    def not_found(self, name: str, caller: Caller, rule: str) -> None:
-        """Take a call of a tool that the configuration turns off; `rule` is the setting."""
+    def turned_off(self, error: TurnedOffError, caller: Caller) -> None:
+        """Take a call of a tool that the configuration turns off."""
         if self.audit is not None:
             self.audit.note(
                 "call",
                 principal=caller.principal,
                 session=None if caller.session is None else caller.session.id,
-                tool=name,
+                server=error.server,
+                tool=error.tool,
                 decision="refused",
-                rule=rule,
+                rule=error.reason.removeprefix("by "),
                 outcome="not sent",
             )
 
@@ -435,7 +436,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         try:
             tool = await in_thread(find)
         except TurnedOffError as error:
-            self.ended.not_found(error.name, caller, error.reason.removeprefix("by "))
+            self.ended.turned_off(error, caller)
             raise
         self._note_meant(name, tool, params, caller)
         return tool

@@ -1,1 +1,127 @@
-"""The process and the machine: threads, signals, memory, descriptors, clocks."""
+"""The process, the machine and its user: threads, signals, memory, descriptors, clocks.
+
+Here is the user's own: the place of the configuration, its first text, and the variables that servers
+inherit. Standard library only: the bridge reads it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+    from typing import Final
+
+
+APP: Final = "mcp-context-proxy"
+FILE_NAME: Final = "config.toml"
+TO_BEGIN: Final = (
+    f"'{APP} install' moves the servers of your hosts there, '{APP} add NAME -- COMMAND...' adds one"
+)
+"""The first steps of somebody who has no configuration, as the end of a sentence that names its file."""
+
+BEGINNING: Final = """\
+# Servers behind mcp-context-proxy. All keys: config.example.toml and docs/configuration.md.
+# mcp-context-proxy add NAME -- COMMAND...   adds one, and pins the version that ran.
+# mcp-context-proxy install                  moves those of your hosts here.
+# mcp-context-proxy check                    starts each once, and names all problems.
+
+# [servers.memory]
+# command = "npx"
+# args = ["-y", "@modelcontextprotocol/server-memory@2026.8.31"]
+"""
+
+
+def default_path(environ: Mapping[str, str]) -> Path:
+    """Return the place of the user's own configuration."""
+    from pathlib import Path  # noqa: PLC0415 - takes longer than all that a prompt hook does here
+
+    return Path(default_file(environ))
+
+
+def default_file(environ: Mapping[str, str]) -> str:
+    """Return the same as a text."""
+    folder = environ.get("XDG_CONFIG_HOME")
+    if not folder or sys.platform == "win32" or not os.path.isabs(folder):  # noqa: PTH117
+        if sys.platform != "linux":
+            from platformdirs import user_config_path  # noqa: PLC0415 - takes long, too
+
+            return str(user_config_path(APP, appauthor=False) / FILE_NAME)
+        # As that library says.
+        folder = os.path.expanduser("~/.config")  # noqa: PTH111
+    return f"{folder}/{APP}/{FILE_NAME}"
+
+
+def begin(environ: Mapping[str, str]) -> str | None:
+    """Write a first configuration, without servers, in the user's own place; return a message that says so.
+
+    A host that was connected by a link or a plugin then gets a proxy that says how to add servers, instead of
+    one that ends at once. Return None if there is a configuration, or none can be written.
+    """
+    file = default_path(environ)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
+            stream.write(BEGINNING)
+    except OSError:
+        return None
+    return f"{APP}: no server is configured yet, and {file} was written for them: {TO_BEGIN}"
+
+
+_SYSTEM: Final = (
+    (
+        *("APPDATA", "COMSPEC", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATH", "PATHEXT"),
+        *(
+            "PROCESSOR_ARCHITECTURE",
+            "PROGRAMDATA",
+            "PROGRAMFILES",
+            "SYSTEMDRIVE",
+            "SYSTEMROOT",
+            "TEMP",
+            "TMP",
+        ),
+        *("USERNAME", "USERPROFILE", "WINDIR"),
+    )
+    if sys.platform == "win32"
+    else ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "XDG_*")
+)
+"""The user, the programs, and the folders for temporary and other files."""
+_LANGUAGE: Final = ("LANG", "LANGUAGE", "LC_*", "TZ")
+_CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE")
+"""Certificates to trust, such as those of a company's network. Without them, every request of a server fails
+there, and so does its download."""
+_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+"""The way out of such a network. The URL of a proxy may have a password: see `inherited_secrets`."""
+
+INHERITED: Final = (
+    *_SYSTEM,
+    *_LANGUAGE,
+    *_CERTIFICATES,
+    *_PROXIES,
+    *(name.lower() for name in _PROXIES),
+)
+"""Names and patterns of the variables that every server inherits."""
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether the name of a variable is one of some names and patterns."""
+    names, globs = _sorted_out(tuple(patterns))
+    name = _folded(name)
+    return name in names or any(fnmatchcase(name, one) for one in globs)
+
+
+@lru_cache(maxsize=64)
+def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the names and the patterns apart: each of some hundred variables is compared with them."""
+    folded = [*map(_folded, patterns)]
+    return frozenset(folded), tuple(one for one in folded if "*" in one)
+
+
+def _folded(name: str) -> str:
+    """Return a name as it is compared: on Windows, its case does not count."""
+    return name.upper() if sys.platform == "win32" else name

@@ -411,8 +411,8 @@ GUARDIAN = Path(__file__).with_name("guardian.py")
 LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Environment variables that Python itself may need to start."""
 
-DISMISSAL_SECONDS = 0.5
-"""Time for the guardian to exit when no group is left."""
+DISMISSAL_SECONDS, REPLACEMENT_SECONDS = 0.5, 1.0
+"""Time for the guardian to exit when no group is left, and until one that was killed is replaced."""
 
 _running: set[int] = set()
 _installing: set[int] = set()
@@ -423,29 +423,42 @@ _guardian: subprocess.Popen[bytes] | None = None
 
 def guard_groups() -> None:
     """Start the guardian unless it runs. Call this before a server starts; blocks until it is started."""
-    global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
     with _lock:
-        if _guardian is not None and _guardian.poll() is None:
-            return
-        try:
-            _guardian = subprocess.Popen(
-                # Neither the user's environment nor site packages: it starts in a moment and runs for long.
-                [sys.executable, "-I", "-S", str(GUARDIAN)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            logger.debug("servers have no guardian: %s", error)
-            _guardian = None
-            return
+        if _guardian is None or _guardian.poll() is not None:
+            _start_guardian()
+
+
+def _start_guardian() -> None:
+    global _guardian  # noqa: PLW0603 - one for the whole process, like what it guards
+    try:
+        _guardian = subprocess.Popen(
+            # Neither the user's environment nor site packages: it starts in a moment and runs for long.
+            [sys.executable, "-I", "-S", str(GUARDIAN)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        logger.debug("servers have no guardian: %s", error)
+        _guardian = None
+    else:
         os.set_blocking(_pipe(_guardian).fileno(), False)
+        threading.Thread(target=_replace, args=(_guardian,), name="guardian-watch", daemon=True).start()
         _tell(b"".join(b"+%d\n" % group for group in _running))
         _tell(b"".join(b"~%d\n" % group for group in _installing))
+
+
+def _replace(guardian: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a guardian, and start another one for the servers that it leaves."""
+    guardian.wait()
+    time.sleep(REPLACEMENT_SECONDS)
+    with _lock:
+        if _running and _guardian in (None, guardian):
+            _start_guardian()
 
 
 @contextmanager
@@ -510,6 +523,7 @@ def dismiss_guardian() -> None:
     global _guardian  # noqa: PLW0603 - as above
     with _lock:
         if _guardian is not None:
+            _running.clear()  # they are the guardian's now
             _pipe(_guardian).close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _guardian.wait(DISMISSAL_SECONDS)
@@ -517,7 +531,7 @@ def dismiss_guardian() -> None:
 
 
 def _tell(lines: bytes) -> None:
-    """Write to the guardian; one that does not read is replaced when the next server starts."""
+    """Write to the guardian; one that does not read is ended, and replaced (`_replace`)."""
     global _guardian  # noqa: PLW0603 - as above
     if _guardian is None:
         return

@@ -243,7 +243,7 @@ async def test_a_failed_search_serves_the_items_of_the_session_and_is_recorded(o
             searcher=Searcher(
                 engine=engine,
                 config=proxy.config,
-                wait_for_starting_servers=proxy.wait_for_starting_servers,
+                wait_for_starting_servers=proxy.refresh.wait_for_starting_servers,
                 open_model=proxy.search.model.get,
             ),
             sessions=Sessions(),

@@ -8,6 +8,17 @@ from support.proxies import Host, inside
 from support.raw_client import PREFIX, RpcError
 from support.servers import Workshop, tool
 
+from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.downstream.client import redacted
+from mcp_context_proxy.errors import (
+    AuthorizationError,
+    BadAnswerError,
+    CallInterruptedError,
+    DownstreamError,
+    RemoteError,
+    ServerUnavailableError,
+)
+
 pytestmark = pytest.mark.anyio
 
 LIMITS = {"message_bytes": 100_000}
@@ -214,3 +225,27 @@ async def test_responses_out_of_order_reach_their_own_callers(workshop: Workshop
 async def proxy_call(host: Host, answers: dict[str, Any]) -> None:
     answers["now"] = await host.call("slow__now")
     assert "later" not in answers
+
+
+class UnheardOfError(DownstreamError):
+    """A failure of a kind that nobody has thought of."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RemoteError("s", -1, "it is hunter2hunter2"),
+        BadAnswerError("s", "with hunter2hunter2"),
+        CallInterruptedError("s", "tool 'x'", "said hunter2hunter2"),
+        ServerUnavailableError("s", "failed", "hunter2hunter2"),
+        AuthorizationError("s", "hunter2hunter2 is wrong"),
+        UnheardOfError("s", "it wrote hunter2hunter2\u200b"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_of_any_kind_is_shown_without_secrets(error: DownstreamError) -> None:
+    shown = str(redacted(error, Redactor([("PASSWORD", "hunter2hunter2")])))
+
+    assert "hunter2" not in shown
+    assert "PASSWORD" in shown
+    assert "\u200b" not in shown

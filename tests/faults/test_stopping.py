@@ -359,6 +359,26 @@ async def test_a_killed_guardian_is_replaced(setup: Setup) -> None:
     await until(lambda: setup.ledger.survivors() == [])
 
 
+async def test_a_guardian_that_is_killed_while_no_server_starts_is_replaced(setup: Setup) -> None:
+    for mode in ("ignore-sigterm", "die-mid-call"):
+        setup.server(mode)
+    async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:
+        assert process.stdin is not None
+        await process.stdin.send(spoken(0, ""))
+        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 2)
+        (guardian,) = guardians(process.pid)
+        os.kill(guardian, signal.SIGKILL)
+        (replacement,) = await until(lambda: [one for one in guardians(process.pid) if one != guardian])
+        # The new one is told of all servers before it is told that one of them has ended.
+        await process.stdin.send(a_call("die-mid-call__tool_000"))
+        await setup.ledger.until(lambda ledger: len(ledger.of("start")) == 3)
+        assert guardians(process.pid) == [replacement]
+        process.kill()
+        await process.wait()
+
+    await until(lambda: setup.ledger.survivors() == [])
+
+
 async def test_the_guardian_ends_with_the_proxy(setup: Setup) -> None:
     setup.server("normal")
     async with await anyio.open_process(real_command(setup.workshop.config()), stderr=None) as process:

@@ -264,6 +264,7 @@ SERVERS = (
         (
             STOPPING + "test_servers_that_ignore_the_end_of_input_end_with_a_killed_proxy",
             STOPPING + "test_a_killed_guardian_is_replaced",
+            STOPPING + "test_a_guardian_that_is_killed_while_no_server_starts_is_replaced",
             SOAK,
             "downstream/test_processes.py::test_children_are_gone_when_the_proxy_stops_even_those_that_ignore_the_end_of_input",
             STOPPING + "test_a_second_stop_signal_ends_everything_at_once",

@@ -179,7 +179,7 @@ async def test_calls_that_were_not_allowed_are_recorded_with_the_rule(proxy: Pro
         await host.request("tools/call", params | again)
 
     off, reading, confirmed = await entries(proxy, "call")
-    assert (off["tool"], off["decision"]) == ("work__off", "refused")
+    assert (off["server"], off["tool"], off["decision"]) == ("work", "off", "refused")
     assert off["rule"].startswith("servers.work.deny[0] (config.toml:")
     assert (reading["rule"], reading["decision"]) == ("call_read_only_tool", "refused")
     assert (confirmed["tool"], confirmed["class"]) == ("remove", "destructive")
