@@ -363,6 +363,7 @@ _ESCAPE_SEQUENCE: Final = pattern(
 )
 """ECMA-48. No part can run over a control character, so matching stays linear in the text."""
 
+MARKS_KEPT: Final = 30
 _CROWD: Final = pattern("((?:[^\\w\x00-\x7f]|[\uff9e\uff9f]){30})(?:[^\\w\x00-\x7f]|[\uff9e\uff9f])+")
 """More marks than any letter has, by Unicode's Stream-Safe Text Format, or a line drawn with characters.
 Normalization sorts the marks of a letter in time that is the square of their number."""
@@ -398,7 +399,12 @@ _PLAINLY: Final = str.maketrans(LETTERS)
 
 def normalized(form: Literal["NFC", "NFKC", "NFKD"], text: str) -> str:
     """Return a text in a normalization form of Unicode, without crowds of marks on one letter."""
-    return text if text.isascii() else unicodedata.normalize(form, _CROWD.sub(r"\1", text))
+    if text.isascii():
+        return text
+    # Each character of a crowd has a second byte, and most texts have no more than a dash or two.
+    if len(text.encode("utf-8", "surrogatepass")) - len(text) > MARKS_KEPT:
+        text = _CROWD.sub(r"\1", text)
+    return unicodedata.normalize(form, text)
 
 
 def _is_unseen(character: str) -> bool:

@@ -155,6 +155,12 @@ class Reading(Struct, frozen=True, eq=False):
             " ".join(sorted({word for one in readings for word in one.words.split()})),
         )
 
+    @classmethod
+    def grouped(cls, readings: Sequence[Reading]) -> Reading:
+        """Join several without what is asked of single sources alone: 60 bytes of each item."""
+        none, nothing = np.zeros(0, np.int64), Evidence.joined([])
+        return cls.joined([replace(one, texts=none, evidence=nothing) for one in readings])
+
     def take(self, places: NDArray[np.int64]) -> Reading:
         """Return the same of some of the items, in this order."""
         sizes, label_counts = self.sizes[places], self.label_counts[places]
@@ -447,7 +453,7 @@ def assemble(
     readings = grouped(
         list(zip((part.reading for part in parts.values()), sizes, strict=True)),
         ITEMS_A_GROUP,
-        Reading.joined,
+        Reading.grouped,
         () if previous is None else previous.readings,
     )
     wholes = [group.whole for group in readings]

@@ -79,8 +79,9 @@ DAY_LOOK_SECONDS: Final = 60.0
 WINDOW_DAYS: Final = 30.0
 """Days for which sessions of a tool are kept: as many as a learned pair that is not used."""
 
-PAUSE_SECONDS: Final = 0.001
-"""Pause after each definition that is counted, in which other threads run: so 3,000 definitions take 4 s."""
+PAUSE_SECONDS: Final = 0.004
+"""Pause after each definition that is counted, in which others run: so 3,000 definitions take 13 s, the first
+time, and calls meanwhile find the interpreter taken for a thirtieth of it."""
 
 TIMING_BOUNDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
