@@ -128,9 +128,18 @@ class Peer:
 
     def rank(self, query: str, depth: int) -> Ranked:
         """The tools that the answer names, the first first."""
-        answer = json.dumps(self._client.call(self._tool, **{self._argument: query}), ensure_ascii=False)
+        return self.answer(query)[0][:depth]
+
+    def answer(self, query: str) -> tuple[Ranked, str]:
+        """The same, and the text of the answer."""
+        called = self._client.call(self._tool, **{self._argument: query})
+        text = "".join(one.get("text", "") for one in called.get("content", ()))
+        return self.named(text or json.dumps(called, ensure_ascii=False)), text
+
+    def named(self, answer: str) -> Ranked:
+        """The tools that a text names, the first first."""
         keys = dict.fromkeys(self._keys[found] for found in self._names.findall(answer))
-        return [(*key, -float(place)) for place, key in enumerate(keys)][:depth]
+        return [(*key, -float(place)) for place, key in enumerate(keys)]
 
 
 def names_of(snapshot: Snapshot) -> Mapping[str, ToolKey]:

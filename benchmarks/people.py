@@ -2,9 +2,13 @@
 
     python benchmarks/people.py [--half "looked at"] [--tools N ...] [--failures] [--output FILE]
     python benchmarks/people.py --unembedded
+    python benchmarks/people.py --peer NAME TOOL COMMAND
 
 The second puts them to all 1,035 tools while none is embedded: by words alone, with what a search embeds of
 the likeliest tools, and when all are.
+
+The third puts them to another search as well (benchmarks/leaderboard.py tells what a peer is), and compares
+the answers that a model reads.
 
 ``several_needs.jsonl`` has 538 requests that need two to four tools, each put to the servers that it names.
 
@@ -23,8 +27,9 @@ import json
 import math
 import random
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -32,11 +37,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import anyio
 import numpy as np
+from answers import Lists
+from baselines import Ranked
 from catalogs import LISTS, lists_in, published
+from leaderboard import Peer
 from msgspec.structs import replace as with_
 from nothing_fits import catalog_of, pairs
 
+from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.embedding.embeddings import CachedEmbedder, LazyModel
 from mcp_context_proxy.errors import EmbeddingCancelledError
 from mcp_context_proxy.evaluation import TOOLS
@@ -44,7 +54,7 @@ from mcp_context_proxy.items import Item, Snapshot, Source, Tool
 from mcp_context_proxy.retrieval import FITTING, queries
 from mcp_context_proxy.retrieval.engine import Engine
 from mcp_context_proxy.retrieval.scoring import packaged_background
-from mcp_context_proxy.store import open_store
+from mcp_context_proxy.store import Store, open_store
 
 REQUESTS = Path(__file__).with_name("people.jsonl")
 HALVES = (
@@ -141,9 +151,11 @@ class Request:
 
     def is_served_by(self, item: Item) -> bool:
         """Return whether a tool can serve it."""
-        return isinstance(item, Tool) and any(
-            fnmatchcase(f"{item.server}/{item.name}", pattern) for pattern in self.right
-        )
+        return isinstance(item, Tool) and self.is_served(f"{item.server}/{item.name}")
+
+    def is_served(self, tool: str) -> bool:
+        """Return whether a tool, as ``server/tool``, can serve it."""
+        return any(fnmatchcase(tool, pattern) for pattern in self.right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +195,7 @@ def main() -> None:
     parser.add_argument("--tools", type=int, nargs="+", choices=SIZES, default=SIZES, help="only these sizes")
     parser.add_argument("--failures", action="store_true", help="names each request that failed")
     parser.add_argument("--unembedded", action="store_true", help="what is found before all is embedded")
+    parser.add_argument("--peer", nargs=3, action="append", default=[], metavar=("NAME", "TOOL", "COMMAND"))
     parser.add_argument("--output", type=Path, help="a file instead of the standard output")
     parser.add_argument("--store", type=Path, help="keeps vectors between runs; not the store of a proxy")
     arguments = parser.parse_args()
@@ -203,14 +216,11 @@ def main() -> None:
         once = [answer(one, embedder) for one in met()]
         with patch.object(queries, "needs_of", undivided):
             whole = [one for one in several_needs(embedder) if one.half in halves]
+        compared = [*page_of_peers(store, arguments.peer)] if arguments.peer else []
     if arguments.failures:
         sys.stdout.write("".join(f"{line}\n" for line in failures(answered, several)))
-    text = (
-        "\n".join(
-            [*page(answered), *page_of_stories(told), *page_of_met(once), *page_of_several(several, whole)]
-        )
-        + "\n"
-    )
+    sections = [*page_of_stories(told), *page_of_met(once), *page_of_several(several, whole), *compared]
+    text = "\n".join([*page(answered), *sections, ""])
     if arguments.output is None:
         sys.stdout.write(text)
     else:
@@ -489,6 +499,46 @@ def page_of_several(several: Sequence[SeveralNeeds], whole: Sequence[SeveralNeed
         "",
         *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
     ]
+
+
+def page_of_peers(store: Store, peers: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the section on the answers of this proxy and of others to requests that one of the lists serves.
+
+    An answer is what a model reads: its tools are those that it names, in the order in which it names them.
+    """
+    asked = [one for one in requests() if one.tools == WHOLE and one.right and not one.without]
+    yield from ("", "## Beside other searches", "")
+    yield from (
+        f"{len(asked)} requests above that a tool of the lists can serve, to all lists together. An answer",
+        "is the text that a model reads, its tools are those that the text names, in this order.",
+        'Written with `--peer FastMCP search_tools "PYTHON benchmarks/fastmcp_search.py {corpus}"`, the BM25',
+        "search of FastMCP with ten results.",
+        "",
+    )
+    lists, whole = Lists(lists_in(LISTS), LazyModel(), store.vectors), all_but(())
+    answers = dict[str, Callable[[str], tuple[Ranked, str]]]()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
+        for name, tool, command in peers:
+            peer = Peer(tool, command, whole, Path(folder))
+            started.callback(peer.close)
+            answers[name] = peer.answer
+
+        def ours(query: str) -> tuple[Ranked, str]:
+            text = anyio.run(lists.answers, query)[NAME_LENGTHS[0]].text
+            return [] if text.startswith("Nothing") else peer.named(text), text
+
+        answers["this proxy"] = ours
+        head = ("answer", "right at once", f"among {FIRST}", f"among {SHOWN}", "tokens")
+        yield from (f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head)))
+        for name, answered in answers.items():
+            places, tokens = list[int](), list[int]()
+            for one in asked:
+                named, text = answered(one.query)
+                tools = (f"{server}/{tool}" for server, tool, _ in named)
+                places.append(next((at for at, tool in enumerate(tools, 1) if one.is_served(tool)), MANY))
+                tokens.append(lists.tokens(text))
+            shares = [_share([place <= most for place in places]) for most in (1, FIRST, SHOWN)]
+            yield f"| {' | '.join((name, *shares, f'{np.mean(tokens):.0f}'))} |"
 
 
 def _row(name: str, here: Sequence[Answered]) -> list[str]:

@@ -206,23 +206,6 @@ _LOOKED_FOR: Final = (
 """Other purposes, each with the form of its requests: ways between two places, places and when they are open,
 scientific papers, where a file is, how large it is."""
 
-OWN_THINGS: Final = _purpose(
-    r"\b(?:web|internet|online|news|image|video|place|local) search|\bsearch engine\b"
-    r"|\bsearch(?:es|ing)? (?:\w+ ){0,3}(?:web|internet|online)\b",
-    "search web internet online news",
-    0,
-    -0.1,
-)
-"""What the caller owns is looked for: a search of the web serves that less than anything else, and is not
-shown for it."""
-
-_OF_MINE: Final = pattern(
-    r"^\W*(?:please |pls |can you |could you )?(?:find|search|look (?:up|for|through|in)|look|get|show"
-    r"|where(?:'s| is| are)|read|list|open|check)\W+(?:(?:me|through|in|for|all|of|up|at) )*(?:my|our) "
-    r"(?!.*\b(?:web|internet|online|google|near|nearby)\b)",
-    re.IGNORECASE,
-)
-
 HISTORY: Final = _purpose(
     r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
     r"|\bgit log\b|\blist (?:of )?commits\b|\bhistory of (?:changes|commits|a)\b",
@@ -587,8 +570,6 @@ def purpose_of(request: str) -> Purpose | None:
         return FACTS_OF_A_PERSON
     if _ASKED_AGAIN.match(beginning):
         return MEMORY_AGAIN
-    if _OF_MINE.match(beginning):
-        return OWN_THINGS
     opened = opening_match(beginning)
     word = "" if opened is None else opened.group().lower()
     if opened is not None and beginning[opened.start() :].lower().startswith("look up "):

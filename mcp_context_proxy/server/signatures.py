@@ -413,6 +413,7 @@ def _first_sentence(tool: Tool) -> str:
 
 
 _BULLET: Final = pattern(r"(?:[-*+>=|•–]|\d{1,2}[.)])\s")
+_TAG: Final = pattern(r"</?[A-Za-z][\w-]*>")
 _MARKS: Final = "#*->=_~ \t"
 """Characters of markdown at the beginning of a line."""
 
@@ -436,8 +437,8 @@ def _paragraphs(description: str) -> Iterator[str]:
         if held and not goes_on:
             yield "\n".join(held)
             held = []
-        # A heading names a part of the description; what it says is below it.
-        is_told = not text.startswith(("#", "```"))
+        # A heading or a tag names a part of the description; what it says is below it.
+        is_told = not text.startswith(("#", "```")) and not _TAG.fullmatch(text)
         if is_told and (text := text if goes_on else text.lstrip(_MARKS)):
             held.append(text)
     if held:
@@ -448,7 +449,7 @@ def _goes_on(line: str, following: str) -> bool:
     """Return whether a line was cut only because it was full, so that its sentence goes on."""
     if line.endswith((".", "!", "?", ":", ";")) or following.startswith(("#", "```")):
         return False
-    if _BULLET.match(following):
+    if _TAG.fullmatch(following) or _BULLET.match(following):
         return False
     return following[0].islower() or len(line) >= WRAPPED_FROM
 

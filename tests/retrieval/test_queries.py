@@ -19,7 +19,6 @@ from mcp_context_proxy.retrieval.purposes import (
     HISTORY,
     HISTORY_OF_PAGES,
     MEMORY,
-    OWN_THINGS,
     QUERIES_OF_DATA,
     WEB_SEARCH,
     WRITTEN_DOWN,
@@ -495,9 +494,7 @@ def test_facts_about_the_caller_are_for_a_memory(request_: str) -> None:
     ["find my notes about the garden", "search our wiki for the rota", "where are my tax papers"],
 )
 def test_what_the_caller_owns_is_not_looked_for_on_the_web(request_: str) -> None:
-    assert purpose_of(request_) is OWN_THINGS
-    assert OWN_THINGS.added < 0
-    assert OWN_THINGS.shown == 0
+    assert purpose_of(request_) is None
 
 
 @pytest.mark.parametrize(
@@ -511,8 +508,8 @@ def test_what_the_caller_owns_is_not_looked_for_on_the_web(request_: str) -> Non
         "what is my next meeting",
     ],
 )
-def test_speaking_of_oneself_alone_is_neither(request_: str) -> None:
-    assert purpose_of(request_) not in (FACTS_OF_A_PERSON, OWN_THINGS)
+def test_speaking_of_oneself_alone_is_no_fact_for_a_memory(request_: str) -> None:
+    assert purpose_of(request_) is not FACTS_OF_A_PERSON
 
 
 @pytest.mark.parametrize(

@@ -394,6 +394,17 @@ async def test_a_sentence_that_was_wrapped_into_lines_is_told_to_its_end(worksho
     assert told in text.splitlines()
 
 
+async def test_tags_around_the_parts_of_a_description_are_not_told(workshop: Workshop) -> None:
+    described = (
+        "\n  <use_case>\n    Plan the migration of a table.\n  </use_case>\n\n<notes>\nRun it.\n</notes>"
+    )
+    workshop.server("base", tools=[tool("plan_migration", described)])
+    async with inside(workshop.config()) as proxy:
+        text = await text_of(Host(proxy, "modern"), "plan the migration of a table")
+
+    assert "  Plan the migration of a table. Run it." in text.splitlines()
+
+
 async def test_a_schema_is_told_without_what_says_nothing_to_a_model(workshop: Workshop) -> None:
     title = {"type": "string", "title": "Title", "description": "Of the page"}
     schema = {
