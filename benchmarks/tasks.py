@@ -168,7 +168,14 @@ def tokens(value: Any) -> int:
 
 
 def failed(answer: dict[str, Any]) -> bool:
-    return "error" in answer or bool(answer["result"].get("isError")) or '"isError": true' in text(answer)
+    """Return whether a call failed, whichever way a peer says so."""
+    said = text(answer)
+    return (
+        "error" in answer
+        or bool(answer["result"].get("isError"))
+        or '"ok": false' in said
+        or ('"isError": true' in said)
+    )
 
 
 def processes(program: str) -> Iterator[int]:
