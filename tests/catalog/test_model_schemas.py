@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.model_schemas import taken_by_models
+from mcp_context_proxy.catalog.model_schemas import PARTS, taken_by_models
 
 ONE, TWO = {"type": "string"}, {"type": "number"}
 
@@ -102,7 +102,13 @@ def test_what_the_root_refers_to_and_what_it_combines_stand_at_the_root() -> Non
 
 def test_a_schema_that_refers_to_itself_has_an_end() -> None:
     assert listed({"$ref": "#"})["properties"] == {}
-    assert listed({"anyOf": [{"$ref": "#"}] * 50})["type"] == "object"
+    assert listed({"allOf": [{"$ref": "#"}] * 4000})["type"] == "object"
+
+
+def test_of_too_many_choices_the_first_are_listed() -> None:
+    found = listed({"anyOf": [{"properties": {f"p{number}": ONE}} for number in range(1000)]})
+
+    assert list(found["properties"]) == [f"p{number}" for number in range(PARTS - 1)]
 
 
 @pytest.mark.parametrize(
