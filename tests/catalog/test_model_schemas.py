@@ -12,6 +12,7 @@ from msgspec import Raw
 from support.servers import real_lists
 
 from mcp_context_proxy.catalog.model_schemas import PARTS, taken_by_models
+from mcp_context_proxy.server.meta_definitions import Setup, definitions, read_result
 
 ONE, TWO = {"type": "string"}, {"type": "number"}
 
@@ -193,3 +194,14 @@ def test_whatever_a_server_writes_is_listed_in_a_form_that_is_taken_and_stays_as
 
     assert not problems(first)
     assert listed(first) == first
+
+
+def test_the_proxys_own_tools_are_taken_as_they_are() -> None:
+    setup = Setup(["git"], True, set_context=True, manage=True, recall=True)
+    own = [json.loads(bytes(one)) for one in (*definitions(setup, whole=False), read_result())]
+
+    assert len(own) == 8
+    for definition in own:
+        schema = definition["inputSchema"]
+        assert listed(schema) == schema
+        assert not problems(schema)
