@@ -33,8 +33,8 @@ VALUES: Final = frozenset({"default", "const", "examples"})
 BOUNDS: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 """Bounds that an old version of JSON Schema writes as a flag beside another."""
 
-PARTS: Final = 200
-"""Parts of a schema at its root that are looked at: what refers to itself has no end."""
+PARTS: Final = 500
+"""Parts of a schema at its root that are looked at: references let few words stand for millions."""
 LEVELS: Final = 5
 """References and choices in one another at the root of a schema."""
 TOLD: Final = 5
@@ -66,7 +66,7 @@ def taken_by_models(schema: Raw) -> tuple[Raw, list[str]]:
         return schema, []
     # Not msgspec: its numbers end at 64 bits.
     root = json.loads(encoded)
-    parts = list(_parts(root, root, LEVELS))[:PARTS]
+    parts = list(_parts(root, root, LEVELS, [PARTS]))
     given: dict[str, list[Any]] = {}
     for part, _ in parts:
         for name, told in _object(part.get("properties")).items():
@@ -110,16 +110,22 @@ def _required(schema: Mapping[str, Any]) -> list[str]:
     return [name for name in _list(schema.get("required")) if isinstance(name, str)]
 
 
-def _parts(schema: Any, root: Mapping[str, Any], levels: int) -> Iterator[tuple[Mapping[str, Any], bool]]:
-    """Yield the objects of which a schema consists, each with whether it holds in any case."""
-    if not isinstance(schema, dict) or levels == 0:
+def _parts(
+    schema: Any, root: Mapping[str, Any], levels: int, left: list[int]
+) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """Yield the objects of which a schema consists, each with whether it holds in any case.
+
+    ``left`` has the number of parts that may still be looked at.
+    """
+    if not isinstance(schema, dict) or levels == 0 or left[0] == 0:
         return
+    left[0] -= 1
     yield schema, True
-    yield from _parts(_referred(schema.get("$ref"), root), root, levels - 1)
+    yield from _parts(_referred(schema.get("$ref"), root), root, levels - 1, left)
     for one in _list(schema.get("allOf")):
-        yield from _parts(one, root, levels - 1)
+        yield from _parts(one, root, levels - 1, left)
     for key in CHOICES:
-        options = [list(_parts(one, root, levels - 1)) for one in _list(schema.get(key))[:PARTS]]
+        options = [list(_parts(one, root, levels - 1, left)) for one in _list(schema.get(key))]
         yield from ((part, False) for option in options for part, _ in option)
         if options:
             needed = (

@@ -32,6 +32,7 @@ from mcp_context_proxy.cli import (
     json_option,
     load_config,
     named_path,
+    open_configured_store,
     run,
     shown,
 )
@@ -533,6 +534,14 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
             f"there is no server {server!r}. There are: {known}. While no proxy runs, a tool is named "
             "SERVER__TOOL"
         )
+    if tool and (known_tools := _last_known_tools(config, server)):
+        from mcp_context_proxy.config.tables import matches
+        from mcp_context_proxy.errors import nearest_names
+
+        if not any(matches(tool, one) for one in known_tools):
+            near = " or ".join(f"{server}__{one}" for one in nearest_names(tool, known_tools))
+            meant = f"; did you mean {near}?" if near else ""
+            raise click.UsageError(f"server {server!r} has no tool {tool!r}{meant}")
     assert config.path is not None
     try:
         switched = switch(config.path, server, tool or None, enabled)
@@ -542,3 +551,15 @@ def _switch_alone(source: AnswerSource, name: str, enabled: bool) -> dict[str, A
         order = "enable" if enabled else "disable"
         note_now(config, "order", order=order, server=server, tool=tool or None)
     return asdict(switched)
+
+
+def _last_known_tools(config: Config, server: str) -> list[str]:
+    """Return the names of the tools that a server has listed last; none where nothing is known of it."""
+    from mcp_context_proxy.downstream.listing import ListingCache
+    from mcp_context_proxy.protocol import envelope
+
+    with open_configured_store(config) as store:
+        cached = ListingCache(config.servers[server], store.listings).load()
+    tools = () if cached is None else cached.listing.tools
+    names = (envelope.text(envelope.members(one).get("name")) for one in tools)
+    return [name for name in names if name]

@@ -261,8 +261,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             agent = eras.name_of(caller.client_info)
             noted = self.noted.of(caller.principal, agent) if session is None else session.noted
         notes, context_id = search_notes(answer, self.fleet, noted, caller.name_of), None
-        if not answer.found.results and not any(map(reaches, answer.found.snapshot.servers)):
-            notes.append(Note(no_servers(), brief=no_servers()))
         rerank = answer.context.rerank
         if best and rerank is not None and not rerank.used:
             notes.append(Note(f"No other model has ordered this: {rerank.reason.removeprefix('skipped: ')}."))

@@ -32,6 +32,7 @@ from mcp_context_proxy.server.meta_definitions import (
     READ_MARK,
     SAID_CHARACTERS,
     SAID_LATER_BYTES,
+    no_servers,
     server_line,
 )
 from mcp_context_proxy.server.signatures import (
@@ -188,6 +189,8 @@ def search_notes(
     changed = [withheld(name, Kind.TOOL, why) for name, why in reasons.items() if name not in known]
     notes += [Note(f"{sentence}.") for sentence in changed[:NOTED]]
     noted[WITHHELD] = frozenset(reasons)
+    if not found.results and not any(map(reaches, found.snapshot.servers)):
+        notes.append(Note(no_servers(), brief=no_servers()))
     return notes
 
 

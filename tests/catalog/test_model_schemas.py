@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from support.servers import real_lists
 
-from mcp_context_proxy.catalog.model_schemas import taken_by_models
+from mcp_context_proxy.catalog.model_schemas import PARTS, taken_by_models
+from mcp_context_proxy.server.meta_definitions import Setup, definitions, read_result
 
 ONE, TWO = {"type": "string"}, {"type": "number"}
 
@@ -102,7 +103,13 @@ def test_what_the_root_refers_to_and_what_it_combines_stand_at_the_root() -> Non
 
 def test_a_schema_that_refers_to_itself_has_an_end() -> None:
     assert listed({"$ref": "#"})["properties"] == {}
-    assert listed({"anyOf": [{"$ref": "#"}] * 50})["type"] == "object"
+    assert listed({"allOf": [{"$ref": "#"}] * 4000})["type"] == "object"
+
+
+def test_of_too_many_choices_the_first_are_listed() -> None:
+    found = listed({"anyOf": [{"properties": {f"p{number}": ONE}} for number in range(1000)]})
+
+    assert list(found["properties"]) == [f"p{number}" for number in range(PARTS - 1)]
 
 
 @pytest.mark.parametrize(
@@ -187,3 +194,14 @@ def test_whatever_a_server_writes_is_listed_in_a_form_that_is_taken_and_stays_as
 
     assert not problems(first)
     assert listed(first) == first
+
+
+def test_the_proxys_own_tools_are_taken_as_they_are() -> None:
+    setup = Setup(["git"], True, set_context=True, manage=True, recall=True)
+    own = [json.loads(bytes(one)) for one in (*definitions(setup, whole=False), read_result())]
+
+    assert len(own) == 8
+    for definition in own:
+        schema = definition["inputSchema"]
+        assert listed(schema) == schema
+        assert not problems(schema)

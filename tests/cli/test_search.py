@@ -65,6 +65,10 @@ def test_a_query_for_everything_prints_the_overview_that_a_model_gets(run: Run, 
     assert "- desk (3): desk__create_note, desk__delete_note, desk__loan_payment" in done.stdout
 
 
+def test_a_search_without_servers_says_so(run: Run, workshop: Workshop) -> None:
+    assert "No server is configured" in run("search", "hello", "--config", workshop.config()).stdout
+
+
 def test_explain_ranks_results_with_score_name_and_reason(run: Run, config: Path) -> None:
     done = run("search", "monthly payment of a loan", "--explain", "--config", config)
 

@@ -32,6 +32,19 @@ def test_a_time_is_told_in_the_unit_in_which_a_person_reads_it(ms: float | None,
     assert duration(ms) == told
 
 
+def test_a_misspelled_tool_cannot_be_turned_off(run: Run, workshop: Workshop) -> None:
+    workshop.server("notes", tools=[tool("delete_note"), tool("delete_all")])
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    run("servers", "--config", config)
+    before = config.read_bytes()
+
+    refused = run("disable", "notes__delete_notes", "--config", config)
+    assert refused.returncode == 2
+    assert "server 'notes' has no tool 'delete_notes'; did you mean notes__delete_note" in refused.stderr
+    assert config.read_bytes() == before
+    assert "is turned off" in run("disable", "notes__delete_*", "--config", config).stdout
+
+
 def test_a_server_that_is_off_has_no_empty_line_below_its_own(run: Run, workshop: Workshop) -> None:
     workshop.server("unset").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
     workshop.server("away", settings={"enabled": False})

@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def entries(readme):
-    """The snippets for hosts, by the key under which a host looks."""
+    """The entry for hosts."""
     found = [(key, entry) for block in readme.blocks("json") for key, entry in json.loads(block).items()]
-    assert [key for key, _ in found] == ["mcpServers", "mcpServers", "mcpServers", "servers"]
+    assert [key for key, _ in found] == ["mcpServers"]
     return [entry["context-proxy"] for _, entry in found]
 
 
@@ -36,11 +36,10 @@ def test_every_host_starts_the_proxy_over_stdio(entries, understood):
         understood(entry["args"])
 
 
-def test_the_claude_code_commands_start_the_proxy(readme, understood):
-    add, as_json = re.findall(r"claude mcp add\S* --scope user context-proxy (.*?)(?:`|$)", readme.text, re.M)
+def test_the_command_for_claude_code_starts_the_proxy(understood):
+    recipes = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    [as_json] = re.findall(r"claude mcp add-json --scope user context-proxy (.*?)`", recipes)
 
-    assert add.startswith("-- mcp-context-proxy ")
-    understood(shlex.split(add)[2:])
     entry = json.loads(shlex.split(as_json)[0])
     assert entry["alwaysLoad"] is True
     understood(entry["args"])
