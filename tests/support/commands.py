@@ -18,9 +18,6 @@ from pathlib import Path
 from mcp_context_proxy.__main__ import joins
 
 PROGRAMS = Path(__file__).with_name("forking")
-COVERAGE = PROGRAMS / "coverage.toml"
-"""Settings with which forked processes are measured, too."""
-
 PATIENCE = 60
 """Seconds until a command that hangs is killed; far more than any takes."""
 
@@ -52,8 +49,8 @@ def fork_server() -> str:
     """Start the fork server, and return the path of its socket once it serves."""
     path = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="fork-"))) / "socket"
     # No library may start threads before a fork.
-    environment = {**os.environ, **coverage_variables(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROGRAMS / "server.py"), str(path)]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAMS / "server.py"), str(path), *coverage_data()]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
     _running.callback(process.communicate, timeout=PATIENCE)  # it ends when its standard input does
     until = time.monotonic() + PATIENCE
@@ -69,15 +66,10 @@ def end_fork_server() -> None:
     _running.close()
 
 
-def coverage_variables() -> dict[str, str]:
-    """Return variables that have the fork server and its processes measured if the tests are."""
+def coverage_data() -> list[str]:
+    """Return the path of coverage data if the tests are measured: then forked processes are, too."""
     try:
         from coverage import Coverage
     except ImportError:
-        return {}
-    if Coverage.current() is None:
-        return {}
-    return {
-        "COVERAGE_PROCESS_START": str(COVERAGE),
-        "COVERAGE_FILE": str(Path(__file__).parents[2] / ".coverage"),
-    }
+        return []
+    return [] if Coverage.current() is None else [str(Path(__file__).parents[2] / ".coverage")]

@@ -1,8 +1,9 @@
-"""Forks a process for each command of the proxy, and passes signals to it: ``server.py SOCKET``.
+"""Forks a process for each command of the proxy, and passes signals to it: ``server.py SOCKET [COVERAGE]``.
 
 It imports the package once. A forked process gets the standard streams, the environment, the folder and the
 arguments of its launcher, and otherwise is like one that was just started. The server ends, with all the
-processes that it forked, when its standard input ends.
+processes that it forked, when its standard input ends. With the path of coverage data, the import and each
+process are measured.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from mcp_context_proxy.system.threads import trusted_certificates
 class Server:
     """Forks processes and waits for all of them at once."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, measured: str | None) -> None:
+        self._measured = measured
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{path}.new")
@@ -77,6 +79,8 @@ class Server:
                 if descriptor != 0:
                     os.close(descriptor)
             launcher.close()
+            if self._measured is not None:
+                measuring(self._measured).start()
             run_command(marshal.loads(request), streams)
         self._children.add(child)
         for descriptor in (alive, *streams):
@@ -156,6 +160,31 @@ def prepare() -> None:
     gc.freeze()
 
 
+def measuring(path: str, **options: Any) -> Any:
+    """Return what measures coverage in this process from its start to its end, beside all other processes.
+
+    A process is measured from its fork: one that began with the data of the server would take ten times as
+    long to write them again.
+    """
+    from coverage import Coverage
+
+    settings = Path(__file__).with_name("coverage.toml")
+    made = Coverage(data_file=path, data_suffix=True, config_file=str(settings))
+    for name, value in options.items():
+        made.set_option(f"run:{name}", value)
+    return made
+
+
+def main(path: str, measured: str | None = None) -> None:
+    if measured is None:
+        prepare()
+    else:
+        own = measuring(measured, patch=[])  # else each forked process would write them, too
+        with own.collect():
+            prepare()
+        own.save()
+    Server(path, measured).serve()
+
+
 if __name__ == "__main__":
-    prepare()
-    Server(sys.argv[1]).serve()
+    main(*sys.argv[1:])
