@@ -242,12 +242,15 @@ class ContextEngine:
         session: SessionContext | None = None,
         overrides: Overrides = NO_OVERRIDES,
         *,
+        origin: Origin = "context",
         scope: Scope | None = None,
         remember: bool = True,
         owner: str | None = None,
     ) -> RequestContext:
         """Return the context for a query; see `select`."""
-        answer = await self.select(query, session, overrides, scope=scope, remember=remember, owner=owner)
+        answer = await self.select(
+            query, session, overrides, origin=origin, scope=scope, remember=remember, owner=owner
+        )
         return answer.context
 
     async def select(
@@ -386,9 +389,12 @@ class ContextEngine:
         name: str,
         server: str | None = None,
         session: SessionContext | None = None,
+        overrides: Overrides = NO_OVERRIDES,
     ) -> Explanation:
         """Explain why an item is in the context of a query or not, without a record."""
-        answer = await self.select(query, session, remember=False, rerank=self.rerank_mode, deliver="answer")
+        answer = await self.select(
+            query, session, overrides, remember=False, rerank=self.rerank_mode, deliver="answer"
+        )
         context, snapshot = answer.context, answer.found.snapshot
         item = context_session.resolve(snapshot, kind, name, server)
 
