@@ -4,7 +4,8 @@ Such an API refuses a whole request, with all tools of a host, for one schema th
 or a reference at the root, no ``properties``, an array without ``items``, a property with an unusual name,
 what only older versions of JSON Schema have. Hosts mostly pass on what a server lists.
 
-A schema without such a fault stays the bytes that came. Any other allows whatever it allowed, and sometimes
+A schema without such a fault stays the bytes that came, and so does one with ``allOf`` beside its properties: the
+protocol's conformance suite asks that it is kept, although Anthropic's API refuses it at the root. Any other allows whatever it allowed, and sometimes
 more: its server judges. Searches and calls go by the schema of the server.
 """
 
@@ -58,7 +59,7 @@ def taken_by_models(schema: Raw) -> tuple[Raw, list[str]]:
     members, encoded = envelope.members(schema), bytes(schema)
     if (
         bytes(members.get("type", b"")) == b'"object"'
-        and not members.keys() & REFUSED_AT_ROOT
+        and not members.keys() & REFUSED_AT_ROOT - {"allOf"}
         and _has_usual_properties(members)
         and encoded.count(b'"array"') <= encoded.count(b'"items"')
         and _SIGN.search(encoded) is None

@@ -27,7 +27,8 @@ def problems(schema: Any, at_root: bool = True) -> list[str]:
         return [f"{schema!r} is no object"]
     found = []
     if at_root:
-        found += [key for key in ("anyOf", "oneOf", "allOf", "enum", "not", "$ref") if key in schema]
+        found += [key for key in ("anyOf", "oneOf", "enum", "not", "$ref") if key in schema]
+        found += ["allOf"] if "allOf" in schema and "properties" not in schema else []
         found += (
             [] if schema.get("type") == "object" and "properties" in schema else ["no object at the root"]
         )
@@ -99,6 +100,16 @@ def test_what_the_root_refers_to_and_what_it_combines_stand_at_the_root() -> Non
     found = listed(schema)
 
     assert (found["properties"], found["required"]) == ({"a": TWO, "b": ONE}, ["a", "b"])
+
+
+def test_conditions_beside_properties_stay_as_the_protocol_asks() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": ONE, "b": TWO},
+        "allOf": [{"anyOf": [{"required": ["a"]}]}],
+    }
+
+    assert listed(schema) == schema
 
 
 def test_a_schema_that_refers_to_itself_has_an_end() -> None:
