@@ -130,7 +130,7 @@ def test_importing_the_package_loads_no_runtime() -> None:
 
 def test_loading_and_embedding_print_nothing() -> None:
     """On stdio, stdout is the protocol; and stderr is for news that a person must know."""
-    code = "from mcp_context_proxy.embedding import load_model; load_model().embed(['a', 'b'])"
+    code = "from mcp_context_proxy.embedding.embeddings import load_model; load_model().embed(['a', 'b'])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True
     )

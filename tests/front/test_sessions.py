@@ -154,7 +154,7 @@ async def test_the_log_has_no_session_ids_and_no_contents(
     log = proxy.folder.joinpath("config.log").read_text(encoding="utf-8")
     assert "DEBUG" in log
     assert session["mcp-session-id"] not in log
-    assert address._url.rpartition("=")[2] not in log
+    assert address.url.rpartition("=")[2] not in log
     assert not re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-", log)
     assert SECRET not in log
 
@@ -327,7 +327,7 @@ async def test_a_request_with_a_null_id_is_refused_over_sse_as_well(
     async with sse(proxy.base) as opened:
         wire: Any = opened.wire
         text = json.dumps(message("ping")).replace('"id": 1', '"id": 1.5')
-        answer = await client.post(wire._url, content=text, headers=ACCEPT)
+        answer = await client.post(wire.url, content=text, headers=ACCEPT)
 
     assert answer.status_code == 400
 
