@@ -4,9 +4,10 @@ Such an API refuses a whole request, with all tools of a host, for one schema th
 or a reference at the root, no ``properties``, an array without ``items``, a property with an unusual name,
 what only older versions of JSON Schema have. Hosts mostly pass on what a server lists.
 
-A schema without such a fault stays the bytes that came, and so does one with ``allOf`` beside its properties: the
-protocol's conformance suite asks that it is kept, although Anthropic's API refuses it at the root. Any other allows whatever it allowed, and sometimes
-more: its server judges. Searches and calls go by the schema of the server.
+A schema without such a fault stays the bytes that came, and so does one with ``allOf`` beside its properties:
+the protocol's conformance suite asks that it is kept, although Anthropic's API refuses it at the root. Any
+other allows whatever it allowed, and sometimes more: its server judges. Searches and calls go by the schema
+of the server.
 """
 
 from __future__ import annotations

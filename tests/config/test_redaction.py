@@ -60,7 +60,8 @@ def test_a_secret_inside_encoded_text_is_found(before: str, after: str) -> None:
 def test_a_secret_quoted_by_a_program_is_found(secret: str) -> None:
     redact = Redactor([("TOKEN", secret)])
 
-    for form in (json.dumps(json.dumps(secret)), repr(secret), secret.encode().hex(), json.dumps(secret)):
+    in_hex = secret.encode().hex()
+    for form in (json.dumps(json.dumps(secret)), repr(secret), in_hex, in_hex.upper(), json.dumps(secret)):
         assert "[redacted TOKEN]" in redact(form)
         assert "value" not in redact(form)
 

@@ -61,6 +61,10 @@ USABLE = {
         b'{"jsonrpc":"2.0","id":"x","error":{"code":1,"message":"m"}}\n'
         b'{"jsonrpc":"2.0","id":ID,"result":%b}\n' % RESULT
     ),
+    "an id of too many digits before": hexed(
+        b'{"jsonrpc":"2.0","id":"%b","result":{}}\n{"jsonrpc":"2.0","id":ID,"result":%b}\n'
+        % (b"9" * 5_000, RESULT)
+    ),
     "an answer twice": hexed(b'{"jsonrpc":"2.0","id":ID,"result":%b}\n' % RESULT * 2),
     "error null": hexed(b'{"jsonrpc":"2.0","id":ID,"result":%b}\n' % RESULT),
 }

@@ -141,6 +141,28 @@ async def test_progress_restarts_the_timeout(workshop: Workshop) -> None:
     assert "isError" not in results[0]
 
 
+async def test_no_progress_extends_a_call_beyond_the_longest_timeout(workshop: Workshop) -> None:
+    flags = [workshop.flag(str(number)) for number in range(50)]
+    steps = [step for at, flag in enumerate(flags) for step in ({"progress": [at]}, {"wait": str(flag)})]
+    workshop.server("slow", tools=[tool("work")], calls={"work": steps}, settings={"call_timeout": 0.5})
+    async with inside(workshop.config(limits={"call_max_seconds": 1.0})) as proxy:
+        host = Host(proxy, "handshake")
+
+        async def go_on() -> None:
+            for number, flag in enumerate(flags):
+                await until(lambda told=number: len(host.notifications) > told)
+                await anyio.sleep(0.1)  # all together would last five seconds
+                flag.touch()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(go_on)
+            result = await host.call("slow__work", progressToken="t")
+            group.cancel_scope.cancel()
+
+    assert result["isError"] is True
+    assert "within" in text(result)
+
+
 async def test_a_flood_of_progress_is_thinned_and_its_end_is_passed_on(workshop: Workshop, era: str) -> None:
     workshop.server("eager", tools=[tool("work")], calls={"work": [{"progress": 5000}]})
     async with inside(workshop.config()) as proxy:

@@ -23,7 +23,11 @@ from mcp_context_proxy.bridge import ask
 from mcp_context_proxy.bridge.meeting import locked
 from mcp_context_proxy.bridge.session import HELD_BYTES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.no_cover,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
 
 
 def planted(folder: Path, how: str) -> None:

@@ -6,14 +6,18 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from mcp_context_proxy.learning import (
     FORGET_BELOW,
     MOST_OF_A_TOOL,
     MOST_PAIRS,
     WEIGHTS,
+    PairLine,
     Signal,
     first_confidence,
+    imported,
+    is_doubtful,
     key_of,
     moved,
     passed_over,
@@ -21,6 +25,8 @@ from mcp_context_proxy.learning import (
     used_again,
 )
 from mcp_context_proxy.store import DAY, Pair
+
+from .conftest import Words
 
 VECTOR = np.array([1, 0], np.float32)
 
@@ -55,7 +61,10 @@ def test_signals_have_the_documented_weights():
 
 
 def test_a_clock_that_goes_back_does_not_raise_a_confidence():
-    assert build_pair(confidence=0.5).confidence_at(-3 * DAY) == 0.5
+    pair = build_pair(confidence=0.5, last=3 * DAY)
+
+    assert pair.confidence_at(0.0) == 0.5
+    assert used_again(pair, Signal.FOUND, 0.0).last == 3 * DAY
 
 
 @given(st.floats(0, 1), st.lists(st.sampled_from(list(Signal))))
@@ -63,6 +72,20 @@ def test_a_confidence_stays_between_0_and_1_after_any_signals(confidence, signal
     for signal in signals:
         confidence = moved(confidence, signal)
         assert 0 <= confidence <= 1
+
+
+def test_one_call_that_nothing_had_shown_is_doubtful_until_it_is_repeated():
+    pair = build_pair(confidence=first_confidence(Signal.UNLISTED))
+
+    assert is_doubtful(pair)
+    assert not is_doubtful(replace(pair, uses=2))
+    assert not is_doubtful(build_pair(confidence=first_confidence(Signal.STATED)))
+
+
+def test_an_imported_pair_is_trusted_no_more_than_the_surest_one(words: Words):
+    lines = [PairLine("s", "t", confidence, 1, 0.0, 0.0, "query") for confidence in (-1.0, 0.4, 7.0)]
+
+    assert [pair.confidence for pair in imported(lines, words)] == [0.0, 0.4, 1.0]
 
 
 def test_another_use_renews_a_pair():

@@ -37,6 +37,12 @@ def test_tools_used_in_most_sessions_come_first_with_the_reason():
     assert found["s", "b"] == "used in 7 sessions of the last 30 days, last on 2024-10-04"
 
 
+def test_of_tools_used_in_as_many_sessions_the_one_used_later_comes_first():
+    found = [ToolSessions("s", "before", 5, LATE - DAY), ToolSessions("s", "lately", 5, LATE)]
+
+    assert names(chosen(found, costs(before=10, lately=10), 100)) == ["lately", "before"]
+
+
 def test_tools_used_in_too_few_sessions_are_not_listed():
     assert names(chosen(used(a=SEVERAL - 1, b=SEVERAL), costs(a=1, b=1), 100)) == ["b"]
 

@@ -15,6 +15,7 @@ from mcp_context_proxy.store import open_store
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.no_cover,
     pytest.mark.skipif(sys.platform == "win32", reason="needs processes that fork"),
 ]
 

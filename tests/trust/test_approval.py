@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from support.listings import SCHEMA, Run, approve, encoded, tool
 from support.servers import real_lists
+from support.stores import NOW, vector
 
 from mcp_context_proxy.catalog.names import tool_named
 from mcp_context_proxy.errors import StoreError, UnknownItemError, WithheldError
 from mcp_context_proxy.items import ToolClass
-from mcp_context_proxy.store import ApprovalStore, Store, open_store
+from mcp_context_proxy.store import DAY, ApprovalStore, DefinitionRow, Pair, Store, ToolSession, open_store
 from mcp_context_proxy.trust.decisions import ApprovalError, decide, hash_of, pending
 from mcp_context_proxy.trust.fingerprints import DECISIONS, Event, State
 
@@ -368,6 +369,25 @@ def test_a_person_approves_only_what_they_have_seen(store: Store) -> None:
         decide(store, "calc", ["gone"], State.APPROVED, by="test", expected=seen)
     with pytest.raises(ApprovalError, match="nothing of server 'other' waits"):
         decide(store, "other", [], State.APPROVED, by="test", expected=seen)
+
+
+def test_nothing_that_was_learned_about_the_former_definition_speaks_for_one_that_a_person_approves(
+    store: Store,
+) -> None:
+    run = approved(store, "changed")
+    run.list("calc", ADD | {"description": "Adds anew."})
+    for at, name in enumerate(("add", "other")):
+        pair = Pair(bytes([at]) * 32, ("calc", name), "query", vector(at), "m", 0.5, 1, NOW, NOW)
+        store.learned.put([pair])
+        store.tool_sessions.add([ToolSession("calc", name, "session", NOW)], 0.0, 10)
+    rows = [DefinitionRow("calc", "other", "f", 1, NOW), DefinitionRow("calc", "add", "f", 1, NOW + DAY)]
+    store.statistics.put_definitions("calc", rows)
+    approve(store, "calc", "add")
+    store.statistics.put_definitions("calc", rows)
+
+    assert [pair.tool for pair in store.learned.all()] == [("calc", "other")]
+    assert store.tool_sessions.tools() == [("calc", "other")]
+    assert {row.tool: row.first for row in store.statistics.definitions()} == {"other": NOW, "add": NOW}
 
 
 def test_nobody_finds_two_definitions_with_one_hash(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -71,6 +72,15 @@ def test_a_secret_is_found_in_the_name_of_a_param_too() -> None:
     known = KnownSecrets(Config(servers={name: SERVERS[name] for name in ("a", "b")}))
 
     assert known.in_params("b", {SERVERS["a"].env["API_TOKEN"]: Raw(b"1")}) is not None
+
+
+def test_a_secret_is_found_below_four_encodings_for_links() -> None:
+    text = "k3y/of+a=server/9f8e7d"
+    known = KnownSecrets(Config(servers={"a": ServerConfig(name="a", command="x", env={"TOKEN": text})}))
+    for _ in range(4):
+        text = quote(text, safe="")
+
+    assert known.in_params("b", {"arguments": Raw(json.dumps(text).encode())}) is not None
 
 
 def test_a_refusal_names_no_server_that_its_principal_does_not_reach() -> None:

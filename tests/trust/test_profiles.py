@@ -28,7 +28,16 @@ from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.server import ConnectedHost, UnknownProfileError
 from mcp_context_proxy.system.threads import assigned
-from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Reach, Role
+from mcp_context_proxy.trust import (
+    ACTING,
+    THE_USER,
+    Principal,
+    Profile,
+    Reach,
+    Role,
+    person_in,
+    profile_in,
+)
 from mcp_context_proxy.trust.tokens import FILE_NAME, TokenFile
 
 pytestmark = pytest.mark.anyio
@@ -210,6 +219,39 @@ async def test_a_person_is_asked_where_the_profile_demands_it(proxy: Proxy) -> N
 
     assert "clients.coding.classes.destructive" in asked["content"][0]["text"]
     assert not (await other.call("code__drop_ledgers")).get("isError")
+
+
+async def test_a_tool_whose_class_the_profile_never_allows_is_neither_found_nor_called(
+    workshop: Workshop, era: str
+) -> None:
+    server = workshop.server("notes", tools=[tool("drop_notes", **DELETES), tool("read_notes", **READS)])
+    reader = {"client": ["reader"], "classes": {"destructive": "never"}}
+    async with inside(workshop.config(expose={"mode": "all"}, clients={"reader": reader})) as proxy:
+        client = host(proxy, era, "reader")
+        listed = await client.names()
+        found = await client.call("search_available_tools", {"query": "drop notes"})
+        refused = await client.call("notes__drop_notes")
+
+    assert "notes__read_notes" in listed
+    assert "drop_notes" not in json.dumps([listed, found])
+    assert refused["isError"]
+    assert not server.ledger.calls("drop_notes")
+
+
+def test_a_principal_with_a_profile_is_told_apart_from_one_with_such_a_name() -> None:
+    anna = Principal("anna", Role.USE)
+
+    assert profile_in(anna.within(Profile("desk")).name) == "desk"
+    assert profile_in(THE_USER.within(Profile("desk")).name) == "desk"
+    assert profile_in("annaprofile:desk") is None
+    assert anna.within(Profile("desk")).person == person_in("anna profile:desk") == "anna"
+
+
+def test_of_what_is_too_little_to_be_shared_everybody_may_take_one() -> None:
+    anna = Principal("anna", Role.USE)
+
+    assert [anna.share(whole) for whole in (1, 2, 9)] == [1, 1, 4]
+    assert THE_USER.share(9) == 9
 
 
 async def test_requests_are_recorded_apart(coding: Host, chat: Host) -> None:
