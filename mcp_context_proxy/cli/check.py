@@ -183,7 +183,10 @@ def _pins(
     try:
         pinning = pins.pin(config.path, versions)
         of_host = read(config.path).of_host and not host_file
-        backup = pins.write_keeping(pinning.change) if pinning.lines and not of_host else None
+        backup = None
+        if pinning.lines and not of_host:
+            backup = pins.write_keeping(pinning.change)
+            pins.keep_listings(config.path, versions)
     except EditError as error:
         return [Verdict(Level.PROBLEM, "pins", str(error))]
     except (OSError, ConfigError) as error:
