@@ -243,8 +243,8 @@ def write_keeping(change: FileChange) -> Path:
 def keep_listings(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> None:
     """Give servers that were just pinned in a file the lists that the same versions had a moment ago.
 
-    Lists are kept by how a server is started. Without this, a host that connects next would find no tool until
-    each server has been downloaded under its new name and listed again.
+    Lists are kept by how a server is started. Without this, a host that connects next would find no tool
+    until each server has been downloaded under its new name and listed again.
     """
     config = load(file, warn=lambda _text: None)
     with open_configured_store(config) as store:
