@@ -183,10 +183,7 @@ def _pins(
     try:
         pinning = pins.pin(config.path, versions)
         of_host = read(config.path).of_host and not host_file
-        backup = None
-        if pinning.lines and not of_host:
-            backup = pins.write_keeping(pinning.change)
-            pins.keep_listings(config.path, versions)
+        backup = pins.write_keeping(pinning.change) if pinning.lines and not of_host else None
     except EditError as error:
         return [Verdict(Level.PROBLEM, "pins", str(error))]
     except (OSError, ConfigError) as error:
@@ -201,6 +198,7 @@ def _pins(
         ]
     verdicts = []
     if backup is not None:
+        pins.keep_listings(config.path, versions)
         verdicts.append(Verdict(Level.OK, "pins", f"written; the file as it was: {backup}"))
     if by_hand := [name for name in open_ended if name not in versions or name in pinning.by_hand]:
         remedy = "its version cannot be told or written: pin it by hand"
