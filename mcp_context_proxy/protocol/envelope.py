@@ -214,8 +214,6 @@ TAKEN_APART_BYTES = 64 * 1024
 """Size up to which the members of an object are looked at while everybody else waits; see `holds_a_flood`."""
 
 COPIED_BYTES = 512
-"""Size up to which a copy takes less time than a view."""
-
 LARGE_MESSAGE_BYTES = 1 << 20
 """Size from which a message is decoded in a worker thread (`decode_large`), in milliseconds."""
 
@@ -247,9 +245,7 @@ def decode_large(frame: bytes, decode: Callable[[bytes], Envelope] = decode) -> 
 
 def holds_a_flood(raw: bytes | Raw, most: int = MOST_ENTRIES) -> bool:
     """Return whether a large object or array has more than `most` entries of its own."""
-    if len(raw) < TAKEN_APART_BYTES:
-        return False
-    return has_more_entries(bytes(raw), most)
+    return len(raw) >= TAKEN_APART_BYTES and has_more_entries(bytes(raw), most)
 
 
 _HALVES = pattern(rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(\\u[dD][c-fC-F][\da-fA-F]{2})?|[c-fC-F][\da-fA-F]{2})")
@@ -300,7 +296,7 @@ def decode_error(raw: Raw) -> Error:
 
 def starts_with(raw: bytes | Raw, kinds: bytes) -> bool:
     """Return whether JSON without leading space starts with one of these characters, which tell its kind."""
-    # A view of a large payload, which `bytes` would copy; to copy a small one is quicker.
+    # Up to this size, a copy of the payload takes less time than a view.
     start = bytes(raw) if len(raw) < COPIED_BYTES else memoryview(raw)
     return len(start) > 0 and start[0] in kinds
 
@@ -382,12 +378,8 @@ def salvage_id(head: bytes, tail: bytes) -> RequestId | None:
     start, or else the last match at the end, belongs to the envelope.
     """
     match = _ID.search(head[:_SCAN_BYTES])
-    if match is None:
-        matches = _ID.findall(tail[-_SCAN_BYTES:])
-        found = matches[-1] if matches else None
-    else:
-        found = match.group(1)
-    return None if found is None else msgspec.json.decode(found)
+    found = [match[1]] if match is not None else _ID.findall(tail[-_SCAN_BYTES:])
+    return msgspec.json.decode(found[-1]) if found else None
 
 
 PIECE_BYTES = 256 << 10
@@ -469,8 +461,7 @@ _NUMBER_OR_STRING: Final = pattern(
 def overflows(encoded: bytes) -> bool:
     """Return whether JSON has a number like 1e999, over which some programs end the whole connection."""
     plain = encoded.translate(_DIGITS, b"+")
-    # Not by `in`, which takes bytes for a number first, and makes an error of that: 1,500 instructions for
-    # each of those that every call has otherwise.
+    # Not by `in`, which takes bytes for a number first, and makes an error of that: every call looks so.
     if plain.find(b"e000") < 0 and plain.find(_LONG_NUMBER) < 0:
         return False
     return any(found[1] and math.isinf(float(found[1])) for found in _NUMBER_OR_STRING.finditer(encoded))

@@ -24,8 +24,6 @@ from mcp_context_proxy.system.threads import in_task
 
 logger = logging.getLogger(__name__)
 
-logger = logging.getLogger(__name__)
-
 EDGE_BYTES = 256
 """Bytes kept of both ends of an oversized line: enough to find the ``id`` of an envelope."""
 

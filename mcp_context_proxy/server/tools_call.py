@@ -166,8 +166,8 @@ class EndedCalls(Struct, kw_only=True, eq=False):
                 "allowed",
                 ended.rule,
                 ms,
-                session=ended.session,
-                result_bytes=ended.size,
+                ended.session,
+                ended.size,
             )
         if outcome is ASKS:
             return
@@ -225,7 +225,6 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         decision: str,
         rule: str | None,
         ms: float | None = None,
-        *,
         session: SessionContext | None = None,
         result_bytes: int | None = None,
     ) -> None:
@@ -417,14 +416,12 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return eras.fit_result_to_client("tools/call", failure(str(error)), caller.era)
 
     async def resolve(self, name: str, params: Members, caller: Caller) -> Tool:
-        """Return the tool that a request names; `catalog.names` tells which names a tool has.
+        """Look for the tool that a request names; `catalog.names` tells which names a tool has.
 
         Raises:
             UnknownItemError: no tool has that name, it is turned off, or it cannot be told which is meant.
             ServerUnavailableError: the name belongs to a server of which nothing is known yet.
         """
-        if (tool := self.known(name, params, caller)) is not None:
-            return tool
         await in_task()
         # A host may remember a tool from last time and call it before its server is up.
         server = names.owner(name, self.catalog.snapshot.servers)
@@ -467,12 +464,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
 
         Every call of a tool passes here, so this is where a person is asked for consent, if it needs any.
 
-        Args:
-            tool: The tool.
-            params: Params of the call; its name and arguments are fitted.
-            caller: The client.
-            goal: Purpose of the call in the model's words; the server never sees it.
-            through: Name that was called, if it is not the listed one of the tool.
+        The server never sees `goal`, the purpose of the call in the model's words. `through` is the name that
+        was called, if it is not the listed one of the tool.
 
         Raises:
             DownstreamError: see `Link.request`.
