@@ -58,7 +58,6 @@ LIST_CHARACTERS = 1000
 
 
 def needs(role: Role) -> str:
-    """Return the sentence for somebody who lacks a role."""
     return (
         "This needs an administrator's token, the proxy's own or one that was added with --admin, or the "
         f"role {role.name.lower()}."
@@ -213,7 +212,6 @@ def refused(status: int, detail: str, shown: Shown = clean_json) -> Response:
 
 
 async def on_http_error(_request: Request, error: Exception) -> Response:
-    """Return the error response for a path or method that does not exist."""
     assert isinstance(error, HTTPException)
     answer = refused(error.status_code, f"{error.detail}.")
     answer.headers.update(error.headers or {})

@@ -257,7 +257,7 @@ class ContextsApi(Api):
         "GET", "/requests/{request}", query=Describe, answer=RequestResponse, problems=(HTTPStatus.NOT_FOUND,)
     )
     async def _get_request(self, given: Given) -> dict[str, Any]:
-        """What was chosen for one request, how and why."""
+        """Choice for one request, how it was made and why."""
         data = as_data(await self._request(given))
         return self._described(data, *ITEM_LISTS) if given.query.describe else data
 
@@ -336,7 +336,7 @@ class ContextsApi(Api):
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _get_session_context(self, given: Given) -> dict[str, Any]:
-        """What a session has in its context, whatever the query is."""
+        """Context of a session, whatever the query is."""
         session = self._session(given, given.path["session"], Role.VIEW)
         return await self._session_data(session, given.query.describe)
 
@@ -440,7 +440,6 @@ class ContextsApi(Api):
 
 
 async def text_for(contexts: ContextEngine, wanted: TextWanted, owner: str | None = None) -> dict[str, Any]:
-    """Return the context for a query, and the text of it for a model."""
     answer = await contexts.select(
         wanted.query[:QUERY_CHARACTERS],
         overrides=Overrides(max_tokens=wanted.max_tokens),

@@ -279,25 +279,22 @@ async def look(
     }
 
 
+_EXPLAINED: Final = (
+    *("learned", "novelty", "cosine", "lexical", "action", "instructions"),
+    *("need", "serves", "chunk", "matched"),
+)
+"""Parts of a result that an explanation has as they are."""
+
+
 def _item_data(
     result: Result, found: Found, figures: Figures, explain: bool, quoting: bool
 ) -> dict[str, Any]:
-    data = dict(rendering.item_data(result, with_schema=True, figures=figures)) | described(result.item)
+    data = dict(rendering.item_data(result, figures=figures)) | described(result.item)
     if explain:
-        data |= {
+        data |= {name: getattr(result, name) for name in _EXPLAINED} | {
             "brought": result in found.brought,
-            "learned": result.learned,
             "used_before_for": result.support.query if quoting and result.support is not None else None,
-            "novelty": result.novelty,
-            "cosine": result.cosine,
-            "lexical": result.lexical,
-            "action": result.action,
-            "instructions": result.instructions,
-            "need": result.need,
-            "serves": result.serves,
             "terms": terms_data(result.terms),
-            "chunk": result.chunk,
-            "matched": result.matched,
         }
     return data
 
@@ -353,7 +350,6 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
 
 
 def danger_data(tool: Tool) -> dict[str, str]:
-    """Return the danger class of a tool, and why it has it."""
     return {"danger": str(tool.tool_class), "danger_reason": tool.class_reason}
 
 

@@ -13,13 +13,7 @@ from msgspec import Meta, Struct
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.interactions import (
-    MESSAGE,
-    PATIENCE_SECONDS,
-    InteractionRecorder,
-    Method,
-    agent_named,
-)
+from mcp_context_proxy.interactions import MESSAGE, PATIENCE_SECONDS, InteractionRecorder, Method, agent_named
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.statistics import DEFAULT_PERIOD, seconds_of
@@ -163,14 +157,14 @@ class UsageApi(Api):
 
     @_Report("/metrics/search", answer=SearchMetrics)
     async def _get_search_metrics(self, given: Given) -> dict[str, Any]:
-        """How searches did over a period."""
+        """Outcome of searches over a period."""
         period = self._period(given)
         report = await self._read(partial(self._reports.searches, period["since"]))
         return {**period, **msgspec.structs.asdict(report)}
 
     @_Report("/statistics/tools", answer=ToolsAnswer)
     async def _get_tool_statistics(self, given: Given) -> dict[str, Any]:
-        """How each tool did over a period, and which were not called in 30 days."""
+        """Outcome of each tool's calls over a period, and tools that were not called in 30 days."""
         period, snapshot = self._period(given), self._catalog.snapshot
         exposed = {tool.key: name for name, tool in snapshot.tools.items()}
         tools = await self._read(partial(self._reports.tools, period["since"], exposed))
@@ -178,7 +172,7 @@ class UsageApi(Api):
 
     @_Report("/statistics/documents", answer=DocumentsAnswer)
     async def _get_document_statistics(self, given: Given) -> dict[str, Any]:
-        """How each rule and reference was used over a period, and which were not in 30 days."""
+        """Use of each rule and reference over a period, and those that were not used in 30 days."""
         period = self._period(given)
         documents = await self._read(partial(self._reports.documents, period["since"]))
         unused = await self._read(partial(self._reports.unused_documents, time_of_day()))
