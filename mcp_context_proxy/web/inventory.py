@@ -210,14 +210,14 @@ class InventoryApi(Api):
         """All tools behind the proxy, with their cost in tokens."""
         return await in_thread(all_tools, self._proxy, self._counts)
 
-    @Operation("GET", "/tools/{tool}/related", answer=RelatedAnswer, problems=(HTTPStatus.NOT_FOUND,))
+    @Operation("GET", "/tools/{tool}/related", problems=(HTTPStatus.NOT_FOUND,))
     async def _list_related(self, given: Given) -> RelatedAnswer:
         """Items that are similar to a tool."""
         name = given.path["tool"]
         found = await self._proxy.contexts.related(Kind.TOOL, name)
         return RelatedAnswer(name, [RelatedItem(one.type, one.name, one.server, one.score) for one in found])
 
-    @Order("/servers/{server}/restart", answer=Done, problems=(HTTPStatus.NOT_FOUND,))
+    @Order("/servers/{server}/restart", problems=(HTTPStatus.NOT_FOUND,))
     async def _restart_server(self, given: Given) -> Done:
         """Stop a server after its pending calls, and start it again."""
         name = given.path["server"]

@@ -177,22 +177,16 @@ class SearchApi(Api):
         self._contexts, self._fleet, self._usage = contexts, fleet, usage
         self._reindexed, self._log = reindex, log
 
-    @Operation("GET", "/search", query=LookWanted, answer=LookResponse, problems=(HTTPStatus.NOT_FOUND,))
-    async def _look(self, given: Given) -> dict[str, Any]:
+    @Operation("GET", "/search", answer=LookResponse, problems=(HTTPStatus.NOT_FOUND,))
+    async def _look(self, given: Given, wanted: LookWanted) -> dict[str, Any]:
         """Tools, rules and references as a model finds them, and why; nothing is recorded."""
-        return await look(self._contexts, self._fleet, self._usage, given.query, given.principal)
+        return await look(self._contexts, self._fleet, self._usage, wanted, given.principal)
 
     @Operation(
-        "GET",
-        "/tools/search",
-        query=SearchWanted,
-        answer=SearchResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-        names_agent=True,
+        "GET", "/tools/search", answer=SearchResponse, problems=(HTTPStatus.NOT_FOUND,), names_agent=True
     )
-    async def _search_tools(self, given: Given) -> Struct:
+    async def _search_tools(self, given: Given, wanted: SearchWanted) -> Struct:
         """Tools for a query, best first."""
-        wanted: SearchWanted = given.query
         answer = await self._contexts.select(
             wanted.query[:QUERY_CHARACTERS],
             overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
@@ -208,14 +202,13 @@ class SearchApi(Api):
     @Operation(
         "POST",
         "/reindex",
-        query=ReindexWanted,
         answer=ReindexResponse,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
         role=Role.OPERATE,
     )
-    async def _reindex(self, given: Given) -> Indexed:
+    async def _reindex(self, given: Given, wanted: ReindexWanted) -> Indexed:
         """Read the documents again and index what is new, or everything."""
-        return await self._reindexed(given.query.rebuild)
+        return await self._reindexed(wanted.rebuild)
 
 
 async def look(
