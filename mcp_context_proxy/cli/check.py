@@ -198,6 +198,7 @@ def _pins(
         ]
     verdicts = []
     if backup is not None:
+        pins.keep_listings(config.path, versions)
         verdicts.append(Verdict(Level.OK, "pins", f"written; the file as it was: {backup}"))
     if by_hand := [name for name in open_ended if name not in versions or name in pinning.by_hand]:
         remedy = "its version cannot be told or written: pin it by hand"

@@ -530,6 +530,7 @@ def _try_and_pin(console: Terminal, file: Path, name: str) -> None:
         pinning = pins.pin(file, versions)
         if pinning.lines:
             write(pinning.change)
+            pins.keep_listings(file, versions)
             console.say(f"Pinned to the version that ran: {versions[name][0].pinned(versions[name][2])}")
     if any(verdict.level is Level.PROBLEM for verdict in verdicts):
         console.note(f"It stays in the configuration; '{PROGRAM} remove {name}' removes it.")

@@ -24,8 +24,9 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog.definitions import SEPARATOR
 from mcp_context_proxy.catalog.names import name_within
 from mcp_context_proxy.catalog.uri_owners import part_for
+from mcp_context_proxy.cli import open_configured_store
 from mcp_context_proxy.cli.terminal import counted
-from mcp_context_proxy.config import ServerConfig
+from mcp_context_proxy.config import ServerConfig, load
 from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile, NameRule, room_given
 from mcp_context_proxy.config.hosts import from_host
 from mcp_context_proxy.config.programs import (
@@ -40,6 +41,7 @@ from mcp_context_proxy.config.programs import (
 from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
 from mcp_context_proxy.config.source import KeyPath, parse, read
 from mcp_context_proxy.config.tables import matches
+from mcp_context_proxy.downstream.listing import ListingCache
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.installation.journal import write
@@ -236,6 +238,20 @@ def write_keeping(change: FileChange) -> Path:
     write(FileChange(backup, None, change.before or ""))
     write(change)
     return backup
+
+
+def keep_listings(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> None:
+    """Give servers that were just pinned in a file the lists that the same versions had a moment ago.
+
+    Lists are kept by how a server is started. Without this, a host that connects next would find no tool
+    until each server has been downloaded under its new name and listed again.
+    """
+    config = load(file, warn=lambda _text: None)
+    with open_configured_store(config) as store:
+        for name, (_missing, before, _version) in pins.items():
+            found = ListingCache(before, store.listings).load()
+            if found is not None and name in config.servers:
+                ListingCache(config.servers[name], store.listings).save(found.introduction, found.listing)
 
 
 NAMED: Final = 3

@@ -77,6 +77,16 @@ def test_check_tells_what_is_not_pinned_in_one_line_and_pins_what_ran(run: Run, 
     assert "9.9.9" not in warned.stdout + pinned.stdout
 
 
+def test_a_pinned_server_is_searched_before_it_has_run_again(run: Run, runners: Workshop) -> None:
+    config = runners.config(store={"path": "store.sqlite3"})
+    run("check", "--config", config, "--pin")
+    (runners.folder / "npx").unlink()
+    (runners.folder / "uvx").unlink()
+    listed = json.loads(run("tools", "--config", config, "--json").stdout)
+
+    assert {one["name"] for one in listed["tools"]} >= {"node__a", "python__b"}, listed
+
+
 def test_the_file_of_a_host_is_pinned_only_if_that_is_said(run: Run, runners: Workshop) -> None:
     config = runners.folder / "mcp.json"
     text = json.dumps(
