@@ -181,7 +181,7 @@ class LocalApi:
         async def healthz(_request: Request) -> Response:
             return JSONResponse(health(), headers={"Cache-Control": "no-store"})
 
-        app = Starlette(
+        self.app = Starlette(
             routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
             middleware=[
                 Middleware(_Proven),
@@ -190,7 +190,7 @@ class LocalApi:
         )
         self._backlog = WriteBacklog(limits.stalled_seconds)
         self._config = uvicorn.Config(
-            app,
+            self.app,
             log_config=None,
             access_log=False,
             server_header=False,
