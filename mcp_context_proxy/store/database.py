@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol, TypeVar
 from msgspec import Struct
 
 from mcp_context_proxy.errors import StoreError
-from mcp_context_proxy.store.migrations import MIGRATIONS
+from mcp_context_proxy.store.migrations import OLDEST_SQLITE_VERSION, SQLITE_VERSION, sqlite_migration
 from mcp_context_proxy.system import process
 
 logger = logging.getLogger(__name__)
@@ -528,24 +528,25 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     def schema_version() -> int:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
-    if schema_version() == len(MIGRATIONS):
+    if schema_version() == SQLITE_VERSION:
         return
     with _immediate(connection):
         # Read again, now that nobody else can write: another process may have been faster.
         version = schema_version()
-        if version > len(MIGRATIONS):
-            raise StoreError(
-                path, f"a newer version wrote it (schema {version}, this one knows {len(MIGRATIONS)})"
-            )
+        if version > SQLITE_VERSION:
+            newer = f"a newer version wrote it (schema {version}, this one knows {SQLITE_VERSION})"
+            raise StoreError(path, newer)
+        damage = f"its tables are not those of schema {version}"
+        if 0 < version < OLDEST_SQLITE_VERSION:
+            raise StoreDamagedError(path, f"{damage}, which no released version wrote")
         try:
-            for statements in MIGRATIONS[version:]:
-                for statement in statements:
-                    connection.execute(statement)
+            for statement in sqlite_migration(version):
+                connection.execute(statement)
         except sqlite3.OperationalError as e:
             if e.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                 raise
-            raise StoreDamagedError(path, f"its tables are not those of schema {version}: {e}") from e
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            raise StoreDamagedError(path, f"{damage}: {e}") from e
+        connection.execute(f"PRAGMA user_version = {SQLITE_VERSION}")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,13 @@ from psycopg import pq
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.store.database import Cursor, Database, FailureLog, StoreUnavailableError, Transaction
 from mcp_context_proxy.store.hints import ChangeHints, shut
-from mcp_context_proxy.store.migrations import AREAS, OF_THE_CLUSTER, POSTGRES_MIGRATIONS, TABLES
+from mcp_context_proxy.store.migrations import (
+    AREAS,
+    CLUSTER_TABLES,
+    POSTGRES_VERSION,
+    TABLES,
+    postgres_migration,
+)
 from mcp_context_proxy.store.opening import LeaseStore, Upkeep
 
 BREAK_SECONDS: Final = 1.0
@@ -42,7 +48,7 @@ LEAST_CONNECT_SECONDS: Final = 2
 MIGRATION_LOCK: Final = 0x6D637063
 """Number of the advisory lock under which replicas migrate one after the other."""
 
-_TABLE: Final = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join((*TABLES, *OF_THE_CLUSTER))})\b")
+_TABLE: Final = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join(TABLES | CLUSTER_TABLES)})\b")
 
 _AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -277,7 +283,7 @@ class PostgresDatabase(Database):
 
     def _prepare(self, connection: psycopg.Connection[Any]) -> None:
         """Bring the schema to this version, or refuse to use another one."""
-        version, known = self._version_on(connection), len(POSTGRES_MIGRATIONS)
+        version, known = self._version_on(connection), POSTGRES_VERSION
         if version < known:
             if self._migrate == "check":
                 raise StoreError(
@@ -312,14 +318,12 @@ class PostgresDatabase(Database):
                 "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, "
                 "applied TIMESTAMPTZ NOT NULL DEFAULT now())"
             )
-            (before,) = connection.execute("SELECT COALESCE(MAX(version), 0) FROM migrations").fetchone() or (
-                0,
-            )
-            for version, statements in enumerate(POSTGRES_MIGRATIONS[before:], before + 1):
-                for statement in statements:
+            before = self._version_on(connection)
+            if before < POSTGRES_VERSION:
+                for statement in postgres_migration():
                     connection.execute(_query(statement))
-                connection.execute("INSERT INTO migrations (version) VALUES (%s)", (version,))
-        return before, max(before, len(POSTGRES_MIGRATIONS))
+                connection.execute("INSERT INTO migrations (version) VALUES (%s)", (POSTGRES_VERSION,))
+        return before, max(before, POSTGRES_VERSION)
 
     @contextlib.contextmanager
     def _translating_errors(self) -> Iterator[None]:

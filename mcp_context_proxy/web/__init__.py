@@ -35,7 +35,7 @@ from starlette.types import ASGIApp
 
 from mcp_context_proxy import __version__
 from mcp_context_proxy.config import HttpConfig, Limits
-from mcp_context_proxy.errors import ConfigError, StoreError
+from mcp_context_proxy.errors import ConfigError, StoreError, UnknownFilterError, UnknownItemError
 from mcp_context_proxy.front import auth, http
 from mcp_context_proxy.front.auth import credentials_for, is_proven, rights_of
 from mcp_context_proxy.front.http import HEADERS, ROOT_PATH
@@ -43,6 +43,7 @@ from mcp_context_proxy.front.http_requests import AGENT_HEADER, JSON_TYPE, PROBL
 from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.envelope import holds_more
 from mcp_context_proxy.protocol.strangers import clean_json, in_words
+from mcp_context_proxy.statistics import PERIOD_PATTERN
 from mcp_context_proxy.trust import THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import AuditLog
 
@@ -77,6 +78,7 @@ Words = Annotated[str, Meta(min_length=1, pattern=r"\S")]
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Count = Annotated[int, Meta(ge=1, le=SELECTED_MOST)]
 Score = Annotated[float, Meta(ge=0, le=1)]
+Period = Annotated[str, Meta(pattern=PERIOD_PATTERN, description="Hours or days, such as 24h or 30d.")]
 
 BODY_PROBLEMS = (
     HTTPStatus.BAD_REQUEST,
@@ -138,11 +140,13 @@ Handler: TypeAlias = Callable[..., Coroutine[Any, Any, object]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method on one path; decorates the method of an `Api` that serves it."""
+    """One method on one path; decorates the method of an `Api` that serves it.
+
+    The docstring of the method is the summary of the operation.
+    """
 
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
-    summary: str
     answer: type[msgspec.Struct] = field(kw_only=True)
     """Form of the JSON that the handler's result is encoded to."""
     query: type[msgspec.Struct] = NoParameters
@@ -160,11 +164,17 @@ class Operation:
     needs one."""
     name: str = ""
     """Its ``operationId``: the handler's name in camel case."""
+    summary: str = ""
     handler: Handler | None = None
 
     def __call__(self, handler: Handler) -> Operation:
         first, *others = handler.__name__.strip("_").split("_")
-        return replace(self, name=first + "".join(map(str.capitalize, others)), handler=handler)
+        name = first + "".join(map(str.capitalize, others))
+        return replace(self, name=name, summary=handler.__doc__ or "", handler=handler)
+
+
+Order: Final = partial(Operation, "POST", role=Role.OPERATE, decides=True)
+"""An order to the proxy, which is in the audit."""
 
 
 class Api:
@@ -181,6 +191,12 @@ def note_order(log: AuditLog, given: Given, order: str, **facts: str | None) -> 
     """Record who told the proxy to do something, once it is done."""
     named = {key: fact for key, fact in (facts | {"subject": given.principal.label}).items() if fact}
     log.note(AUDITED, order=order, principal=given.principal.name, **named)
+
+
+def sentence(error: object) -> str:
+    """Return the text of an error as a sentence."""
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"
 
 
 class BadRequestError(Exception):
@@ -220,6 +236,8 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
             answer = await operation.handler(await _decoded(operation, request))
         except BadRequestError as error:
             return refused(error.status, error.detail, shown)
+        except (UnknownItemError, UnknownFilterError) as error:
+            return refused(HTTPStatus.NOT_FOUND, sentence(error), shown)
         except StoreError as error:
             return refused(HTTPStatus.SERVICE_UNAVAILABLE, f"The store cannot be used: {error}.", shown)
         except ClientDisconnect:
@@ -368,17 +386,8 @@ PATH: Final = "/ui"
 BASE: Final = "/api/v1"
 LOOPBACK: Final = "127.0.0.1"
 
-FILES: Final = {
-    **dict.fromkeys(
-        (
-            *("api.js", "view.js", "servers.js", "tools.js", "page.js", "usage.js", "usage_view.js"),
-            *("audit.js", "approvals.js", "connect.js", "sessions.js"),
-        ),
-        "text/javascript",
-    ),
-    **dict.fromkeys(("style.css", "usage.css", "manage.css"), "text/css"),
-}
-"""Media types of the files that the pages load."""
+MEDIA_TYPES: Final = {".js": "text/javascript", ".css": "text/css"}
+"""Media types of the files that the pages load, by their suffixes."""
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -456,26 +465,25 @@ PAGES: Final = (
 
 def page_routes() -> list[Route]:
     """Return a route for each page and file, and those that lead to the first page."""
-    served = [(page.path, page.html().encode(), "text/html") for page in PAGES]
-    served += [(f"{PATH}/{name}", (_FOLDER / name).read_bytes(), kind) for name, kind in FILES.items()]
-    return [
-        *(Route(path, _serving(content, kind), methods=["GET"]) for path, content, kind in served),
-        Route(f"{PATH}/", partial(_to_page, "../ui", HTTPStatus.PERMANENT_REDIRECT), methods=["GET"]),
-        Route(f"{PATH}/servers", partial(_to_page, "../ui", HTTPStatus.PERMANENT_REDIRECT), methods=["GET"]),
+    answers: dict[str, Response] = {
+        f"{PATH}/": RedirectResponse("../ui", HTTPStatus.PERMANENT_REDIRECT, PAGE_HEADERS),
+        f"{PATH}/servers": RedirectResponse("../ui", HTTPStatus.PERMANENT_REDIRECT, PAGE_HEADERS),
         # For now only: browsers remember a permanent move also when another program has the port.
-        Route(ROOT_PATH, partial(_to_page, "ui", HTTPStatus.TEMPORARY_REDIRECT), methods=["GET"]),
-    ]
+        ROOT_PATH: RedirectResponse("ui", HTTPStatus.TEMPORARY_REDIRECT, PAGE_HEADERS),
+    }
+    for page in PAGES:
+        answers[page.path] = Response(page.html(), headers=PAGE_HEADERS, media_type="text/html")
+    for file in _FOLDER.iterdir():
+        if kind := MEDIA_TYPES.get(file.suffix):
+            answers[f"{PATH}/{file.name}"] = Response(file.read_bytes(), 200, PAGE_HEADERS, kind)
+    return [Route(path, _answering(answer), methods=["GET"]) for path, answer in answers.items()]
 
 
-def _serving(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+def _answering(answer: Response) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(_request: Request) -> Response:
-        return Response(content, headers=PAGE_HEADERS, media_type=media_type)
+        return answer
 
     return endpoint
-
-
-async def _to_page(place: str, status: HTTPStatus, _request: Request) -> Response:
-    return RedirectResponse(place, status, PAGE_HEADERS)
 
 
 def routes(

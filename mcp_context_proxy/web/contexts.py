@@ -20,7 +20,7 @@ from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.engine import ContextEngine, Explanation, SessionState
 from mcp_context_proxy.context.presets import PresetError, SavedPreset
 from mcp_context_proxy.context.session import QUERY_CHARACTERS, Session, SessionContext
-from mcp_context_proxy.errors import UnknownFilterError, UnknownItemError
+from mcp_context_proxy.errors import UnknownItemError
 from mcp_context_proxy.items import Document, Kind, Tool, ToolClass, item_by
 from mcp_context_proxy.items import Item as CatalogItem
 from mcp_context_proxy.server.notifications import ChangeNotifier
@@ -36,11 +36,11 @@ from mcp_context_proxy.web import (
     Count,
     Given,
     Name,
-    NoParameters,
     Operation,
     Score,
     Words,
     answer_form,
+    sentence,
 )
 from mcp_context_proxy.web.search import danger_data, terms_data
 
@@ -241,14 +241,9 @@ class ContextsApi(Api):
         self._contexts, self._catalog, self._changes, self._log = contexts, catalog, changes, log
         self._past = past
 
-    @Operation(
-        "GET",
-        "/requests",
-        "The latest request contexts, newest first.",
-        query=RequestsWanted,
-        answer=RequestsResponse,
-    )
+    @Operation("GET", "/requests", query=RequestsWanted, answer=RequestsResponse)
     async def _list_requests(self, given: Given) -> dict[str, Any]:
+        """The latest request contexts, newest first."""
         session, limit = given.query.session, given.query.limit
         if given.principal.may(Role.VIEW):
             contexts = await self._contexts.requests(session, limit)
@@ -259,42 +254,22 @@ class ContextsApi(Api):
         return {"requests": list(map(as_data, contexts)), "tokens_behind": behind}
 
     @Operation(
-        "GET",
-        "/requests/{request}",
-        "What was chosen for one request, how and why.",
-        query=Describe,
-        answer=RequestResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
+        "GET", "/requests/{request}", query=Describe, answer=RequestResponse, problems=(HTTPStatus.NOT_FOUND,)
     )
     async def _get_request(self, given: Given) -> dict[str, Any]:
+        """What was chosen for one request, how and why."""
         data = as_data(await self._request(given))
         return self._described(data, *ITEM_LISTS) if given.query.describe else data
 
-    @Operation(
-        "GET",
-        "/requests/{request}/text",
-        "A past request as a model read it, by the definitions that it had then.",
-        query=NoParameters,
-        answer=RenderedResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-    )
+    @Operation("GET", "/requests/{request}/text", answer=RenderedResponse, problems=(HTTPStatus.NOT_FOUND,))
     async def _render_request(self, given: Given) -> RenderedRequest:
+        """A past request as a model read it, by the definitions that it had then."""
         return await self._past.rendered(await self._request(given))
 
-    @Operation(
-        "GET",
-        "/requests/{request}/replay",
-        "A past request, answered again from today's catalog, and the difference; nothing is recorded.",
-        query=NoParameters,
-        answer=ReplayedResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-    )
+    @Operation("GET", "/requests/{request}/replay", answer=ReplayedResponse, problems=(HTTPStatus.NOT_FOUND,))
     async def _replay_request(self, given: Given) -> dict[str, Any]:
-        context = await self._request(given)
-        try:
-            return replay_data(await self._past.replayed(context))
-        except UnknownFilterError as error:
-            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+        """A past request, answered again from today's catalog, and the difference; nothing is recorded."""
+        return replay_data(await self._past.replayed(await self._request(given)))
 
     async def _request(self, given: Given) -> RequestContext:
         context = await self._contexts.request(given.path["request"])
@@ -306,13 +281,13 @@ class ContextsApi(Api):
     @Operation(
         "POST",
         "/context",
-        "The request context for a query.",
         body=ContextWanted,
         answer=RequestResponse,
         problems=(HTTPStatus.NOT_FOUND,),
         names_agent=True,
     )
     async def _build_context(self, given: Given) -> dict[str, Any]:
+        """The request context for a query."""
         wanted: ContextWanted = given.body
         session = None if wanted.session is None else self._session(given, wanted.session)
         # A context of a session is that of its client, whoever looks at it.
@@ -329,34 +304,25 @@ class ContextsApi(Api):
         data = as_data(context)
         return self._described(data, *ITEM_LISTS) if wanted.describe else data
 
-    @Operation(
-        "POST",
-        "/context/text",
-        "The rules, references and tools for a query, as a text for a model.",
-        body=TextWanted,
-        answer=ContextText,
-    )
+    @Operation("POST", "/context/text", body=TextWanted, answer=ContextText)
     async def _write_context(self, given: Given) -> dict[str, Any]:
-        wanted: TextWanted = given.body
-        return await text_for(self._contexts, wanted, given.principal.name)
+        """The rules, references and tools for a query, as a text for a model."""
+        return await text_for(self._contexts, given.body, given.principal.name)
 
     @Operation(
         "GET",
         "/explain",
-        "Reasons for which an item is chosen for a query or not, with each part of its score.",
         query=ExplanationWanted,
         answer=ExplanationResponse,
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _explain(self, given: Given) -> dict[str, Any]:
-        wanted: ExplanationWanted = given.query
-        try:
-            return await explanation(self._contexts, wanted)
-        except UnknownItemError as error:
-            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
+        """Reasons for which an item is chosen for a query or not, with each part of its score."""
+        return await explanation(self._contexts, given.query)
 
-    @Operation("GET", "/sessions", "All sessions, oldest first.", query=Describe, answer=SessionsResponse)
+    @Operation("GET", "/sessions", query=Describe, answer=SessionsResponse)
     async def _list_sessions(self, given: Given) -> dict[str, Any]:
+        """All sessions, oldest first."""
         sessions = [
             _of_now(given, one) for one in self._contexts.sessions if _may(Role.VIEW, given, one.principal)
         ]
@@ -365,24 +331,24 @@ class ContextsApi(Api):
     @Operation(
         "GET",
         "/sessions/{session}/context",
-        "What a session has in its context, whatever the query is.",
         query=Describe,
         answer=SessionResponse,
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _get_session_context(self, given: Given) -> dict[str, Any]:
+        """What a session has in its context, whatever the query is."""
         session = self._session(given, given.path["session"], Role.VIEW)
         return await self._session_data(session, given.query.describe)
 
     @Operation(
         "PATCH",
         "/sessions/{session}/context",
-        "Add or remove items by hand, or change how much is selected.",
         body=SessionChanges,
         answer=SessionResponse,
         problems=(HTTPStatus.NOT_FOUND,),
     )
     async def _change_session_context(self, given: Given) -> dict[str, Any]:
+        """Add or remove items by hand, or change how much is selected."""
         session, wanted = self._session(given, given.path["session"]), given.body
         # All names are looked up before anything is changed: a mistake in one changes nothing.
         with assigned(ACTING, session.rights):
@@ -400,47 +366,40 @@ class ContextsApi(Api):
             session.overrides = wanted.options.overrides()
         return await self._session_data(session)
 
-    @Operation(
-        "GET",
-        "/presets",
-        "The saved presets, by name. They name tools of any server.",
-        answer=PresetsResponse,
-        role=Role.VIEW,
-    )
+    @Operation("GET", "/presets", answer=PresetsResponse, role=Role.VIEW)
     async def _list_presets(self, given: Given) -> dict[str, Any]:
-        del given
+        """The saved presets, by name. They name tools of any server."""
         return self._presets()
 
     @Operation(
         "POST",
         "/presets",
-        "Save what a person has chosen in a session as a preset, with which other sessions can begin.",
         body=PresetWanted,
         answer=PresetsResponse,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
         role=Role.ADMIN,
     )
     async def _save_preset(self, given: Given) -> dict[str, Any]:
+        """Save what a person has chosen in a session as a preset, with which other sessions can begin."""
         chosen = self._contexts.presets.choices_of(self._session(given, given.body.session))
         return await self._changed(partial(self._contexts.presets.save, given.body.name, chosen))
 
     @Operation(
         "DELETE",
         "/presets/{preset}",
-        "Forget a saved preset.",
         answer=PresetsResponse,
         problems=(HTTPStatus.CONFLICT,),
         role=Role.ADMIN,
     )
     async def _forget_preset(self, given: Given) -> dict[str, Any]:
+        """Forget a saved preset."""
         return await self._changed(partial(self._contexts.presets.forget, given.path["preset"]))
 
     async def _changed(self, change: Callable[[], None]) -> dict[str, Any]:
         try:
             await in_thread(change)
         except PresetError as error:
-            text = str(error)
-            raise BadRequestError(HTTPStatus.CONFLICT, f"{text[0].upper()}{text[1:]}.") from None
+            raise BadRequestError(HTTPStatus.CONFLICT, sentence(error)) from None
         return self._presets()
 
     def _presets(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mcp_context_proxy.interactions import (
 )
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.server.rendering import recall_data
-from mcp_context_proxy.statistics import DEFAULT_PERIOD, PERIOD_PATTERN, seconds_of
+from mcp_context_proxy.statistics import DEFAULT_PERIOD, seconds_of
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.statistics.report import (
     UNUSED_AFTER_DAYS,
@@ -47,11 +47,10 @@ from mcp_context_proxy.web import (
     Given,
     Name,
     Operation,
+    Period,
     Words,
     answer_form,
 )
-
-Period = Annotated[str, Meta(pattern=PERIOD_PATTERN, description="Hours or days, such as 24h or 30d.")]
 
 
 class PeriodWanted(Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +137,7 @@ UNUSED_SHOWN: Final = 200
 """Unused tools in one response: more than a person turns off."""
 
 _PROBLEMS: Final = (HTTPStatus.SERVICE_UNAVAILABLE,)
+_Report: Final = partial(Operation, "GET", query=PeriodWanted, problems=_PROBLEMS, role=Role.VIEW)
 
 T = TypeVar("T")
 
@@ -161,45 +161,24 @@ class UsageApi(Api):
         self._reports, self._usage, self._catalog = reports, usage, catalog
         self._listed_whole = listed_whole
 
-    @Operation(
-        "GET",
-        "/metrics/search",
-        "How searches did over a period.",
-        query=PeriodWanted,
-        answer=SearchMetrics,
-        problems=_PROBLEMS,
-        role=Role.VIEW,
-    )
+    @_Report("/metrics/search", answer=SearchMetrics)
     async def _get_search_metrics(self, given: Given) -> dict[str, Any]:
+        """How searches did over a period."""
         period = self._period(given)
         report = await self._read(partial(self._reports.searches, period["since"]))
         return {**period, **msgspec.structs.asdict(report)}
 
-    @Operation(
-        "GET",
-        "/statistics/tools",
-        "How each tool did over a period, and which were not called in 30 days.",
-        query=PeriodWanted,
-        answer=ToolsAnswer,
-        problems=_PROBLEMS,
-        role=Role.VIEW,
-    )
+    @_Report("/statistics/tools", answer=ToolsAnswer)
     async def _get_tool_statistics(self, given: Given) -> dict[str, Any]:
+        """How each tool did over a period, and which were not called in 30 days."""
         period, snapshot = self._period(given), self._catalog.snapshot
         exposed = {tool.key: name for name, tool in snapshot.tools.items()}
         tools = await self._read(partial(self._reports.tools, period["since"], exposed))
         return {**period, "tools": tools, "unused": await self._read(partial(self._unused, snapshot))}
 
-    @Operation(
-        "GET",
-        "/statistics/documents",
-        "How each rule and reference was used over a period, and which were not in 30 days.",
-        query=PeriodWanted,
-        answer=DocumentsAnswer,
-        problems=_PROBLEMS,
-        role=Role.VIEW,
-    )
+    @_Report("/statistics/documents", answer=DocumentsAnswer)
     async def _get_document_statistics(self, given: Given) -> dict[str, Any]:
+        """How each rule and reference was used over a period, and which were not in 30 days."""
         period = self._period(given)
         documents = await self._read(partial(self._reports.documents, period["since"]))
         unused = await self._read(partial(self._reports.unused_documents, time_of_day()))
@@ -208,40 +187,26 @@ class UsageApi(Api):
     @Operation(
         "GET",
         "/statistics/searches",
-        "The latest searches and what was used of them, newest first.",
         query=SearchesWanted,
         answer=SearchesAnswer,
         problems=_PROBLEMS,
         role=Role.VIEW,
     )
     async def _list_searches(self, given: Given) -> dict[str, Any]:
+        """The latest searches and what was used of them, newest first."""
         return {"searches": await self._read(partial(self._reports.latest, given.query.limit))}
 
-    @Operation(
-        "GET",
-        "/statistics/timeline",
-        "Calls, searches and tokens over a period, by hour or by day.",
-        query=PeriodWanted,
-        answer=TimelineAnswer,
-        problems=_PROBLEMS,
-        role=Role.VIEW,
-    )
+    @_Report("/statistics/timeline", answer=TimelineAnswer)
     async def _get_timeline(self, given: Given) -> dict[str, Any]:
+        """Calls, searches and tokens over a period, by hour or by day."""
         period = self._period(given)
         read = partial(self._reports.timeline, period["since"], time_of_day())
         seconds, stretches = await self._read(read)
         return {**period, "seconds": seconds, "stretches": stretches}
 
-    @Operation(
-        "GET",
-        "/statistics/learning",
-        "Comparison over a period of the requests that were answered with learned pairs and without.",
-        query=PeriodWanted,
-        answer=TrialAnswer,
-        problems=_PROBLEMS,
-        role=Role.VIEW,
-    )
+    @_Report("/statistics/learning", answer=TrialAnswer)
     async def _compare_learning(self, given: Given) -> dict[str, Any]:
+        """Comparison over a period of the requests that were answered with learned pairs and without."""
         period = self._period(given)
         trial = await self._read(partial(self._reports.trial, period["since"], time_of_day()))
         return {**period, **msgspec.structs.asdict(trial)}
@@ -375,7 +340,6 @@ class InteractionsApi(Api):
     @Operation(
         "POST",
         "/interactions",
-        "Remember something that was said or done.",
         body=InteractionPosted,
         answer=InteractionAnswer,
         problems=_OF_INTERACTIONS,
@@ -384,6 +348,7 @@ class InteractionsApi(Api):
         names_agent=True,
     )
     async def _post_interaction(self, given: Given) -> dict[str, Any]:
+        """Remember something that was said or done."""
         posted: InteractionPosted = given.body
         interaction = Interaction(
             agent_name=agent_named(posted.agent_name or given.agent),
@@ -399,7 +364,6 @@ class InteractionsApi(Api):
     @Operation(
         "GET",
         "/interactions",
-        "Interactions that a query means, those long past counting less; or the latest.",
         query=InteractionsWanted,
         answer=InteractionsAnswer,
         problems=_OF_INTERACTIONS,
@@ -407,6 +371,7 @@ class InteractionsApi(Api):
         own_of_profile=True,
     )
     async def _recall_interactions(self, given: Given) -> dict[str, Any]:
+        """Interactions that a query means, those long past counting less; or the latest."""
         wanted: InteractionsWanted = given.query
         owner = None if given.principal.may(Role.VIEW) else given.principal.owner
         memory = self._remembering().memory
@@ -428,13 +393,13 @@ class InteractionsApi(Api):
     @Operation(
         "DELETE",
         "/interactions",
-        "Forget interactions for good.",
         query=InteractionsUnwanted,
         answer=Forgotten,
         problems=_OF_INTERACTIONS,
         role=Role.ADMIN,
     )
     async def _forget_interactions(self, given: Given) -> Forgotten:
+        """Forget interactions for good."""
         unwanted: InteractionsUnwanted = given.query
         agent = None if unwanted.agent_name is None else agent_named(unwanted.agent_name)
         days = unwanted.older_than_days
@@ -449,12 +414,12 @@ class InteractionsApi(Api):
     @Operation(
         "DELETE",
         "/interactions/{interaction}",
-        "Forget one interaction for good.",
         answer=Forgotten,
         problems=(*_OF_INTERACTIONS, HTTPStatus.NOT_FOUND),
         role=Role.ADMIN,
     )
     async def _forget_interaction(self, given: Given) -> Forgotten:
+        """Forget one interaction for good."""
         name, memory = given.path["interaction"], self._remembering().memory
         known = name.isascii() and name.isdecimal() and int(name) <= LARGEST_ID
         if not known or not await in_thread(memory.forget_one, int(name), abandon_on_cancel=True):

@@ -45,7 +45,7 @@ from mcp_context_proxy.store import (
 from mcp_context_proxy.store.opening import UPKEEP_SECONDS, Upkeep
 
 psycopg = pytest.importorskip("psycopg")
-from mcp_context_proxy.store.migrations import POSTGRES_MIGRATIONS  # noqa: E402 - an extra
+from mcp_context_proxy.store.migrations import POSTGRES_VERSION  # noqa: E402 - an extra
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
 
@@ -423,16 +423,12 @@ def test_a_replica_works_on_the_schema_of_the_next_version_and_on_no_later_one(
     with opened(server, "newer") as store:
         count(store)
         with store.database.transaction() as transaction:
-            transaction.execute(
-                f"INSERT INTO newer.migrations (version) VALUES ({len(POSTGRES_MIGRATIONS) + 1})"
-            )
+            transaction.execute(f"INSERT INTO newer.migrations (version) VALUES ({POSTGRES_VERSION + 1})")
     with opened(server, "newer") as store:
         count(store)
         assert calls(store) == 2
         with store.database.transaction() as transaction:
-            transaction.execute(
-                f"INSERT INTO newer.migrations (version) VALUES ({len(POSTGRES_MIGRATIONS) + 2})"
-            )
+            transaction.execute(f"INSERT INTO newer.migrations (version) VALUES ({POSTGRES_VERSION + 2})")
     with opened(server, "newer") as store, pytest.raises(StoreError, match="a newer version wrote it"):
         count(store)
 
