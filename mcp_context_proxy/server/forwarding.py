@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -79,6 +79,7 @@ class _Request(msgspec.Struct, frozen=True, eq=False):
     caller: Caller
     subject: str
     """Names the request in error messages, such as ``tool 'create_issue'``."""
+    judge: Callable[[], None] | None
 
 
 class Forwarder:
@@ -91,12 +92,18 @@ class Forwarder:
         self.tracing: Tracing | None = None
 
     async def forward(
-        self, client: DownstreamClient, method: str, params: Members, caller: Caller, subject: str
+        self,
+        client: DownstreamClient,
+        method: str,
+        params: Members,
+        caller: Caller,
+        subject: str,
+        judge: Callable[[], None] | None = None,
     ) -> bytes:
         """Send a request to a downstream server and return the result, fitted to the caller's era.
 
         The names in `params` are those that the server knows; `subject` names the request in error messages,
-        such as ``tool 'create_issue'``.
+        such as ``tool 'create_issue'``; `judge` is that of `Outgoing`.
 
         Raises:
             DownstreamError: see `Link.request`.
@@ -104,7 +111,7 @@ class Forwarder:
         """
         meta = eras.meta_of(params) if caller.meta is None else caller.meta
         with ProgressRelay(caller, meta) as relay:
-            result = await self._result(_Request(client, method, params, meta, caller, subject), relay)
+            result = await self._result(_Request(client, method, params, meta, caller, subject, judge), relay)
         if caller.era is Era.HANDSHAKE and client.era is not Era.MODERN:
             # Nothing to fit, so nothing is parsed: the bytes pass as they came.
             return result
@@ -291,6 +298,7 @@ def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outg
         party=Party(caller.principal) if session is None else session.party,
         ask=ask,
         on_counted=caller.release,
+        judge=request.judge,
     )
 
 

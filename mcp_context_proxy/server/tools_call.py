@@ -512,9 +512,14 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         began = time.perf_counter()
         try:
             client = self.fleet.clients[tool.server]
-            result = await self.forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+            judge = partial(self._raise_if_other, tool, caller)
+            subject = f"tool {tool.name!r}"
+            result = await self.forwarder.forward(client, "tools/call", sent, caller, subject, judge)
         except DownstreamError as error:
             self.ended.failed(tool, params, caller, error, time.perf_counter() - began, rule)
+            raise
+        except UnknownItemError:
+            self.ended.refused(tool, params, caller, rule or "approval")
             raise
         seconds = time.perf_counter() - began
         if asks:
@@ -558,7 +563,11 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         A client of the modern era calls again with the answer, so that all is looked at anew.
         """
         await self.as_listed(tool, params, caller)
-        if self._now(tool, caller).fingerprint != tool.fingerprint:
+        self._raise_if_other(tool, caller)
+
+    def _raise_if_other(self, tool: Tool, caller: Caller) -> None:
+        now = self._now(tool, caller)
+        if now.fingerprint != tool.fingerprint or (now.asked_by and not tool.asked_by):
             raise ChangedToolError(caller.name_of(tool))
 
     async def _fitted(
