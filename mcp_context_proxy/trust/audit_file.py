@@ -273,9 +273,17 @@ def _lines(file: IO[bytes]) -> Iterator[_Line]:
     while text := file.readline(LINE_BYTES):
         if text.endswith(b"\n") and (entry := _entry(text)) is not None:
             about = tuple(str(entry.get(name)) for name in ("kind", "server", "tool", "decision", "event"))
-            count = entry.get("count", 0) if entry["kind"] == "dropped" else 0
-            time = entry["time"]
-            yield _Line(text, entry.get("principal"), about, time, entry.get("since", time), count)
+            time, principal = entry["time"], entry.get("principal")
+            # Whatever a damaged disk has made of the rest costs its own meaning alone.
+            count, since = entry.get("count") if entry["kind"] == "dropped" else 0, entry.get("since")
+            yield _Line(
+                text,
+                principal if isinstance(principal, str) else None,
+                about,
+                time,
+                since if isinstance(since, int | float) else time,
+                count if isinstance(count, int) else 0,
+            )
 
 
 def _fair_share(lines: Iterable[_Line], most: int) -> list[_Line]:

@@ -24,6 +24,7 @@ TRUST = (
         "skills and instructions are not approved, and are left out if they have such a sign. That holds "
         "over restarts, on lists that are remembered, and for several proxies on one store.",
         (
+            "trust/test_approval_running.py::test_a_request_that_is_sent_again_in_a_new_session_is_judged_again",
             APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
             APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
             APPROVAL + "test_a_definition_with_a_sign_of_an_attack_is_held_however_it_came",

@@ -382,6 +382,15 @@ def test_a_kill_between_the_steps_of_a_rotation_loses_no_entry_and_doubles_none(
     assert not (tmp_path / "audit.3.jsonl").exists()
 
 
+def test_entries_that_a_damaged_disk_has_changed_disturb_no_rotation(tmp_path: Path) -> None:
+    file = AuditFile(tmp_path, 20_000, 3, fair=True)
+    for facts in ({"principal": [1]}, {"count": "9", "since": []}, {"time": 10**400, "tool": {"a": 1}}):
+        file.append([json.dumps({"time": 1, "kind": "dropped", **facts}).encode()])
+    flood(file, 2_000, principal="anna", server="work", tool="echo")
+
+    assert sum(entry.get("tool") == "echo" for entry in file.entries()) > 200
+
+
 async def test_a_torn_last_line_is_skipped_and_the_next_entry_stands_on_its_own(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     log = AuditLog(file)
