@@ -235,14 +235,11 @@ class ChangedMeaningError(UnknownItemError):
 
 
 class ChangedToolError(UnknownItemError):
-    """A tool is another one than a person was asked about."""
+    """A tool is another one than was called, or than a person was asked about."""
 
     def __init__(self, name: str) -> None:
         super().__init__("tool", name)
-        self.args = (
-            f"{name} was not run: its definition changed while the user was asked; look at it, and call it "
-            "again",
-        )
+        self.args = (f"{name} was not run: its definition changed meanwhile; look at it, and call it again",)
 
 
 LIKENESS: Final = 0.6

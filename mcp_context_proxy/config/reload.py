@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,7 +28,7 @@ from mcp_context_proxy.config.forms import Reload, Table, marked
 from mcp_context_proxy.config.programs import secrets_of
 from mcp_context_proxy.config.secrets import SHORTEST
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
-from mcp_context_proxy.errors import NOTICE, ConfigError
+from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
 from mcp_context_proxy.system.later import watchfiles
 from mcp_context_proxy.system.threads import cancellation_event, in_thread, wait_for_spare_threads
 
@@ -52,8 +52,11 @@ SETTLE_LOOKS: Final = 20
 MISSING_LOOKS: Final = 10
 """Looks that a missing file gets, because some editors delete a file before they write it."""
 
-SECOND_LOOK_SECONDS: Final = 1.0
-"""Wait before a file that lacks a server is read again, because it may be half written."""
+SECOND_LOOK_SECONDS: Final = 2.0
+"""Time for which a file stays as it is before a setting is dropped from it, or half of a line taken."""
+
+SECOND_LOOKS: Final = 15
+"""Such looks at a file that goes on changing, before it is left alone until its next change."""
 
 MAX_LINKS: Final = 40
 """Longest chain of symbolic links; the limit of the system."""
@@ -127,6 +130,35 @@ def _mark(file: Path) -> Mark:
         return str(file.resolve()), status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
     except (OSError, RuntimeError):
         return None
+
+
+def _end(file: Path) -> tuple[Mark, bool]:
+    """Return the identity of a file, and whether its last line is whole."""
+    with suppress(OSError), file.open("rb") as opened:
+        mark = _mark(file)
+        opened.seek(max(os.fstat(opened.fileno()).st_size - 1, 0))
+        return mark, opened.read(1) in b"\n"
+    return None, True
+
+
+def _lacks(old: object, new: object, keys: Iterable[str] = ()) -> bool:
+    """Return whether something that was set has its default again, or an entry of a table or list is gone."""
+    if isinstance(old, Table) and isinstance(new, Table):
+        fields = {field.name: field for field in msgspec.structs.fields(old)}
+        return any(
+            was != now and (_lacks(was, now) or now == _default(fields[key]))
+            for key in keys or old.keys()
+            for was, now in [(getattr(old, key), getattr(new, key))]
+        )
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return any(key not in new or _lacks(value, new[key]) for key, value in old.items())
+    if isinstance(old, Collection) and isinstance(new, Collection) and not isinstance(old, str):
+        return any(each not in new for each in old)
+    return False
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _folders(file: Path) -> frozenset[str]:
@@ -304,11 +336,22 @@ class Reloader:
         self._tell_problems(config)
 
     async def _loaded(self) -> Config:
-        config = await in_thread(self._load)
-        if self._current.servers.keys() - config.servers.keys() - config.off.keys():
+        """Load the file once it is whole: what may be the beginning of one has to stay as it is for a while.
+
+        A setting that is missing may be a guard, and the half of a line that is missing a digit.
+        """
+        last: Mark | bool = False
+        for _ in range(SECOND_LOOKS):
+            file = self._started.path
+            mark, has_end = (None, True) if file is None else await in_thread(_end, file)
+            config = without_mistakes(await in_thread(self._load), self._current)
+            if mark == last or (has_end and not _lacks(self._current, config, Config.keys())):
+                return config
+            last = mark
             await anyio.sleep(SECOND_LOOK_SECONDS)
-            config = await in_thread(self._load)
-        return without_mistakes(config, self._current)
+        raise ConfigError(
+            [ConfigProblem(self._started.path, None, "", "it keeps changing; save it once more")]
+        )
 
     def _tell_problems(self, config: Config) -> None:
         problems = tuple(config.complaints("stays as it was"))

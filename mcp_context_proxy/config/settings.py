@@ -398,7 +398,7 @@ class AuditConfig(Table, frozen=True):
     max_bytes: Annotated[int, within(SMALLEST_AUDIT)] = 10_000_000
     """Size from which a new file is begun."""
     files: Annotated[int, within(1, 100)] = 3
-    """Files that are kept, with the current one."""
+    """Files that are kept, with the current one; two at least."""
 
 
 SchemaName = Annotated[str, like("[a-z_][a-z0-9_]{0,48}", "must be 1 to 49 of a-z 0-9 _, no digit first")]

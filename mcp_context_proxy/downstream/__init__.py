@@ -72,6 +72,9 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """Answers requests that the server makes of the client meanwhile; None if the client cannot be asked."""
     on_counted: Callable[[], None] | None = None
     """Called once the request counts as pending, of which there is a bounded number."""
+    judge: Callable[[], None] | None = None
+    """Called before the request is sent over a connection that was opened meanwhile; raises if it may not be
+    sent any more."""
 
 
 PLAIN = Outgoing()

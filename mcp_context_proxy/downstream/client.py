@@ -264,6 +264,8 @@ class DownstreamClient(ServerLifecycle):
                     with anyio.move_on_after(self.config.connect_timeout):
                         await self._wait_lost(connected)
                     connected = await self._connected(outgoing)
+                    if outgoing.judge is not None:
+                        outgoing.judge()
                     result = await connected.link.request(method, params, outgoing)
                 else:
                     result = await self._send_apart(method, params, outgoing)
@@ -341,6 +343,8 @@ class DownstreamClient(ServerLifecycle):
                     notify(PROGRESS, waiting_facts(seconds, standing))
 
             await self.wait_connected(tell)
+            if outgoing.judge is not None:
+                outgoing.judge()
         if self.connected is None:
             raise self.unavailable()
         return self.connected
@@ -374,6 +378,8 @@ class DownstreamClient(ServerLifecycle):
         """Send over a connection that serves the party of a request alone."""
         await in_task()
         async with self._dedicated.acquire(outgoing) as link:
+            if outgoing.judge is not None:
+                outgoing.judge()
             return await link.request(method, params, outgoing)
 
     def _bounded(self, take: Notify | None) -> Notify | None:

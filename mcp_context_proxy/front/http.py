@@ -184,6 +184,8 @@ class LocalApi:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await whole({**scope, PROVEN_KEY: True, RIGHTS_KEY: THE_USER}, receive, send)
 
+        self.app: ASGIApp = app
+        """The API itself, for callers of this process."""
         self._backlog = WriteBacklog(limits.stalled_seconds)
         self._config = _configured(app, connection_class(limits, self._backlog), lifespan="off")
         self._config.load()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -79,6 +79,7 @@ class _Request(msgspec.Struct, frozen=True, eq=False):
     caller: Caller
     subject: str
     """Names the request in error messages, such as ``tool 'create_issue'``."""
+    judge: Callable[[], None] | None
 
 
 class Forwarder:
@@ -91,19 +92,25 @@ class Forwarder:
         self.tracing: Tracing | None = None
 
     async def forward(
-        self, client: DownstreamClient, method: str, params: Members, caller: Caller, subject: str
+        self,
+        client: DownstreamClient,
+        method: str,
+        params: Members,
+        caller: Caller,
+        subject: str,
+        judge: Callable[[], None] | None = None,
     ) -> bytes:
         """Send a request to a downstream server and return the result, fitted to the caller's era.
 
         The names in `params` are those that the server knows; `subject` names the request in error messages,
-        such as ``tool 'create_issue'``.
+        such as ``tool 'create_issue'``; `judge` is that of `Outgoing`.
 
         Raises:
             DownstreamError: see `Link.request`.
             RequestError: the client refused a request of the server, or continues an unknown call.
         """
         meta = eras.meta_of(params) if caller.meta is None else caller.meta
-        request = _Request(client, method, params, meta, caller, subject)
+        request = _Request(client, method, params, meta, caller, subject, judge)
         with ProgressRelay(caller, meta) as relay:
             if caller.era is client.era:
                 # A server of the handshake era asks meanwhile; the questions of a modern one are its result.
@@ -291,6 +298,7 @@ def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outg
         party=Party(caller.principal) if session is None else session.party,
         ask=ask,
         on_counted=caller.release,
+        judge=request.judge,
     )
 
 

@@ -315,7 +315,10 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             await client.wait_connected(partial(tell_waiting, params, caller.notify))
             prompt = await self._resolve(name, params, caller)
         sent = {**params, "name": envelope.raw(prompt.name)}
-        return await self._forward(prompt.server, "prompts/get", sent, caller, f"prompt {prompt.name!r}")
+        judge = partial(self._raise_if_other, prompt)
+        return await self._forward(
+            prompt.server, "prompts/get", sent, caller, f"prompt {prompt.name!r}", judge
+        )
 
     async def complete(self, params: Members, caller: Caller) -> bytes:
         """Return the result of ``completion/complete``, fitted to the caller's era."""
@@ -403,12 +406,26 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         except WithheldError as error:
             raise RequestError(INVALID_PARAMS, str(error)) from None
 
+    def _raise_if_other(self, prompt: Prompt) -> None:
+        now = self.catalog.snapshot.prompts.get(prompt.exposed_name)
+        if now is None or now.definition != prompt.definition:
+            self._raise_if_withheld(prompt.exposed_name)
+            raise RequestError(
+                INVALID_PARAMS, f"prompt {prompt.exposed_name!r} changed while the request waited"
+            )
+
     async def _forward(
-        self, server: str, method: str, params: Members, caller: Caller, subject: str
+        self,
+        server: str,
+        method: str,
+        params: Members,
+        caller: Caller,
+        subject: str,
+        judge: Callable[[], None] | None = None,
     ) -> bytes:
         with downstream_errors(caller.era):
             client = self.fleet.clients[server]
-            return await self.forwarder.forward(client, method, params, caller, subject)
+            return await self.forwarder.forward(client, method, params, caller, subject, judge)
 
 
 def shown_completions(result: bytes, redact: Callable[[bytes], bytes]) -> bytes:

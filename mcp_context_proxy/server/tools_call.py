@@ -500,17 +500,24 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
                 return eras.fit_result_to_client("tools/call", agreed, caller.era)
             sent = agreed
             if caller.era is HANDSHAKE:
+                # A client of the modern era calls again with the answer, so that all is looked at anew.
                 try:
-                    await self._raise_if_changed(tool, params, caller)
+                    await self.as_listed(tool, params, caller)
+                    self._raise_if_other(tool, caller)
                 except (DownstreamError, UnknownItemError):
                     self.ended.refused(tool, params, caller, rule)
                     raise
         began = time.perf_counter()
         try:
             client = self.fleet.clients[tool.server]  # as it is now, after a person was asked
-            result = await self.forwarder.forward(client, "tools/call", sent, caller, f"tool {tool.name!r}")
+            judge = partial(self._raise_if_other, tool, caller)
+            subject = f"tool {tool.name!r}"
+            result = await self.forwarder.forward(client, "tools/call", sent, caller, subject, judge)
         except DownstreamError as error:
             self.ended.failed(tool, params, caller, error, time.perf_counter() - began, rule)
+            raise
+        except UnknownItemError:
+            self.ended.refused(tool, params, caller, rule or "approval")
             raise
         seconds = time.perf_counter() - began
         if asks:
@@ -548,13 +555,10 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             found = names.tool_named(snapshot, tool.name, tool.server, name_of=caller.name_of)
         return found
 
-    async def _raise_if_changed(self, tool: Tool, params: Members, caller: Caller) -> None:
-        """Refuse a call that a person has accepted after its tool became another one, or none.
-
-        A client of the modern era calls again with the answer, so that all is looked at anew.
-        """
-        await self.as_listed(tool, params, caller)
-        if self._now(tool, caller).fingerprint != tool.fingerprint:
+    def _raise_if_other(self, tool: Tool, caller: Caller) -> None:
+        """Refuse a call whose tool became another one, or none, after it was looked up or accepted."""
+        now = self._now(tool, caller)
+        if now.fingerprint != tool.fingerprint or (now.asked_by and not tool.asked_by):
             raise ChangedToolError(caller.name_of(tool))
 
     async def _fitted(
@@ -562,18 +566,12 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
     ) -> bytes:
         """Return a result as its caller gets it: shortened if it is too large, marked where that is asked."""
         config = self.fleet.clients[tool.server].config
-        call = Call(
-            tool=tool,
-            server=config,
-            params=params,
-            client_info=caller.client_info,
-            owner=caller.owner,
-            direct=direct,
-        )
+        info, owner = caller.client_info, caller.owner
+        call = Call(tool=tool, server=config, params=params, client_info=info, owner=owner, direct=direct)
         mark = partial(mark_untrusted, tool.server) if config.spotlight else None
-        owned = self.results.kept.owns(caller.owner)
+        owned = self.results.kept.owns(owner)
         fitted = await self.results.fitted(call, result, mark)
-        if not owned and self.results.kept.owns(caller.owner):
+        if not owned and self.results.kept.owns(owner):
             self.when_kept(caller)
         return fitted
 

@@ -125,7 +125,9 @@ def state_folder(config: Config) -> Path | None:
 
 def audit_file(config: Config) -> AuditFile | None:
     folder, settings = state_folder(config), config.audit
-    return AuditFile(folder, settings.max_bytes, settings.files) if settings.enabled and folder else None
+    if not settings.enabled or folder is None:
+        return None
+    return AuditFile(folder, settings.max_bytes, settings.files, fair=True)
 
 
 def note_now(config: Config, kind: str, /, **facts: JSON) -> None:

@@ -3,17 +3,22 @@
 Each batch of lines is one write at the end of the file, so that the lines of several proxies do not mix. A
 file that has grown to its largest size is renamed, under a lock, and a new one begun. A proxy that is killed,
 or a full disk, may leave half of a line: the next batch begins on a line of its own, and readers skip it.
-Everything here blocks.
+
+The oldest file of the audit is never deleted: the file that comes to its place is merged with it. What is
+too much is taken from whoever has most, and of that from the tool and the day that has most, so that nobody
+pushes out the entries of others, or their own of another tool or day, by many calls. Everything here blocks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -32,18 +37,31 @@ READ_BYTES: Final = 1024 * 1024
 LINE_BYTES: Final = 64 * 1024
 """Longest line that a reader takes; no proxy writes a tenth of it."""
 
+MERGED_BYTES: Final = 10_000_000
+"""Largest size of the oldest file of the audit; up to twice of it is in memory while it is merged."""
+
+MERGED_LINES: Final = 10_000
+"""Lines that are merged at a time."""
+
+COUNTED_BYTES: Final = 1_000
+"""Bytes of the oldest file for each principal whose dropped entries are counted for themselves."""
+
 _WRITE: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 
 class AuditFile:
     """The audit file of a state folder, with the older ones beside it."""
 
-    def __init__(self, folder: Path, max_bytes: int, files: int, *, name: str = NAME) -> None:
+    def __init__(
+        self, folder: Path, max_bytes: int, files: int, *, name: str = NAME, fair: bool = False
+    ) -> None:
         """Name the files; nothing is read or written. `files` of up to `max_bytes` each are kept.
 
-        Kept logs are files of the same form with another `name`.
+        Kept logs are files of the same form with another `name`. With `fair`, the oldest is merged with the
+        next one and not deleted, which takes two files at least.
         """
-        self.folder, self._max_bytes, self._files, self._name = folder, max_bytes, files, name
+        self.folder, self._max_bytes, self._name, self._fair = folder, max_bytes, name, fair
+        self._files = max(files, 2) if fair else files
         self.path = self._numbered(0)
 
     def _numbered(self, number: int) -> Path:
@@ -95,17 +113,33 @@ class AuditFile:
             if not process.lock_file(lock):
                 return False
             if self._is_current(file):
-                for number in range(self._files - 1, 0, -1):
+                self._drop_oldest()  # as a killed process, or a time when more were kept, has left them
+                for number in range(self._files, 0, -1):
                     with contextlib.suppress(FileNotFoundError):
                         self._numbered(number - 1).replace(self._numbered(number))
-                if self._files == 1:
-                    self.path.unlink()
-                # Those of a time when more were kept.
-                number = self._files
-                while (older := self._numbered(number)).exists():
-                    older.unlink(missing_ok=True)
-                    number += 1
+                self._drop_oldest()
             return True
+
+    def _drop_oldest(self) -> None:
+        """Delete the files beyond the number that is kept; of the audit, merge them into the oldest before.
+
+        Raises:
+            OSError: there is no room for the merged file; all others are still there.
+        """
+        number = self._files
+        while self._numbered(number).exists():
+            number += 1
+        older = [self._numbered(each) for each in range(number - 1, self._files - 1, -1)]
+        if older and self._fair:
+            most = min(self._max_bytes, MERGED_BYTES)
+            kept: list[_Line] = []
+            for path in (*older, oldest := self._numbered(self._files - 1)):
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                    while lines := list(itertools.islice(_lines(file), MERGED_LINES)):
+                        kept = _fair_share([*kept, *lines], most)
+            process.write_private(oldest, b"".join(line.text for line in kept))
+        for path in older:
+            path.unlink(missing_ok=True)
 
     def _is_current(self, file: IO[bytes]) -> bool:
         try:
@@ -211,6 +245,97 @@ def _append(file: IO[bytes], block: bytes, size: int) -> int:
         if not block[:written].removeprefix(b"\n").count(b"\n"):
             raise
     return block[:written].removeprefix(b"\n").count(b"\n")
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """An entry with what it is about."""
+
+    text: bytes
+    principal: str | None
+    about: tuple[str, ...]
+    """Everything by which entries are told apart, but for their day."""
+    time: float
+    since: float
+    """Time of the oldest entry that is counted in this one, or its own."""
+    count: int
+    """Entries that are counted in this one; 0 for one that stands for itself."""
+
+
+_LEVELS: Final[tuple[Callable[[_Line], Hashable], ...]] = (
+    lambda line: line.principal,
+    lambda line: line.about,
+    lambda line: line.time // 86_400,
+)
+"""What has a share of the oldest file: each principal, in that each tool, in that each day."""
+
+
+def _lines(file: IO[bytes]) -> Iterator[_Line]:
+    while text := file.readline(LINE_BYTES):
+        if text.endswith(b"\n") and (entry := _entry(text)) is not None:
+            about = tuple(str(entry.get(name)) for name in ("kind", "server", "tool", "decision", "event"))
+            time, principal = entry["time"], entry.get("principal")
+            # Whatever a damaged disk has made of the rest costs its own meaning alone.
+            count, since = entry.get("count") if entry["kind"] == "dropped" else 0, entry.get("since")
+            yield _Line(
+                text,
+                principal if isinstance(principal, str) else None,
+                about,
+                time,
+                since if isinstance(since, int | float) else time,
+                count if isinstance(count, int) else 0,
+            )
+
+
+def _fair_share(lines: Iterable[_Line], most: int) -> list[_Line]:
+    """Return the lines, or as many of them as some bytes take, with the number of those that are missing."""
+    unique = {line.text: line for line in lines}
+    if sum(map(len, unique)) <= most:
+        return list(unique.values())
+    # A fifth is for the numbers, of the principals that lost most.
+    kept = _shared([line for line in unique.values() if not line.count], most * 4 // 5, _LEVELS)
+    for line in kept:
+        del unique[line.text]
+    missing = Counter[str | None]()
+    for line in unique.values():
+        missing[line.principal] += line.count or 1
+    named = {name for name, _ in missing.most_common(most // COUNTED_BYTES)}
+    lost: dict[str | None, list[_Line]] = {}
+    for line in unique.values():
+        lost.setdefault(line.principal if line.principal in named else None, []).append(line)
+    return sorted([*kept, *itertools.starmap(_counted, lost.items())], key=lambda line: line.time)
+
+
+def _counted(principal: str | None, lost: list[_Line]) -> _Line:
+    count, since = sum(line.count or 1 for line in lost), min(line.since for line in lost)
+    until = max(line.time for line in lost)
+    facts = {"time": until, "kind": "dropped", "principal": principal, "count": count, "since": since}
+    text = msgspec.json.encode({name: fact for name, fact in facts.items() if fact is not None})
+    return _Line(text + b"\n", principal, (), until, since, count)
+
+
+def _shared(lines: list[_Line], most: int, levels: Sequence[Callable[[_Line], Hashable]]) -> list[_Line]:
+    """Take lines from the largest groups until the others fit; of the last level, from the middle."""
+    left = most
+    if sum(len(line.text) for line in lines) <= most:
+        return lines
+    kept: list[_Line] = []
+    if not levels:
+        ends = (line for pair in zip(lines, reversed(lines), strict=True) for line in pair)
+        for line in itertools.islice(ends, len(lines)):
+            left -= len(line.text)
+            if left < 0:
+                break
+            kept.append(line)
+        return kept
+    groups: dict[Hashable, list[_Line]] = {}
+    for line in lines:
+        groups.setdefault(levels[0](line), []).append(line)
+    smallest_first = sorted(groups.values(), key=lambda group: sum(len(line.text) for line in group))
+    for number, group in enumerate(smallest_first):
+        some = _shared(group, left // (len(groups) - number), levels[1:])
+        left -= sum(len(line.text) for line in some)
+        kept += some
+    return kept
 
 
 def _decoded(file: IO[bytes]) -> Iterator[dict[str, Any]]:

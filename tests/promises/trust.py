@@ -24,6 +24,7 @@ TRUST = (
         "skills and instructions are not approved, and are left out if they have such a sign. That holds "
         "over restarts, on lists that are remembered, and for several proxies on one store.",
         (
+            "trust/test_approval_running.py::test_a_request_that_is_sent_again_in_a_new_session_is_judged_again",
             APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
             APPROVAL + "test_a_changed_prompt_or_template_is_withheld",
             APPROVAL + "test_a_definition_with_a_sign_of_an_attack_is_held_however_it_came",
@@ -66,10 +67,12 @@ TRUST = (
     ),
     Promise(
         "The audit has every call of a tool, every call that was refused with the rule, every question "
-        "of a server with its answer, every login, changed configuration and refused token, and no value"
-        " of an argument or result and no query. Its files are readable by their owner alone and bounded"
-        " in size and number.",
+        "of a server with its answer, every login, changed configuration and refused token, and no value "
+        "of an argument or result and no query. Its files are readable by their owner alone and bounded "
+        "in size and number, and nobody can push out the entries of others, or their own of another tool "
+        "or day, by many calls.",
         (
+            AUDIT + "test_no_flood_of_calls_pushes_out_what_others_or_its_caller_did_before",
             AUDIT + "test_a_call_is_recorded_with_the_facts_and_the_shape_of_its_arguments",
             AUDIT + "test_no_value_and_no_query_is_in_the_files",
             AUDIT + "test_calls_that_were_not_allowed_are_recorded_with_the_rule",

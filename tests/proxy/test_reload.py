@@ -17,6 +17,9 @@ from support.servers import Server, Workshop, tool
 from support.shop import TOKEN, environment
 from support.wires import http, stdio
 
+from mcp_context_proxy.config import Config, load
+from mcp_context_proxy.config.reload import Reloader
+
 pytestmark = pytest.mark.anyio
 
 CHANGED = "notifications/tools/list_changed"
@@ -72,6 +75,66 @@ async def test_clients_that_come_after_a_change_get_the_instructions_of_the_chan
             await client.until_listed("three__third")
         async with http(proxy.base, era) as client:
             assert "one, two, three" in client.introduction["instructions"]
+
+
+class Written:
+    """A configuration file that is written in pieces, a pause after each, while a reloader follows it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.applied = file, list[Config]()
+        self._reloader = Reloader(load(file, environ={}), lambda: load(file, environ={}))
+
+    async def apply(self, config: Config) -> None:
+        self.applied.append(config)
+
+    async def write(self, *pieces: str, pause: float) -> None:
+        """Write in place, as `echo >` and most editors do, and return once the last has been looked at."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._reloader.run, self.apply)
+            for number, piece in enumerate(pieces):
+                with self.file.open("a" if number else "w", encoding="utf-8") as file:
+                    file.write(piece)
+                self._reloader.ask()
+                await anyio.sleep(pause)
+            await self._reloader.reload(PATIENCE)
+            group.cancel_scope.cancel()
+
+
+GUARDED = """\
+[servers.one]
+command = "true"
+deny = ["danger"]
+call_timeout = 600
+
+[guards]
+results = "redact"
+"""
+
+
+@pytest.mark.parametrize("rest", [GUARDED, "[guards]", "deny", "00\n\n"])
+async def test_a_file_that_is_written_in_pieces_is_taken_only_as_a_whole(tmp_path: Path, rest: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(GUARDED)
+    followed = Written(file)
+    at = GUARDED.index(rest)
+    await followed.write(GUARDED[:at], GUARDED[at:] + "\n[search]\ntop_n = 3\n", pause=0.5)
+
+    (config,) = followed.applied
+    assert config.servers["one"].deny == ("danger",)
+    assert (config.search.top_n, config.guards.results, config.servers["one"].call_timeout) == (
+        3,
+        "redact",
+        600,
+    )
+
+
+async def test_a_setting_that_is_gone_for_good_is_gone_a_moment_later(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(GUARDED)
+    followed = Written(file)
+    await followed.write(GUARDED[: GUARDED.index("[guards]")], pause=0)
+
+    assert [config.guards.results for config in followed.applied] == ["off"]
 
 
 async def test_a_removed_server_is_stopped_and_its_tools_are_gone(workshop: Workshop) -> None:

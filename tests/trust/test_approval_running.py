@@ -16,6 +16,8 @@ from support.raw_client import RpcError
 from support.servers import PROGRAM, Server, Workshop, tool
 
 from mcp_context_proxy.store import Store, open_store
+from mcp_context_proxy.trust.decisions import decide
+from mcp_context_proxy.trust.fingerprints import State
 
 pytestmark = pytest.mark.anyio
 
@@ -120,6 +122,53 @@ async def test_a_request_that_wakes_a_server_is_sent_only_if_its_tool_or_prompt_
         assert not (await host.call("calc__sub")).get("isError")
 
     assert len(calc.ledger.calls()) == 1
+
+
+@pytest.mark.parametrize("isolation", ["shared", "session"])
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
+async def test_a_request_that_is_sent_again_in_a_new_session_is_judged_again(
+    workshop: Workshop, isolation: str, method: str
+) -> None:
+    """A person rejects the tool and the prompt while the server opens the session."""
+    expired, opens = workshop.flag("expired"), workshop.flag("opens")
+    opens.touch()
+    forgetful = workshop.http_server(
+        "calc",
+        tools=TOOLS,
+        prompts=[{"name": "greet", "description": "Greets"}],
+        forgets=str(expired),
+        on={"initialize": [{"wait": str(opens)}]},
+        settings={"isolation": isolation},
+    )
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    answers: list[Any] = []
+    async with inside(config) as proxy:
+        host = Host(proxy, "handshake")
+        await host.call("calc__add")
+        opens.unlink()
+        expired.touch()
+        before = len(forgetful.ledger.messages("initialize"))
+
+        async def request() -> None:
+            if method == "tools/call":
+                answers.append((await host.call("calc__add"))["content"][0]["text"])
+                return
+            with pytest.raises(RpcError) as error:
+                await host.request("prompts/get", {"name": "calc__greet"})
+            answers.append(str(error.value))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(request)
+            await forgetful.ledger.until(lambda ledger: len(ledger.messages("initialize")) > before)
+            with open_store(workshop.folder / "store.sqlite3") as store:
+                decide(store, "calc", ["add", "greet"], State.REJECTED, by="test")
+            await until(lambda: "calc__add" not in proxy.catalog.snapshot.tools)
+            await until(lambda: not proxy.catalog.snapshot.prompts)
+            opens.touch()
+
+    assert "withheld" in answers[0]
+    assert len(forgetful.ledger.calls()) == 1
+    assert not forgetful.ledger.messages("prompts/get")
 
 
 async def test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected(

@@ -10,7 +10,6 @@ import httpx2
 import msgspec
 import pytest
 from msgspec.structs import replace
-from starlette.applications import Starlette
 from support.proxies import Host, http_proxy, inside
 from support.raw_client import OWN, RpcError
 from support.servers import Workshop, tool
@@ -354,8 +353,7 @@ class Web:
     """The REST API over the local socket, as agents and commands ask it."""
 
     def __init__(self, proxy: Proxy) -> None:
-        api = LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
-        self.app: Starlette = api._config.app  # type: ignore[assignment]
+        self.app = LocalApi(web_routes(proxy), proxy.health, proxy.config.limits).app
 
     async def ask(self, method: str, path: str, agent: str | None = None, **more: Any) -> httpx2.Response:
         transport = httpx2.ASGITransport(app=self.app)
