@@ -232,7 +232,7 @@ def build(config: Config, store: Store) -> Proxy:
         page_size=config.expose.page_size,
         calls_per_second=config.limits.calls_per_second,
     )
-    refresh.when_rewritten(changes.resource_updated)
+    refresh.on_rewritten = changes.resource_updated
 
     proxy = Proxy(
         config=config,

@@ -107,23 +107,13 @@ class CatalogRefresh:
         """Time until which searches wait for a server that is starting."""
         self._listed_by = WeakKeyDictionary[DownstreamClient, float]()
         """Time until which lists wait for one."""
-        self._on_refreshed: list[Callable[[Snapshot], None]] = []
-        self._rewritten: list[Callable[[str], None]] = []
-
-    def when_refreshed(self, callback: Callable[[Snapshot], None]) -> None:
-        """Call `callback` with every new snapshot; it must not block."""
-        self._on_refreshed.append(callback)
-
-    def when_rewritten(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the URI of every document whose text has changed."""
-        self._rewritten.append(callback)
+        self.on_refreshed: Callable[[Snapshot], None] = lambda _snapshot: None
+        """Called with every new snapshot; must not block."""
+        self.on_rewritten: Callable[[str], None] = lambda _uri: None
+        """Called with the URI of every document whose text has changed."""
 
     def mark_stale(self) -> None:
         self._stale.set()
-
-    async def load_listings(self) -> None:
-        """Restore the last listings of servers from the store."""
-        await self._fleet.load_listings()
 
     async def wait_until_begun(self) -> None:
         """Wait until `run` has read the documents and filled the catalog, for a moment at most."""
@@ -142,8 +132,7 @@ class CatalogRefresh:
                 self._running, self._next = self._next, anyio.Event()
                 # A list of the largest size takes seconds: a stop does not wait for its end.
                 await in_thread(self._catalog.refresh, check_cancelled)
-                for refreshed in self._on_refreshed:
-                    refreshed(self._catalog.snapshot)
+                self.on_refreshed(self._catalog.snapshot)
                 for changed in self._catalog.changed:
                     changed()
                 self._running.set()
@@ -301,8 +290,7 @@ class CatalogRefresh:
 
     async def _documents_changed(self, changes: DocumentChanges) -> None:
         for uri in changes.changed:
-            for rewritten in self._rewritten:
-                rewritten(uri)
+            self.on_rewritten(uri)
         self.mark_stale()
 
 
@@ -377,10 +365,10 @@ class Proxy(Struct, kw_only=True, eq=False):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the proxy: start the servers without waiting for any, and stop everything on exit."""
-        self.refresh.when_refreshed(self._index)
+        self.refresh.on_refreshed = self._index
         await in_thread(self._choose_working_set)
         await in_thread(self.contexts.presets.load)
-        await self.refresh.load_listings()
+        await self.fleet.load_listings()
         async with anyio.create_task_group() as group, self.search.reranker, self.fleet:
             group.start_soon(self.refresh.run)
             await self.refresh.wait_until_begun()

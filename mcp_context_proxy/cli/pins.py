@@ -32,12 +32,10 @@ from mcp_context_proxy.config.host_profiles import HOSTS, HostProfile, NameRule,
 from mcp_context_proxy.config.hosts import from_host
 from mcp_context_proxy.config.programs import (
     RUNNERS,
-    arguments_of_group,
     environment_of,
     program_of,
     requested_package,
-    version_in_node,
-    version_in_python,
+    version_in_group,
 )
 from mcp_context_proxy.config.settings import PRESETS, SHORTEST_NAME
 from mcp_context_proxy.config.source import KeyPath, parse, read
@@ -157,10 +155,7 @@ def version_that_runs(config: ServerConfig, missing: Unpinned, group: int | None
     """
     if PurePath(config.command or "").name in _CONTAINERS:
         return _digest(config, missing.package)
-    arguments = [] if group is None else [*arguments_of_group(group)]
-    found = version_in_node if missing.mark == "@" else version_in_python
-    versions = {version for one in arguments if (version := found(one, missing.package)) is not None}
-    return versions.pop() if len(versions) == 1 else None
+    return version_in_group(group, missing.package, missing.mark)
 
 
 def _digest(config: ServerConfig, image: str) -> str | None:

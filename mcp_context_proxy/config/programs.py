@@ -244,12 +244,20 @@ def package_version(config: ServerConfig, group: int | None) -> str:
             return _of_program(config)
         runner, _, _, package = requested
         name = re.split(r"(?<=.)@|[<>=~!^]", package, maxsplit=1)[0]
-        found = version_in_node if RUNNERS[runner] == "@" else version_in_python
-        arguments = [] if group is None else [*arguments_of_group(group)]
-        versions = {version for one in arguments if (version := found(one, name)) is not None}
-        if len(versions) == 1:
-            return f"{name} {versions.pop()}"
+        if (version := version_in_group(group, name, RUNNERS[runner])) is not None:
+            return f"{name} {version}"
     return ""
+
+
+def version_in_group(group: int | None, package: str, mark: str) -> str | None:
+    """Return the version of a package that the programs of a process group are installed with.
+
+    `mark` stands before a version in the package's ecosystem. None if they do not agree on one.
+    """
+    found = version_in_node if mark == "@" else version_in_python
+    arguments = () if group is None else arguments_of_group(group)
+    versions = {version for one in arguments if (version := found(one, package)) is not None}
+    return versions.pop() if len(versions) == 1 else None
 
 
 def _of_program(config: ServerConfig) -> str:
@@ -358,9 +366,7 @@ def version_in_node(program: str, package: str) -> str | None:
     if not modules:
         return None
     with suppress(OSError, ValueError):
-        with Path(root + modules, package, "package.json").open("rb") as stream:
-            described = json.loads(stream.read(_PACKAGE_BYTES))
-        version = described.get("version") if isinstance(described, dict) else None
+        version = _decoded(Path(root + modules, package, "package.json")).get("version")
         if isinstance(version, str) and _VERSION.fullmatch(version):
             return version
     return None
