@@ -47,6 +47,9 @@ MOST_MEGABYTES = 1_500
 FRACTIONS = [pytest.param(30, id="a thirtieth"), pytest.param(1, id="whole", marks=pytest.mark.full_cross)]
 """Of the numbers and sizes that the bounds allow; the whole takes most of a minute."""
 
+COSTLY = ["capitals", "marks of servers", "single quotes", "comments", "secrets in URLs", "data lines"]
+"""Queries whose searches take longest in a thirtieth, which is searched with all: the whole is with these."""
+
 QUERY_CHARACTERS = 60_000
 """Length of a query: as much as the arguments of a search may have."""
 
@@ -176,9 +179,8 @@ async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_s
                 await anyio.sleep(0.2)
         for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
             await client.request(method)
-        for name, part in UNITS.items():
-            if name != "one letter":
-                await search(text_of(part, QUERY_CHARACTERS))
+        for name in COSTLY if fraction == 1 else [name for name in UNITS if name != "one letter"]:
+            await search(text_of(UNITS[name], QUERY_CHARACTERS))
         await proxy.ask("prompts/get", f'{{"name":"{"p" * 60_000}"}}')
         await proxy.ask("resources/read", f'{{"uri":"a:{"b" * 8_000}"}}')
         result = await client.call("calm__add", {})
@@ -338,7 +340,7 @@ async def evil(
         yield Evil(proxy, answer)
 
 
-@pytest.mark.each_value
+@pytest.mark.each_value(cross=2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("member", MEMBERS)
 async def test_no_message_of_a_server_delays_the_others(evil: Evil, shape: str, member: str) -> None:
