@@ -23,7 +23,9 @@ FLOWS = 6
 
 @pytest.mark.parametrize("name", ["how-it-works", "ranking", "eras", "decisions"])
 def test_every_file_that_the_page_names_exists(name):
-    for file in re.findall(r"`([\w/]+\.py|[a-z]+/)`", page(f"docs/{name}.md").text):
+    named = re.findall(r"`([\w/]+\.py|[a-z]+/)`", page(f"docs/{name}.md").text)
+    assert named
+    for file in named:
         assert (PACKAGE / file).exists(), file
 
 

@@ -100,6 +100,7 @@ def test_every_instruction_is_carried_out_by_ci_or_checked_here(stages):
     prepared = {"RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE"}
     run = {"ENTRYPOINT", "CMD", "HEALTHCHECK", "STOPSIGNAL"}
 
+    assert stages
     for stage in stages:
         assert {keyword for keyword, _ in stage.instructions} <= prepared | run
 

@@ -93,5 +93,7 @@ def test_every_file_of_fault_tests_proves_a_promise_of_security_md() -> None:
 
 
 def test_the_programs_that_measured_the_figures_exist() -> None:
-    for program in re.findall(r"`((?:benchmarks|tests)/\S+\.py)`", PAGE_OF_SECURITY):
+    programs = re.findall(r"`((?:benchmarks|tests)/\S+\.py)`", PAGE_OF_SECURITY)
+    assert programs
+    for program in programs:
         assert (ROOT / program).exists(), program

@@ -39,6 +39,7 @@ def test_every_dependency_is_locked_with_hashes_at_a_version_that_is_allowed(
     name: str, needed: list[str]
 ) -> None:
     versions = locked(name)
+    assert needed
     for requirement in map(Requirement, needed):
         assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
 

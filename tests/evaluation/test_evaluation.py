@@ -68,6 +68,7 @@ def test_a_report_has_counts_measures_and_latency(measured: Evaluation) -> None:
 def test_the_answers_are_those_the_engine_gives(
     measured: Evaluation, engine: Engine, golden: Snapshot, questions: list[EvalQuery]
 ) -> None:
+    assert questions
     for query, answer in zip(questions, measured.answers, strict=True):
         shown = engine.search(query.text, golden, options=FITTING)
 
@@ -79,6 +80,7 @@ def test_the_answers_are_those_the_engine_gives(
 
 
 def test_scores_never_rise_down_the_ranking(measured: Evaluation) -> None:
+    assert any(len(answer.ranking) > 1 for answer in measured.answers)
     for answer in measured.answers:
         scores = [score for *_, score in answer.ranking]
 
@@ -102,6 +104,7 @@ def test_the_selection_does_not_depend_on_the_depth_of_the_ranking(
 ) -> None:
     shallow = evaluate(engine, golden, questions, FITTING, 1).answers
 
+    assert shallow
     for short, long in zip(shallow, measured.answers, strict=True):
         assert short.selected == long.selected
         assert short.ranking == long.ranking[: len(short.ranking)]

@@ -2,7 +2,7 @@
 
 One proxy has many of them behind it at once, over stdio, over HTTP and over the bridge to a shared one, and a
 healthy server that is called all the while. Most faults never touch the front: all of them together meet each
-front and era, not each of them every pair.
+front and era, and in the full cross each of them meets every front and both eras, but not every pair.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def text_of(result: Any) -> str:
     return str(result["content"][0]["text"])
 
 
-@pytest.mark.each_value
+@pytest.mark.each_value(cross=2)
 @pytest.mark.parametrize(("transport", "case"), CASES, ids=[key(*row) for row in CASES])
 async def test_a_fault_costs_its_own_call_and_nothing_else(scene: Scene, transport: str, case: Case) -> None:
     server = key(transport, case)

@@ -67,7 +67,7 @@ def peak(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-@pytest.mark.each_value
+@pytest.mark.each_value(cross=2)
 @pytest.mark.parametrize("server", ["pipe", "url"])
 async def test_a_result_of_the_largest_size_is_held_in_memory_twice_at_most(
     client: RawClient, pid: int, server: str

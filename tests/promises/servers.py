@@ -15,6 +15,7 @@ STRANGERS = "server/test_strangers.py::"
 FOLDER = "downstream/test_working_folder.py::"
 ADVERSARIAL = "trust/test_adversarial_text.py::"
 EVENT_LOOP = "trust/test_event_loop.py::"
+LARGEST_LISTS = "trust/test_largest_lists.py::"
 STANDING = "server/test_standing_list.py::"
 UNFINISHED = "retrieval/test_unfinished.py::"
 LARGE = "server/test_large_results.py::"
@@ -53,8 +54,8 @@ SERVERS = (
             FLOODS,
             "downstream/test_calls.py::test_a_server_that_stops_reading_delays_only_its_own_calls",
             ADVERSARIAL + "test_time_grows_with_the_length_of_a_text_and_not_with_its_square",
-            EVENT_LOOP + "test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search",
-            EVENT_LOOP + "test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_search",
+            LARGEST_LISTS + "test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search",
+            LARGEST_LISTS + "test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_search",
             UNFINISHED + "test_a_large_list_is_read_in_batches_after_the_small_ones",
             UNFINISHED + "test_a_large_server_is_embedded_after_the_first_tools_of_every_other",
             EVENT_LOOP + "test_no_message_of_a_client_delays_the_others",

@@ -126,6 +126,7 @@ async def test_without_prefix_tools_keep_their_names_where_these_are_unique(real
     for server, tools in real_lists().items():
         for tool in tools:
             owners.setdefault(tool["name"], []).append(server)
+    assert {len(servers) > 1 for servers in owners.values()} == {True, False}
     for name, servers in owners.items():
         if len(servers) > 1:
             assert name not in names

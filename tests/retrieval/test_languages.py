@@ -221,10 +221,11 @@ def test_an_english_query_with_names_is_not_translated(query):
 def test_words_that_are_telling_of_another_language_are_hardly_english():
     frequent = set(WORDS.read_text(encoding="ascii").split())
 
-    for line in TRANSLATIONS.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            telling = line.partition(":")[2].partition("/")[0].split()
-            assert frequent.isdisjoint(telling), line
+    lines = [line for line in TRANSLATIONS.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    assert lines
+    for line in lines:
+        telling = line.partition(":")[2].partition("/")[0].split()
+        assert frequent.isdisjoint(telling), line
 
 
 def test_each_word_of_another_language_is_translated_in_one_way():

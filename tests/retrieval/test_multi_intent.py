@@ -115,8 +115,8 @@ def test_two_sentences_bring_two_tools_first(word_vectors, tool, snapshot, metho
 def test_a_query_of_one_sentence_is_scored_unchanged(word_vectors, tool, snapshot):
     catalog = snapshot(tool("send_mail", "send mail to people"), tool("make_chart", "draw chart of numbers"))
 
-    for result in Engine(word_vectors()).search("send mail with chart of numbers", catalog).results:
-        assert result.need == 0
+    results = Engine(word_vectors()).search("send mail with chart of numbers", catalog).results
+    assert {result.need for result in results} == {0}
 
 
 def test_a_result_names_the_sentence_that_it_covers(word_vectors, tool, snapshot):

@@ -66,7 +66,9 @@ def test_the_matching_tool_comes_first(engine: Engine, office: Snapshot) -> None
 
 
 def test_the_score_is_the_cosine_a_fortieth_of_bm25f_and_the_action(engine: Engine, office: Snapshot) -> None:
-    for result in engine.search("create a ticket", office, options=EVERYTHING).results:
+    results = engine.search("create a ticket", office, options=EVERYTHING).results
+    assert results
+    for result in results:
         assert result.cosine is not None
         assert result.score == pytest.approx(result.cosine + 0.02 * result.lexical + result.action, abs=1e-5)
         assert result.lexical == pytest.approx(sum(value for *_, value in result.terms), rel=1e-4)

@@ -131,6 +131,7 @@ async def test_a_sampling_request_says_which_server_asks_and_takes_no_other_cont
     assert shown["_meta"] == {SERVER_KEY: "helper"}
 
 
+@pytest.mark.pairwise(cross=2)
 @pytest.mark.parametrize(("server", "client"), EVERY_PAIR)
 @pytest.mark.parametrize("tokens", [None, "many", -1, True, 4097], ids=str)
 async def test_the_length_of_a_sampled_text_is_always_limited(
@@ -256,6 +257,7 @@ def test_a_url_of_a_page_is_passed_on(url: str) -> None:
     assert url_refusal(url) == ""
 
 
+@pytest.mark.pairwise(cross=2)
 @pytest.mark.parametrize(("server", "client"), EVERY_PAIR)
 @pytest.mark.parametrize("url", BAD_URLS[:6])
 async def test_nobody_is_sent_to_an_unsafe_url(
@@ -291,6 +293,7 @@ async def test_an_error_that_sends_a_person_to_a_url_says_which_server_does(
     assert [(each["message"], each["_meta"]) for each in asked] == [(message, {SERVER_KEY: "helper"})]
 
 
+@pytest.mark.pairwise(cross=2)
 @pytest.mark.parametrize(("server", "client"), EVERY_PAIR)
 @pytest.mark.parametrize("url", [*BAD_URLS[:6], 7, None])
 async def test_an_error_that_sends_a_person_to_an_unsafe_url_loses_it(
@@ -375,6 +378,7 @@ async def test_a_result_of_requests_without_an_end_or_of_an_unknown_kind_reaches
     assert "requests for input that cannot be read" in said["list"]
 
 
+@pytest.mark.pairwise(cross=2)
 @pytest.mark.parametrize(("server", "client"), EVERY_PAIR)
 @pytest.mark.parametrize(
     "params",

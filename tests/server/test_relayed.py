@@ -28,6 +28,7 @@ async def test_decreasing_progress_is_left_out_but_still_extends_the_timeout(
     assert [params["progress"] for _, params in host.notifications] == [1, 3, 3, 4.5]
 
 
+@pytest.mark.pairwise(cross=2)
 @pytest.mark.parametrize("spoken", ["handshake", "modern"])
 @pytest.mark.parametrize("when", ["during a call", "on its own"])
 @pytest.mark.parametrize(

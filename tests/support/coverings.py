@@ -6,13 +6,14 @@ of the tests.
 
 As a plugin of pytest it runs tests marked `pairwise` with these rows, and slow ones marked `each_value` with
 those that have every value. All others get the mark `full_cross`, and what has that mark is left out unless a
-person's own ``-m`` speaks of it.
+person's own ``-m`` speaks of it. Where a whole cross product would enter the same branches again and again,
+``cross`` in either mark says how many values meet even then: other rows are never run.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import combinations
 
 import pytest
@@ -21,17 +22,20 @@ STRENGTHS = {"pairwise": 2, "each_value": 1}
 """Number of values that meet, by the mark that asks for it."""
 
 
-def covering(rows: Sequence[Sequence[Hashable]], strength: int) -> set[int]:
+def covering(
+    rows: Sequence[Sequence[Hashable]], strength: int, begun: Collection[int] = frozenset()
+) -> set[int]:
     """Return the positions of rows that together have every combination of so many values that any row has.
 
+    Those that were ``begun`` with are among them.
     Greedy: each step takes the first of the rows with the most that no row before it had. So the
     answer for the same rows is always the same, and rows need not be a whole cross product. Where values
     need not meet others, those that have to be repeated take turns.
     """
     sizes = range(1, strength + 1)
     parts = [{part for size in sizes for part in combinations(enumerate(row), size)} for row in rows]
-    missing = set[object]().union(*parts)
-    chosen = set()
+    missing = set[object]().union(*parts).difference(*(parts[at] for at in begun))
+    chosen = set(begun)
     taken = Counter[object]()
     while missing:
         found = [len(part & missing) for part in parts]
@@ -48,19 +52,24 @@ def covering(rows: Sequence[Sequence[Hashable]], strength: int) -> set[int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `full_cross`, if nobody asks for it."""
-    crosses = defaultdict(list)
+    """Leave out the tests marked `full_cross`, if nobody asks for it, and the rows that are never run."""
+    crosses = defaultdict[tuple[str, int, int | None], list[pytest.Function]](list)
     for item in items:
         for mark, strength in STRENGTHS.items():
-            if isinstance(item, pytest.Function) and item.get_closest_marker(mark):
-                crosses[item.nodeid.partition("[")[0], strength].append(item)
-    for (_, strength), cross in crosses.items():
-        chosen = covering([_parameters(item) for item in cross], strength)
-        for at, item in enumerate(cross):
-            if at not in chosen:
-                item.add_marker("full_cross")
-    others = {item for item in items if item.get_closest_marker("full_cross")}
-    if others and "full_cross" not in config.option.markexpr:
+            if isinstance(item, pytest.Function) and (marker := item.get_closest_marker(mark)):
+                most = marker.kwargs.get("cross")
+                crosses[item.nodeid.partition("[")[0], strength, most].append(item)
+    others = set[pytest.Item]()
+    for (_, strength, most), cross in crosses.items():
+        rows = [_parameters(item) for item in cross]
+        chosen = covering(rows, strength)
+        crossed = set(range(len(rows))) if most is None else covering(rows, most, chosen)
+        others |= {item for at, item in enumerate(cross) if at not in crossed}
+        for at in crossed - chosen:
+            cross[at].add_marker("full_cross")
+    if "full_cross" not in config.option.markexpr:
+        others |= {item for item in items if item.get_closest_marker("full_cross")}
+    if others:
         config.hook.pytest_deselected(items=[item for item in items if item in others])
         items[:] = [item for item in items if item not in others]
 

@@ -129,7 +129,10 @@ def _toml_value(value: Any) -> str:
 @cache
 def real_lists() -> dict[str, list[dict[str, Any]]]:
     """The tools of real servers, by server."""
-    return {
+    found = {
         path.name.removesuffix(".json.gz"): json.loads(gzip.decompress(path.read_bytes()))["tools"]
         for path in sorted(TOOLS.glob("*.json.gz"))
     }
+    assert found
+    assert all(found.values())
+    return found

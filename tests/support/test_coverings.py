@@ -88,6 +88,19 @@ def test_cross(a, b, c):
 def test_each(a, b):
     pass
 
+@pytest.mark.each_value(cross=2)
+@pytest.mark.parametrize("a", "xyz")
+@pytest.mark.parametrize("b", "xy")
+@pytest.mark.parametrize("c", "xy")
+def test_never_whole(a, b, c):
+    pass
+
+@pytest.mark.each_value(cross=1)
+@pytest.mark.parametrize("a", "xyz")
+@pytest.mark.parametrize("b", "xy")
+def test_never_more(a, b):
+    pass
+
 @pytest.mark.parametrize("size", [1, pytest.param(9, marks=pytest.mark.full_cross)])
 def test_size(size):
     pass
@@ -110,6 +123,18 @@ def test_the_other_combinations_run_only_if_they_are_asked_for(tmp_path: Path) -
     usual, others = collected(tmp_path), collected(tmp_path, "-m", "full_cross")
 
     assert not set(usual) & set(others)
-    assert len(usual) == 3 * 3 + 3 + 1
-    assert len(others) == 3 * 3 + 3 + 1
+    crossed = [name for name in (*usual, *others) if "never" not in name]
+    assert len([name for name in usual if name in crossed]) == 3 * 3 + 3 + 1
+    assert len([name for name in others if name in crossed]) == 3 * 3 + 3 + 1
     assert ("test_size[1]" in usual, "test_size[9]" in others) == (True, True)
+
+
+def test_rows_that_a_mark_leaves_out_of_the_cross_never_run(tmp_path: Path) -> None:
+    usual, others = collected(tmp_path), collected(tmp_path, "-m", "full_cross")
+
+    assert sum("never_more" in name for name in usual) == 3
+    assert not [name for name in others if "never_more" in name]
+    whole = [name for name in (*usual, *others) if "never_whole" in name]
+    assert len(whole) < 3 * 2 * 2
+    rows = [tuple(name.partition("[")[2].rstrip("]").split("-")) for name in whole]
+    assert pairs(rows) == pairs(list(product("xy", "xy", "xyz")))

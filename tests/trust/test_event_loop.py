@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
-from faults.harness import faulty, rss
+from faults.harness import faulty
 from faults.test_floods import ANSWERS, KINDS
 from support.raw_client import Answer, RawClient
 from support.servers import Workshop, tool
@@ -31,24 +31,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
 
 PROGRAM = Path(__file__).with_name("watched_proxy.py")
 LIMITS = Limits()
-SEARCH = "search_available_tools"
-
 TOKEN = {"progressToken": "mine"}
-
-MARGIN_SECONDS = 15.0
-"""Time of a search beside its wait for indexing, on a machine that does ten other things."""
 
 PATIENCE = 240.0
 """Seconds for ten thousand hostile definitions of each kind to be listed on such a machine."""
-
-MOST_MEGABYTES = 1_500
-"""Memory of a proxy with three lists of the largest size, 72 MB of hostile definitions, in its index."""
-
-FRACTIONS = [pytest.param(30, id="a thirtieth"), pytest.param(1, id="whole", marks=pytest.mark.full_cross)]
-"""Of the numbers and sizes that the bounds allow; the whole takes most of a minute."""
-
-QUERY_CHARACTERS = 60_000
-"""Length of a query: as much as the arguments of a search may have."""
 
 
 @dataclass
@@ -125,101 +111,6 @@ def hostile_tools(number: int, size: int) -> list[dict[str, Any]]:
         schema = {"type": "object", "properties": properties}
         found.append(tool(f"{'t' * 50}_{at}", described, inputSchema=schema))
     return found
-
-
-def with_header(definition: dict[str, Any]) -> dict[str, Any]:
-    """The same tool with an argument that a server at a URL wants in a header, too."""
-    schema = definition["inputSchema"]
-    argument = {"type": "string", "x-mcp-header": "Place"}
-    return definition | {"inputSchema": schema | {"properties": {"place": argument} | schema["properties"]}}
-
-
-@pytest.mark.parametrize("fraction", FRACTIONS)
-async def test_the_largest_lists_of_hostile_texts_delay_neither_the_loop_nor_a_search(
-    workshop: Workshop, fraction: int
-) -> None:
-    number = LIMITS.tools_per_server // fraction
-    parts = [part for part, _ in zip(units(), range(number), strict=False)]
-    rules = workshop.folder / "rules"
-    rules.mkdir()
-    for at, part in enumerate(UNITS.values()):
-        whole = text_of(part, (LIMITS.document_bytes - 10_000) // fraction)
-        (rules / f"r{at}.md").write_bytes(f"---\ndescription: a{part * 500}\n---\n{whole}".encode())
-    workshop.server(
-        "evil",
-        page_size=2_500,
-        tools=hostile_tools(number, LIMITS.listing_bytes // LIMITS.tools_per_server * 3 // 4),
-        prompts=[{"name": f"{'p' * 200}_{at}", "description": part * 50} for at, part in enumerate(parts)],
-        resources=[
-            {"uri": f"a:{'b' * 200}{at}", "name": "n", "description": part * 50}
-            for at, part in enumerate(parts)
-        ],
-        templates=[{"uriTemplate": f"a:{'b' * 20}{{x}}b{{y}}c{at}", "name": "n"} for at in range(number)],
-    )
-    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
-    documents = [{"kind": "rule", "path": str(rules)}]
-    last = f"evil__{'t' * 50}_{number - 1}"
-    longest = LIMITS.indexing_wait_seconds + MARGIN_SECONDS
-    waits = {}
-    async with watched(workshop, expose={"mode": "all"}, documents=documents) as proxy:
-        client = proxy.client
-
-        async def search(query: str) -> None:
-            began = time.monotonic()
-            await client.call(SEARCH, {"query": f"x {query}"})
-            waits[query[:20]] = time.monotonic() - began
-
-        await search("add two numbers")
-        with anyio.fail_after(PATIENCE):
-            # Not by its list: reading that over and over is what would take the time of this test.
-            while (await client.call(last)).get("isError"):  # noqa: ASYNC110 - another process
-                await anyio.sleep(0.2)
-        for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
-            await client.request(method)
-        for name, part in UNITS.items():
-            if name != "one letter":
-                await search(text_of(part, QUERY_CHARACTERS))
-        await proxy.ask("prompts/get", f'{{"name":"{"p" * 60_000}"}}')
-        await proxy.ask("resources/read", f'{{"uri":"a:{"b" * 8_000}"}}')
-        result = await client.call("calm__add", {})
-
-    assert result["content"]
-    assert not proxy.slow_steps, proxy.slow_steps
-    assert max(waits.values()) < longest
-
-
-@pytest.mark.full_cross
-async def test_several_lists_of_the_largest_size_delay_neither_the_loop_nor_a_search(
-    workshop: Workshop,
-) -> None:
-    number, servers = LIMITS.tools_per_server, ("one", "two")
-    tools = hostile_tools(number, LIMITS.listing_bytes // number * 3 // 4)
-    for name in servers:
-        workshop.server(name, page_size=2_500, tools=tools)
-    workshop.http_server("far", era="modern", page_size=2_500, tools=[with_header(one) for one in tools])
-    workshop.server("calm", tools=[tool("add", "Adds two numbers")])
-    last = f"{'t' * 50}_{number - 1}"
-    async with watched(workshop, expose={"mode": "all"}) as proxy:
-        client = proxy.client
-        with anyio.fail_after(2 * PATIENCE):
-            for name in (*servers, "far"):
-                # Not by its list: reading that over and over is what would take the time of this test.
-                while (await client.call(f"{name}__{last}")).get("isError"):  # noqa: ASYNC110
-                    await anyio.sleep(0.2)
-        began = time.monotonic()
-        found = await client.call(SEARCH, {"query": "add two numbers"})
-        waited = time.monotonic() - began
-        listed = await client.request("tools/list")
-        result = await client.call("calm__add", {})
-        assert client.process is not None
-        megabytes = rss(client.process.pid) >> 20
-
-    assert result["content"]
-    assert len(listed["tools"]) > len(servers) * number
-    assert not proxy.slow_steps, proxy.slow_steps
-    assert "calm__add" in json.dumps(found)
-    assert waited < LIMITS.indexing_wait_seconds + MARGIN_SECONDS
-    assert megabytes < MOST_MEGABYTES
 
 
 SIZE = LIMITS.message_bytes - 10_000
@@ -338,7 +229,7 @@ async def evil(
         yield Evil(proxy, answer)
 
 
-@pytest.mark.each_value
+@pytest.mark.each_value(cross=2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("member", MEMBERS)
 async def test_no_message_of_a_server_delays_the_others(evil: Evil, shape: str, member: str) -> None:
