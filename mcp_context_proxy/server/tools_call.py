@@ -57,7 +57,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.audit import AuditedCall, AuditLog
 
 WINDOW_SECONDS: Final = 600.0
 """Time after a request in which a call may still be attributed to it."""
@@ -112,7 +112,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
     learn: Callable[[Use], None] | None = None
     used: Callable[[RequestContext, Tool], None] | None = None
     """Takes a request, and a tool that it had selected and that was called for it."""
-    audit: AuditLog | None = None
+    audit: AuditLog = field(default_factory=lambda: AuditLog(None))
     in_session: Callable[[ToolKey, str | None], None] | None = None
     """Takes a tool that was used, and the id of the session, if any."""
     working_set: WorkingSet = field(default_factory=WorkingSet)
@@ -204,17 +204,16 @@ class EndedCalls(Struct, kw_only=True, eq=False):
 
     def turned_off(self, error: TurnedOffError, caller: Caller) -> None:
         """Take a call of a tool that the configuration turns off."""
-        if self.audit is not None:
-            self.audit.note(
-                "call",
-                principal=caller.principal,
-                session=None if caller.session is None else caller.session.id,
-                server=error.server,
-                tool=error.tool,
-                decision="refused",
-                rule=error.reason.removeprefix("by "),
-                outcome="not sent",
-            )
+        self.audit.note(
+            "call",
+            principal=caller.principal,
+            session=None if caller.session is None else caller.session.id,
+            server=error.server,
+            tool=error.tool,
+            decision="refused",
+            rule=error.reason.removeprefix("by "),
+            outcome="not sent",
+        )
 
     def _audited(
         self,
@@ -230,20 +229,20 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         result_bytes: int | None = None,
     ) -> None:
         session = session or caller.session
-        if self.audit is not None:
-            self.audit.called(
-                tool,
-                params.get("arguments"),
-                outcome,
-                decision=decision,
-                rule=rule,
-                principal=caller.principal,
-                subject=caller.rights.label,
-                client_info=caller.client_info,
-                session=None if session is None else session.id,
-                ms=ms,
-                result_bytes=result_bytes,
-            )
+        call = AuditedCall(
+            tool=tool,
+            arguments=params.get("arguments"),
+            outcome=outcome,
+            decision=decision,
+            rule=rule,
+            principal=caller.principal,
+            subject=caller.rights.label,
+            client_info=caller.client_info,
+            session=None if session is None else session.id,
+            ms=ms,
+            result_bytes=result_bytes,
+        )
+        self.audit.called(call)
 
     def _attribute(
         self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None, seconds: float
