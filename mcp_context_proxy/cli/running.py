@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,9 +39,11 @@ from mcp_context_proxy.cli import (
 from mcp_context_proxy.cli.terminal import (
     Terminal,
     counted,
+    headings,
     messages,
     moment,
     open_started_proxy,
+    print_answer,
     results,
 )
 
@@ -124,18 +126,18 @@ class RunningProxy:
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         """Return the answer to a GET; parameters that are None are left out."""
         given = {name: _text(value) for name, value in (query or {}).items() if value not in (None, (), [])}
-        return self._ask("GET", f"{path}?{urlencode(given)}" if given else path, None, ANSWER_SECONDS)
+        return self._ask("GET", f"{path}?{urlencode(given)}" if given else path)
 
     def post(self, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
         return self._ask("POST", path, body, seconds)
 
     def patch(self, path: str, body: Any) -> Any:
-        return self._ask("PATCH", path, body, ANSWER_SECONDS)
+        return self._ask("PATCH", path, body)
 
     def delete(self, path: str) -> Any:
-        return self._ask("DELETE", path, None, ANSWER_SECONDS)
+        return self._ask("DELETE", path)
 
-    def _ask(self, method: str, target: str, body: Any, seconds: float) -> Any:
+    def _ask(self, method: str, target: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
         try:
             return ask(self._socket, method, target, body, seconds=seconds)
         except AskError as error:
@@ -163,14 +165,13 @@ class AnswerSource:
     @cached_property
     def running(self) -> RunningProxy | None:
         """The proxy that runs; None if none does, or the command is to start its own."""
-        if self._fresh or (found := self._sockets()) == []:
-            return None
+        found = [] if self._fresh else running(self.file, os.environ)
         if len(found) > 1:
             # They differ in what their hosts' environments give to servers.
             name = Path(found[0]).name
             text = f"{len(found)} proxies run for this configuration; this one is asked: {name}"
             messages().say(Text(text, style="dim"))
-        return RunningProxy(found[0])
+        return RunningProxy(found[0]) if found else None
 
     def expect_running(self) -> RunningProxy:
         """Return the proxy that runs; fail if none does."""
@@ -180,7 +181,7 @@ class AnswerSource:
 
     def every(self) -> list[RunningProxy]:
         """Return all proxies that run for the configuration."""
-        return list(map(RunningProxy, self._sockets()))
+        return list(map(RunningProxy, running(self.file, os.environ)))
 
     @property
     def named(self) -> Path | None:
@@ -194,33 +195,27 @@ class AnswerSource:
 
     @property
     def file(self) -> Path:
-        return Path(configuration_file(named_path(self._ctx, self._config_path), os.environ))
-
-    def _sockets(self) -> list[str]:
-        return running(self.file, os.environ)
-
-
-def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, as its first argument, the `AnswerSource` of its answer."""
-
-    @config_option
-    @click.option("--fresh", is_flag=True, help="Start the servers, also where a proxy runs already.")
-    @click.pass_context
-    @functools.wraps(command)
-    def source_and_run(ctx: click.Context, /, config_path: Path | None, fresh: bool, **options: Any) -> None:
-        command(AnswerSource(ctx, config_path, fresh), **options)
-
-    return source_and_run
+        return Path(configuration_file(self.named, os.environ))
 
 
 def of_running(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command, as its first argument, the `AnswerSource` of its answer, which is never a new proxy."""
+    return config_option(_with_source(command))
 
-    @config_option
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as its first argument, the `AnswerSource` of its answer."""
+    fresh = click.option("--fresh", is_flag=True, help="Start the servers, also where a proxy runs already.")
+    return config_option(fresh(_with_source(command)))
+
+
+def _with_source(command: Callable[..., None]) -> Callable[..., None]:
     @click.pass_context
     @functools.wraps(command)
-    def source_and_run(ctx: click.Context, /, config_path: Path | None, **options: Any) -> None:
-        command(AnswerSource(ctx, config_path, False), **options)
+    def source_and_run(
+        ctx: click.Context, /, config_path: Path | None, fresh: bool = False, **options: Any
+    ) -> None:
+        command(AnswerSource(ctx, config_path, fresh), **options)
 
     return source_and_run
 
@@ -276,32 +271,27 @@ def _show_status(console: Terminal, status: Mapping[str, Any]) -> None:
         )
     if status["servers"]:
         console.section("Servers")
-        heading = ("Server", "State", "Tools", "Calls", "Failed", "Memory", "Process", "Next attempt")
-        rows: list[list[Text]] = [[Text(title, style="bold") for title in heading]]
-        rows += [_server_row(server, time.time()) for server in status["servers"]]
+        titles = ("Server", "State", "Tools", "Calls", "Failed", "Memory", "Process", "Next attempt")
+        rows: list[list[Text]] = [headings(*titles)]
+        for server in status["servers"]:
+            texts = [f"{server[key]:,}" for key in ("tools", "calls", "errors")]
+            texts += [_size(server["memory"]) or "-", str(server["pid"] or "-"), _until(server["next_retry"])]
+            state = Text(server["state"], style=STATES.get(server["state"], "yellow"))
+            rows.append([Text(server["name"], style="cyan"), state, *map(Text, texts)])
         console.columns(rows, indent=2, right=(2, 3, 4, 5, 6))
     for server in status["servers"]:
         if server["cause"]:
             console.prose(Text(f"{server['name']}: {server['cause']}", style="red"), 2, hanging=2)
 
 
-def _server_row(server: Mapping[str, Any], now: float) -> list[Text]:
-    retry = server["next_retry"]
-    return [
-        Text(server["name"], style="cyan"),
-        Text(server["state"], style=STATES.get(server["state"], "yellow")),
-        *(Text(f"{server[key]:,}") for key in ("tools", "calls", "errors")),
-        Text(_size(server["memory"]) or "-"),
-        Text(str(server["pid"] or "-")),
-        Text("" if retry is None else _until(retry - now)),
-    ]
-
-
 def _size(size: int | None) -> str:
     return "" if size is None else f"{size / 1_000_000:,.0f} MB"
 
 
-def _until(seconds: float) -> str:
+def _until(moment: float | None) -> str:
+    if moment is None:
+        return ""
+    seconds = moment - time.time()
     return "now" if round(seconds) < 1 else f"in {_span(seconds)}"
 
 
@@ -330,9 +320,8 @@ def logs_command(source: AnswerSource, name: str | None, follow: bool, lines: in
     if as_json and not follow:
         echo_json({"server": name, "lines": found})
         return
-    console, after = results(), 0.0
+    console = results()
     for line in _with_new(found, read, follow):
-        after = max(after, line["time"])
         if as_json:
             click.echo(shown(json.dumps(line)))
         else:
@@ -405,12 +394,7 @@ def call_command(source: AnswerSource, tool: str, arguments: str, server: str | 
         if running_proxy is None
         else running_proxy.post("/call", body, CALL_SECONDS)
     )
-    if as_json:
-        echo_json(answer)
-    else:
-        console = results()
-        for text in _texts(answer["result"]):
-            console.say(text)
+    print_answer(as_json, answer, _show_result)
     if answer["is_error"]:
         raise click.exceptions.Exit(1)
 
@@ -432,13 +416,14 @@ async def _call(config: Config, body: Mapping[str, Any]) -> dict[str, Any]:
         return decoded
 
 
-def _texts(result: Mapping[str, Any]) -> Iterable[str]:
+def _show_result(console: Terminal, answer: Mapping[str, Any]) -> None:
+    result = answer["result"]
     content = result.get("content")
     for block in content if isinstance(content, list) else ():
         text = block.get("text") if isinstance(block, dict) else None
-        yield text if isinstance(text, str) else json.dumps(block)
+        console.say(text if isinstance(text, str) else json.dumps(block))
     if not content:
-        yield json.dumps(result.get("structuredContent", result))
+        console.say(json.dumps(result.get("structuredContent", result)))
 
 
 @click.command("restart")
@@ -449,10 +434,8 @@ def restart_command(source: AnswerSource, name: str, as_json: bool) -> None:
     """Stop SERVER, after its pending calls, and start it again, in each proxy that runs."""
     source.expect_running()
     done = [proxy.post(f"/servers/{quote(name, safe='')}/restart") for proxy in source.every()]
-    if as_json:
-        echo_json({"server": name, "proxies": len(done)})
-    else:
-        results().say(done[0]["done"])
+    data = {"server": name, "proxies": len(done)}
+    print_answer(as_json, data, lambda console, _data: console.say(done[0]["done"]))
 
 
 @click.command("stop")
@@ -506,15 +489,14 @@ def _switch(source: AnswerSource, name: str, enabled: bool, as_json: bool) -> No
         switched = proxy.post(f"/{kind}/{quote(name, safe='')}/{order}")
     else:
         switched = _switch_alone(source, name, enabled)
-    if as_json:
-        echo_json(switched)
-        return
+    print_answer(as_json, switched, _show_switched)
+
+
+def _show_switched(console: Terminal, switched: Mapping[str, Any]) -> None:
     what = switched["server"] if switched["tool"] is None else f"{switched['server']}__{switched['tool']}"
-    state = "on" if enabled else "off"
-    if switched["changed"]:
-        results().say(f"{what} is turned {state} in {switched['file']}.")
-    else:
-        results().say(f"{what} is turned {state} there already: {switched['file']}.")
+    state = "on" if switched["enabled"] else "off"
+    where = f"in {switched['file']}" if switched["changed"] else f"there already: {switched['file']}"
+    console.say(f"{what} is turned {state} {where}.")
     if switched["note"]:
         messages().note(f"But {switched['note']}.")
 

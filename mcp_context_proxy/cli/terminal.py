@@ -10,15 +10,15 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar
 
 from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
-from mcp_context_proxy.cli import shown
+from mcp_context_proxy.cli import echo_json, shown
 from mcp_context_proxy.system.process import date_of
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ NAMED: Final = 4
 """Starting servers that the progress line names; the others are counted."""
 
 Cell = str | Text
+Data = TypeVar("Data", bound=Mapping[str, Any])
 
 
 class Terminal(Console):
@@ -74,6 +75,11 @@ class Terminal(Console):
 
     def _line(self, indent: int, *parts: Cell) -> None:
         self.print(Text.assemble(" " * indent, *parts), soft_wrap=True)
+
+    def more(self, left: int, noun: str) -> None:
+        """Print how many rows of a table are left out, if any are."""
+        if left > 0:
+            self.say(Text(f"... and {counted(left, noun)} more", style="dim"))
 
     def short(self, text: Cell, indent: int = 0) -> None:
         """Print one line, cut to the width."""
@@ -141,6 +147,19 @@ class Terminal(Console):
 def results() -> Terminal:
     """Return the console for results: stdout."""
     return Terminal(sys.stdout)
+
+
+def print_answer(as_json: bool, data: Data, show: Callable[[Terminal, Data], None]) -> None:
+    """Print the answer of a command as JSON, or for a person by a function that gets the console for it."""
+    if as_json:
+        echo_json(data)
+    else:
+        show(results(), data)
+
+
+def headings(*titles: str) -> list[Text]:
+    """Return the first row of a table."""
+    return [Text(title, style="bold") for title in titles]
 
 
 def messages() -> Terminal:

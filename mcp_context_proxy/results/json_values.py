@@ -48,6 +48,14 @@ WALKED_BYTES: Final = 128 * 1024 * 1024
 _INDEX: Final = pattern(r"-?\d{1,9}", re.ASCII)
 _SLICE: Final = pattern(r"(-?\d{1,9})? ?: ?(-?\d{1,9})?", re.ASCII)
 
+_STEP: Final = pattern(r"""\[((?:[^]'"]|'[^']*'|"[^"]*")*)\]|\.?([^.\[]+)|\.(?=\[)""")
+"""A bracket, in which a quoted name may have any characters but its own quote; or a name after a dot."""
+
+_NAME: Final = pattern(r"""\s*(?:(['"])(.*?)\1[^,]*|([^,]+))""", re.DOTALL)
+"""A name between brackets, with or without quotes."""
+
+_EMPTY_STEP: Final = 'it has an empty step; write it as items[*].title, or ["a name"] for odd names'
+
 _list = msgspec.json.Decoder(list[Raw]).decode
 _any = msgspec.json.Decoder(Raw).decode
 
@@ -318,35 +326,16 @@ def _steps(path: str) -> list[_Step]:
 def _read_steps(text: str) -> Iterator[_Step]:
     at = 0
     while at < len(text):
-        if text[at] == "[":
-            end = _closing(text, at)
-            yield _bracket(text[at + 1 : end].strip())
-            at = end + 1
-            continue
-        at += text[at] == "."
-        ends = (found for found in (text.find(".", at), text.find("[", at)) if found >= 0)
-        end = min(ends, default=len(text))
-        name = text[at:end].strip()
-        if not name:
-            if at < len(text) and text[at] == "[":
-                continue
-            raise PathError('it has an empty step; write it as items[*].title, or ["a name"] for odd names')
-        yield _Elements(slice(None)) if name == "*" else _MemberName(name)
-        at = end
-
-
-def _closing(text: str, at: int) -> int:
-    """Return the end of a bracket; a quoted name in it may have any characters but its own quote."""
-    quote = ""
-    for position in range(at + 1, len(text)):
-        character = text[position]
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character == "]":
-            return position
-    raise PathError("a bracket in it is not closed")
+        if (found := _STEP.match(text, at)) is None:
+            raise PathError("a bracket in it is not closed" if text[at] == "[" else _EMPTY_STEP)
+        inside, name = found.groups()
+        if inside is not None:
+            yield _bracket(inside.strip())
+        elif name is not None:
+            if not (name := name.strip()):
+                raise PathError(_EMPTY_STEP)
+            yield _Elements(slice(None)) if name == "*" else _MemberName(name)
+        at = found.end()
 
 
 def _bracket(inside: str) -> _Step:
@@ -357,23 +346,9 @@ def _bracket(inside: str) -> _Step:
         return _Elements(slice(index, index + 1 or None), single=True)
     if bounds := _SLICE.fullmatch(inside):
         return _Elements(slice(*(int(bound) if bound else None for bound in bounds.groups())))
-    names = tuple(dict.fromkeys(_names(inside)))
+    found = (quoted or plain.strip() for _, quoted, plain in _NAME.findall(inside))
+    names = tuple(dict.fromkeys(filter(None, found)))
     return _MemberName(names[0]) if len(names) == 1 else _Fields(names)
-
-
-def _names(inside: str) -> Iterator[str]:
-    """Yield the names between brackets, each with or without quotes."""
-    while inside:
-        quote = inside[0]
-        if quote in "'\"":
-            name, _, rest = inside[1:].partition(quote)
-            _, _, rest = rest.partition(",")
-        else:
-            name, _, rest = inside.partition(",")
-            name = name.strip()
-        if name:
-            yield name
-        inside = rest.strip()
 
 
 _PARAGRAPH: Final = b"\n\n"
@@ -397,7 +372,6 @@ def cut(text: bytes, start: int, most: int) -> int:
 
 
 def character_start(text: bytes, at: int) -> int:
-    """Return the start of the character at a position."""
     while 0 < at < len(text) and text[at] & 0xC0 == 0x80:
         at -= 1
     return at

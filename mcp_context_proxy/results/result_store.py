@@ -104,32 +104,29 @@ def search(text: bytes, pattern: str) -> Search:
     A ``*`` in it stands for anything within a line. No text and no pattern can make it slow: what was found
     of a pattern is never looked for again.
     """
-    lines = _Lines(text.decode())
-    parts = [part for part in _lowered(pattern).split("*") if part]
-    shown: list[str] = []
-    places, told = 0, 0
-    """The number of the last line that is shown; 0 before the first."""
-    for begin, end in lines.matches(parts):
-        if places == PLACES:
-            return Search("\n".join(shown).encode(), places, more=True)
+    lines, places, more = _Lines(text.decode()), 0, False
+    shown: dict[int, list[str]] = {}
+    """Lines by number: those of matches, and those around them; a long one once for each place in it."""
+    long = set[int]()
+    for begin, end in lines.matches([part for part in _lowered(pattern).split("*") if part]):
+        if more := places == PLACES:
+            break
         places += 1
         number, (start, stop) = lines.number(begin), lines.bounds(begin)
-        if stop - start > LINE_CHARACTERS:
-            if shown and told < number:
-                shown.append("--")
-            shown.append(lines.around(number, start, stop, begin, end))
-            told = number
+        if stop - start <= LINE_CHARACTERS:
+            for at, line in (*lines.before(start, number), *lines.after(stop, number)):
+                shown.setdefault(at, [f"{at}- {line}"])
+            shown[number] = [f"{number}: {lines.text[start:stop]}"]
             continue
-        group = [*lines.before(start, number, told), (number, start, stop, True), *lines.after(stop, number)]
-        if told and group[0][0] > told + 1:
-            shown.append("--")
-        for at, first, last, matches in group:
-            if at > told:
-                shown.append(f"{at}{':' if matches else '-'} {lines.text[first:last][:LINE_CHARACTERS]}")
-            elif matches:
-                lines.mark(shown, at)
-            told = max(told, at)
-    return Search("\n".join(shown).encode(), places, more=False)
+        if number not in long:
+            long.add(number)
+            shown[number] = []
+        shown[number].append(lines.around(number, start, stop, begin, end))
+    told = list[str]()
+    for number in sorted(shown):
+        told += ["--"] if told and number - 1 not in shown else []
+        told += shown[number]
+    return Search("\n".join(told).encode(), places, more)
 
 
 class _Lines:
@@ -195,40 +192,29 @@ class _Lines:
         last = min(last, first + 2 * LINE_CHARACTERS)
         return f"{number}: (at {begin - start:,}) {before}{self.text[first:last]}{after}"
 
-    def before(self, start: int, number: int, told: int) -> list[tuple[int, int, int, bool]]:
-        """Return the lines before one that were not told yet."""
-        lines: list[tuple[int, int, int, bool]] = []
-        while start > 0 and len(lines) < CONTEXT_LINES and number - 1 > told:
-            stop, number = start - 1, number - 1
+    def before(self, start: int, number: int) -> Iterator[tuple[int, str]]:
+        """Yield the lines before one, the nearest first."""
+        for back in range(1, CONTEXT_LINES + 1):
+            if not start:
+                return
             # Only as far as a line is shown: a longer one is cut at its end, where the match is near.
-            start = self.text.rfind("\n", max(0, stop - LINE_CHARACTERS), stop) + 1
-            start = start or max(0, stop - LINE_CHARACTERS)
-            lines.append((number, start, stop, False))
-            if start > 0 and self.text[start - 1] != "\n":
-                break
-        return lines[::-1]
+            stop, least = start - 1, max(0, start - 1 - LINE_CHARACTERS)
+            start = self.text.rfind("\n", least, stop) + 1 or least
+            yield number - back, self.text[start:stop]
+            if start and self.text[start - 1] != "\n":
+                return
 
-    def after(self, stop: int, number: int) -> list[tuple[int, int, int, bool]]:
-        """Return the lines after one."""
-        lines: list[tuple[int, int, int, bool]] = []
-        while stop < len(self.text) and len(lines) < CONTEXT_LINES:
-            start, number = stop + 1, number + 1
+    def after(self, stop: int, number: int) -> Iterator[tuple[int, str]]:
+        """Yield the lines after one."""
+        for on in range(1, CONTEXT_LINES + 1):
+            start = stop + 1
             if start >= len(self.text):
-                break
+                return
             found = self.text.find("\n", start, start + LINE_CHARACTERS)
-            stop = found if found >= 0 else min(len(self.text), start + LINE_CHARACTERS)
-            lines.append((number, start, stop, False))
+            stop = found if found >= 0 else start + LINE_CHARACTERS
+            yield number + on, self.text[start:stop]
             if found < 0:
-                break
-        return lines
-
-    @staticmethod
-    def mark(shown: list[str], number: int) -> None:
-        """Mark a line that was shown as surrounding another match as one that matches itself."""
-        prefix = f"{number}- "
-        for at in range(len(shown) - 1, max(-1, len(shown) - 2 * CONTEXT_LINES - 2), -1):
-            if shown[at].startswith(prefix):
-                shown[at] = f"{number}: {shown[at][len(prefix) :]}"
+                return
 
 
 def _in_one_line(parts: list[str]) -> re.Pattern[str]:

@@ -31,13 +31,7 @@ from mcp_context_proxy.protocol.envelope import Members
 from mcp_context_proxy.protocol.strangers import bounded
 from mcp_context_proxy.results import json_values
 from mcp_context_proxy.results.json_values import NoSmallerCopyError, character_start, cut
-from mcp_context_proxy.results.result_store import (
-    PAGE_BYTES,
-    KeptResults,
-    KeptText,
-    line_count,
-    new_id,
-)
+from mcp_context_proxy.results.result_store import PAGE_BYTES, KeptResults, KeptText, line_count, new_id
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
@@ -113,11 +107,7 @@ def host_of(client_info: Raw | None) -> HostProfile | None:
 
 
 def _host_in(introduction: bytes) -> HostProfile | None:
-    try:
-        name = envelope.text(envelope.members(introduction).get("name"))
-    except msgspec.DecodeError:
-        return None
-    return host_named(name or "")
+    return host_named(eras.name_of(Raw(introduction)) or "")
 
 
 _known_host: Final = lru_cache(maxsize=64)(_host_in)

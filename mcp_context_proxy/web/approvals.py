@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from mcp_context_proxy.statistics import PERIOD_PATTERN, seconds_of
+from mcp_context_proxy.statistics import seconds_of
 from mcp_context_proxy.store import ApprovalRow, Store
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role
@@ -29,8 +29,9 @@ from mcp_context_proxy.web import (
     BadRequestError,
     Given,
     Name,
-    NoParameters,
     Operation,
+    Order,
+    Period,
     note_order,
 )
 
@@ -110,43 +111,28 @@ class ApprovalsApi(Api):
     @Operation(
         "GET",
         "/approvals",
-        "Definitions that wait for a person, and those that changed lately.",
-        query=NoParameters,
-        answer=ApprovalsAnswer,
         role=Role.VIEW,
         decides=True,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
     )
     async def _list_approvals(self, given: Given) -> ApprovalsAnswer:
-        del given
+        """Definitions that wait for a person, and those that changed lately."""
         return ApprovalsAnswer(await in_thread(self._changed))
 
-    @Operation(
-        "POST",
+    @Order(
         "/approvals/{server}/approve",
-        "Approve definitions of a server as they were shown.",
-        body=ToApprove,
-        answer=Decided,
-        role=Role.OPERATE,
-        decides=True,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )
-    async def _approve(self, given: Given) -> Decided:
-        body: ToApprove = given.body
+    async def _approve(self, given: Given, body: ToApprove) -> Decided:
+        """Approve definitions of a server as they were shown."""
         return await self._decide(given, body.names, State.APPROVED, expected=body.hash)
 
-    @Operation(
-        "POST",
+    @Order(
         "/approvals/{server}/reject",
-        "Withhold the present definitions of a server until they are approved.",
-        body=ToReject,
-        answer=Decided,
-        role=Role.OPERATE,
-        decides=True,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )
-    async def _reject(self, given: Given) -> Decided:
-        body: ToReject = given.body
+    async def _reject(self, given: Given, body: ToReject) -> Decided:
+        """Withhold the present definitions of a server until they are approved."""
         return await self._decide(given, body.names, State.REJECTED)
 
     def _changed(self) -> list[ChangedDefinition]:
@@ -191,7 +177,6 @@ def _changed_definition(server: str, change: Change) -> ChangedDefinition:
     )
 
 
-Period = Annotated[str, Meta(pattern=PERIOD_PATTERN, description="Hours or days, such as 24h or 30d.")]
 EntryKind = Annotated[str, Meta(pattern=f"^({'|'.join(KINDS)})$", description=f"One of {', '.join(KINDS)}.")]
 
 
@@ -231,17 +216,9 @@ class AuditApi(Api):
         """Read a file; without one, nothing is recorded."""
         self._log, self._file = log, file
 
-    @Operation(
-        "GET",
-        "/audit",
-        "The latest entries of the audit, newest first.",
-        query=AuditWanted,
-        answer=AuditAnswer,
-        problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
-        role=Role.VIEW,
-    )
-    async def _list_audit(self, given: Given) -> AuditAnswer:
-        wanted: AuditWanted = given.query
+    @Operation("GET", "/audit", problems=(HTTPStatus.SERVICE_UNAVAILABLE,), role=Role.VIEW)
+    async def _list_audit(self, given: Given, wanted: AuditWanted) -> AuditAnswer:
+        """The latest entries of the audit, newest first."""
         if self._file is None:
             return AuditAnswer(False, [])
         await self._log.flush()

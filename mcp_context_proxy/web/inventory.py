@@ -36,15 +36,7 @@ from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
-from mcp_context_proxy.web import (
-    Api,
-    BadRequestError,
-    Given,
-    NoParameters,
-    Operation,
-    answer_form,
-    note_order,
-)
+from mcp_context_proxy.web import Api, BadRequestError, Given, Operation, Order, answer_form, note_order
 from mcp_context_proxy.web.search import Label, described
 
 APPLIED_SECONDS: Final = 10.0
@@ -199,117 +191,62 @@ class Done(Struct, frozen=True):
 SwitchAnswer: Final = answer_form("SwitchAnswer", "A server or tool that was turned on or off.", Switched)
 
 
+_SWITCHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+
+
 class InventoryApi(Api):
     """Operations on servers and tools."""
 
     def __init__(self, proxy: Served) -> None:
         self._proxy, self._counts = proxy, TokenCounts()
 
-    @Operation(
-        "GET",
-        "/servers",
-        "All configured servers, with what they offer and why one failed.",
-        query=NoParameters,
-        answer=ServersAnswer,
-        role=Role.VIEW,
-    )
+    @Operation("GET", "/servers", answer=ServersAnswer, role=Role.VIEW)
     async def _list_servers(self, given: Given) -> dict[str, Any]:
-        del given
+        """All configured servers, with what they offer and why one failed."""
         return {"servers": all_servers(self._proxy)}
 
-    @Operation(
-        "GET",
-        "/tools",
-        "All tools behind the proxy, with their cost in tokens.",
-        query=NoParameters,
-        answer=ToolListAnswer,
-        role=Role.VIEW,
-    )
+    @Operation("GET", "/tools", answer=ToolListAnswer, role=Role.VIEW)
     async def _list_tools(self, given: Given) -> dict[str, Any]:
-        del given
+        """All tools behind the proxy, with their cost in tokens."""
         return await in_thread(all_tools, self._proxy, self._counts)
 
-    @Operation(
-        "GET",
-        "/tools/{tool}/related",
-        "Items that are similar to a tool.",
-        query=NoParameters,
-        answer=RelatedAnswer,
-        problems=(HTTPStatus.NOT_FOUND,),
-    )
+    @Operation("GET", "/tools/{tool}/related", problems=(HTTPStatus.NOT_FOUND,))
     async def _list_related(self, given: Given) -> RelatedAnswer:
+        """Items that are similar to a tool."""
         name = given.path["tool"]
-        try:
-            found = await self._proxy.contexts.related(Kind.TOOL, name)
-        except UnknownItemError as error:
-            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
+        found = await self._proxy.contexts.related(Kind.TOOL, name)
         return RelatedAnswer(name, [RelatedItem(one.type, one.name, one.server, one.score) for one in found])
 
-    @Operation(
-        "POST",
-        "/servers/{server}/restart",
-        "Stop a server after its pending calls, and start it again.",
-        answer=Done,
-        problems=(HTTPStatus.NOT_FOUND,),
-        role=Role.OPERATE,
-        decides=True,
-    )
+    @Order("/servers/{server}/restart", problems=(HTTPStatus.NOT_FOUND,))
     async def _restart_server(self, given: Given) -> Done:
+        """Stop a server after its pending calls, and start it again."""
         name = given.path["server"]
         expect_server(self._proxy, name)
         try:
             await self._proxy.fleet.restart(name)
         except ServerUnavailableError as error:
             raise BadRequestError(HTTPStatus.NOT_FOUND, f"{error}.") from None
-        audit(self._proxy, given, "restart", server=name)
+        note_order(self._proxy.audit, given, "restart", server=name)
         return Done(f"Server {name} is started again, after its pending calls.")
 
-    @Operation(
-        "POST",
-        "/servers/{server}/enable",
-        "Turn a server on, in the configuration file.",
-        answer=SwitchAnswer,
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-        role=Role.OPERATE,
-        decides=True,
-    )
+    @Order("/servers/{server}/enable", answer=SwitchAnswer, problems=_SWITCHING)
     async def _enable_server(self, given: Given) -> Switched:
+        """Turn a server on, in the configuration file."""
         return await self._switch(given, given.path["server"], None, True)
 
-    @Operation(
-        "POST",
-        "/servers/{server}/disable",
-        "Turn a server off, in the configuration file.",
-        answer=SwitchAnswer,
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-        role=Role.OPERATE,
-        decides=True,
-    )
+    @Order("/servers/{server}/disable", answer=SwitchAnswer, problems=_SWITCHING)
     async def _disable_server(self, given: Given) -> Switched:
+        """Turn a server off, in the configuration file."""
         return await self._switch(given, given.path["server"], None, False)
 
-    @Operation(
-        "POST",
-        "/tools/{tool}/enable",
-        "Turn a tool on, in the configuration file.",
-        answer=SwitchAnswer,
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-        role=Role.OPERATE,
-        decides=True,
-    )
+    @Order("/tools/{tool}/enable", answer=SwitchAnswer, problems=_SWITCHING)
     async def _enable_tool(self, given: Given) -> Switched:
+        """Turn a tool on, in the configuration file."""
         return await self._switch_tool(given, True)
 
-    @Operation(
-        "POST",
-        "/tools/{tool}/disable",
-        "Turn a tool off, in the configuration file.",
-        answer=SwitchAnswer,
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-        role=Role.OPERATE,
-        decides=True,
-    )
+    @Order("/tools/{tool}/disable", answer=SwitchAnswer, problems=_SWITCHING)
     async def _disable_tool(self, given: Given) -> Switched:
+        """Turn a tool off, in the configuration file."""
         return await self._switch_tool(given, False)
 
     async def _switch_tool(self, given: Given, enabled: bool) -> Switched:
@@ -330,15 +267,10 @@ class InventoryApi(Api):
         except (EditError, OSError) as error:
             raise BadRequestError(HTTPStatus.CONFLICT, f"{path} is not changed: {error}.") from None
         if switched.changed:
-            audit(self._proxy, given, "enable" if enabled else "disable", server=server, tool=tool)
+            note_order(self._proxy.audit, given, "enable" if enabled else "disable", server=server, tool=tool)
             if self._proxy.reloader is not None:
                 await self._proxy.reloader.reload(APPLIED_SECONDS)
         return switched
-
-
-def audit(proxy: Served, given: Given, order: str, **facts: str | None) -> None:
-    """Record an order that was carried out."""
-    note_order(proxy.audit, given, order, **facts)
 
 
 def expect_server(proxy: Served, server: str) -> None:
@@ -358,7 +290,6 @@ def exposed_name(proxy: Served, tool: str, server: str | None = None) -> str:
 
 
 def all_servers(proxy: Served) -> list[dict[str, Any]]:
-    """Return the facts of all configured servers."""
     clients, found = proxy.fleet.clients, [*remarks(proxy)]
     turned_off = Counter(tool.server for tool in proxy.catalog.snapshot.turned_off.values())
     servers: list[dict[str, Any]] = []
@@ -420,12 +351,7 @@ def remarks_together(proxy: Served) -> Iterator[tuple[str, str]]:
 
 
 def failures(proxy: Served) -> dict[str, str]:
-    """Return the servers that are not ready, each with its cause."""
     return {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
-
-
-def failed_servers(proxy: Served) -> list[dict[str, str]]:
-    return [{"server": name, "cause": cause} for name, cause in failures(proxy).items()]
 
 
 class TokenCounts:
@@ -492,5 +418,5 @@ def all_tools(proxy: Served, counts: TokenCounts) -> dict[str, Any]:
             "tokens": sum(map(tokens, default)),
             "whole": proxy.tool_list.lists_all(snapshot),
         },
-        "failed": failed_servers(proxy),
+        "failed": [{"server": name, "cause": cause} for name, cause in failures(proxy).items()],
     }

@@ -75,10 +75,6 @@ class ProxyCollector(Collector):
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
 
-    def describe(self) -> Iterator[Metric]:
-        """Yield nothing, so that registering reads no counter."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
         yield InfoMetricFamily(_PREFIX, "The proxy.", {"version": __version__})
@@ -127,10 +123,6 @@ class ClusterCollector(Collector):
 
     def __init__(self, counts: ClusterCounts) -> None:
         self._counts = counts
-
-    def describe(self) -> Iterator[Metric]:
-        """Yield nothing, as `ProxyCollector` does."""
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         counts = self._counts

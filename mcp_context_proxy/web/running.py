@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -44,8 +45,18 @@ from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import assigned, in_thread
 from mcp_context_proxy.trust import ACTING, THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import PROXY
-from mcp_context_proxy.web import Api, BadRequestError, Given, Name, NoParameters, Operation, Words
-from mcp_context_proxy.web.inventory import Done, Served, audit, expect_server, exposed_name
+from mcp_context_proxy.web import (
+    Api,
+    BadRequestError,
+    Given,
+    Name,
+    Operation,
+    Order,
+    Words,
+    note_order,
+    sentence,
+)
+from mcp_context_proxy.web.inventory import Done, Served, expect_server, exposed_name
 
 LINES: Final = 2_000
 """Lines of a log in one answer."""
@@ -159,16 +170,9 @@ class RunningApi(Api):
     def __init__(self, proxy: Served) -> None:
         self._proxy = proxy
 
-    @Operation(
-        "GET",
-        "/status",
-        "The proxy's process, the hosts that are connected, and the state of each server.",
-        query=NoParameters,
-        answer=StatusAnswer,
-        role=Role.VIEW,
-    )
+    @Operation("GET", "/status", role=Role.VIEW)
     async def _get_status(self, given: Given) -> StatusAnswer:
-        del given
+        """The proxy's process, the hosts that are connected, and the state of each server."""
         proxy, now = self._proxy, time_of_day()
         clients = [*proxy.fleet.clients.values()]
         groups = {client.name: group for client in clients if (group := _group(client)) is not None}
@@ -192,7 +196,11 @@ class RunningApi(Api):
             for client in clients
         ]
         servers += [
-            ServerStatus(name=name, state="off", cause=f"turned off by {_place(one)}")
+            ServerStatus(
+                name=name,
+                state="off",
+                cause=f"turned off by {one.places.get('enabled', f'servers.{name}.enabled')}",
+            )
             for name, one in proxy.config.servers.items()
             if not one.enabled
         ]
@@ -221,48 +229,28 @@ class RunningApi(Api):
             problems=proxy.health().get("problems", []),
         )
 
-    @Operation(
-        "GET",
-        "/logs",
-        "The latest lines that a server, or the proxy itself, has logged.",
-        query=LogsWanted,
-        answer=LogsAnswer,
-        problems=(HTTPStatus.NOT_FOUND,),
-        role=Role.VIEW,
-    )
-    async def _list_logs(self, given: Given) -> LogsAnswer:
-        wanted: LogsWanted = given.query
+    @Operation("GET", "/logs", problems=(HTTPStatus.NOT_FOUND,), role=Role.VIEW)
+    async def _list_logs(self, given: Given, wanted: LogsWanted) -> LogsAnswer:
+        """The latest lines that a server, or the proxy itself, has logged."""
         if wanted.server is not None:
             expect_server(self._proxy, wanted.server)
         read = partial(self._proxy.logs.entries, wanted.server or PROXY, wanted.limit, wanted.after)
         return LogsAnswer([msgspec.convert(entry, LogLine) for entry in await in_thread(read)])
 
-    @Operation(
-        "POST",
+    @Order(
         "/call",
-        "Call a tool as a host would; the call is in the audit and in the statistics.",
-        body=CallWanted,
-        answer=CallAnswer,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY),
-        role=Role.OPERATE,
-        decides=True,
     )
-    async def _call_tool(self, given: Given) -> CallAnswer:
-        return await call_tool(self._proxy, given.body, given.principal)
+    async def _call_tool(self, given: Given, body: CallWanted) -> CallAnswer:
+        """Call a tool as a host would; the call is in the audit and in the statistics."""
+        return await call_tool(self._proxy, body, given.principal)
 
-    @Operation(
-        "POST",
-        "/stop",
-        "Stop the proxy, after the requests that are under way.",
-        answer=Done,
-        problems=(HTTPStatus.CONFLICT,),
-        role=Role.ADMIN,
-        decides=True,
-    )
+    @Operation("POST", "/stop", problems=(HTTPStatus.CONFLICT,), role=Role.ADMIN, decides=True)
     async def _stop_proxy(self, given: Given) -> Done:
+        """Stop the proxy, after the requests that are under way."""
         if self._proxy.stop is None:
             raise BadRequestError(HTTPStatus.CONFLICT, "This proxy is part of another program.")
-        audit(self._proxy, given, "stop")
+        note_order(self._proxy.audit, given, "stop")
         self._proxy.stop()
         return Done("The proxy stops, after the requests that are under way.")
 
@@ -276,11 +264,11 @@ async def call_tool(proxy: Served, wanted: CallWanted, principal: Principal = TH
     name = exposed_name(proxy, wanted.tool, wanted.server)
     # A replica sees only its share of requests that belong to no session.
     if not proxy.gateway.quota.take(principal, spread=True):
-        text = str(proxy.gateway.quota)
-        raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{text[0].upper()}{text[1:]}.")
+        raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, sentence(proxy.gateway.quota))
     params = {"name": envelope.raw(name), "arguments": envelope.raw(wanted.arguments)}
     try:
-        result = await proxy.gateway.handle("tools/call", params, _caller(principal))
+        with proxy.gateway.drain.busy():
+            result = await proxy.gateway.handle("tools/call", params, _caller(principal))
     except RequestError as error:
         raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None
     failed = bytes(envelope.members(result).get("isError", b"false")) == b"true"
@@ -289,11 +277,6 @@ async def call_tool(proxy: Served, wanted: CallWanted, principal: Principal = TH
 
 def _group(client: DownstreamClient) -> int | None:
     return None if client.connected is None else client.connected.process_group
-
-
-def _place(server: Any) -> str:
-    place: str = server.places.get("enabled", f"servers.{server.name}.enabled")
-    return place
 
 
 def _caller(principal: Principal) -> Caller:
@@ -310,7 +293,6 @@ def _caller(principal: Principal) -> Caller:
         rights=principal,
         notify=lambda _method, _params: None,
         ask=refuse,
-        release=lambda: None,
     )
 
 
@@ -387,24 +369,17 @@ class PromptsApi(Api):
         """Work on a proxy that serves; without ``log`` no query is remembered."""
         self._proxy, self._profiles, self._log = proxy, profiles, log
 
-    @Operation(
-        "POST",
-        "/prompt",
-        "The tools, rules and references that fit the words of a user, as facts for a model.",
-        body=PromptWanted,
-        answer=PromptAnswer,
-        role=Role.ADMIN,
-    )
-    async def _answer_prompt(self, given: Given) -> PromptAnswer:
-        wanted: PromptWanted = given.body
-        host = host_of(wanted, self._proxy.hosts)
-        if wanted.connected and host is None:
+    @Operation("POST", "/prompt", role=Role.ADMIN)
+    async def _answer_prompt(self, given: Given, body: PromptWanted) -> PromptAnswer:
+        """The tools, rules and references that fit the words of a user, as facts for a model."""
+        host = host_of(body, self._proxy.hosts)
+        if body.connected and host is None:
             return NOTHING
-        if len(content_words(wanted.prompt[:QUERY_CHARACTERS]).split()) < LEAST_WORDS:
+        if len(content_words(body.prompt[:QUERY_CHARACTERS]).split()) < LEAST_WORDS:
             return NOTHING
-        rights = host.rights if host is not None else self._profiles.of_prompt(wanted.host, wanted.folder)
+        rights = host.rights if host is not None else self._profiles.of_prompt(body.host, body.folder)
         with assigned(ACTING, rights):
-            return await self._answer(wanted, host, rights)
+            return await self._answer(body, host, rights)
 
     async def _answer(
         self, wanted: PromptWanted, host: ConnectedHost | None, rights: Principal
@@ -497,7 +472,7 @@ def prompt_text(
         tokens: Budget of the text.
         recalled: Lines with remembered interactions.
     """
-    lines, whole = _remembered(recalled, count, tokens), tokens
+    lines, whole = _within(recalled, count, int(tokens * RECALLED_SHARE)), tokens
     last = [recalled_text(lines)] if lines else []
     if not tools and not documents:
         return "".join(last)
@@ -508,7 +483,11 @@ def prompt_text(
     text = ""
     for signed in range(min(PROMPT_TOOLS, len(tools)), -1, -1):
         named = further(
-            _within([item_name(one, EXPOSED) for one in tools[signed:]], count, int(tokens * NAMES_SHARE))
+            _within(
+                [item_name(one, EXPOSED) for one in tools[signed:]],
+                lambda name: count(f"{name}, "),
+                int(tokens * NAMES_SHARE),
+            )
         )
         shown = [*tools[:signed], *documents]
         told = Fitting(shown, snapshot, count, EXPOSED).fit([_PROMPT_HEAD, *named, *tail], tokens)
@@ -518,23 +497,7 @@ def prompt_text(
     return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]} ..."
 
 
-def _remembered(lines: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:
-    """Return the first lines that fit into their share of a budget."""
-    left, taken = int(tokens * RECALLED_SHARE), list[str]()
-    for line in lines:
-        left -= count(line)
-        if left < 0:
-            break
-        taken.append(line)
-    return taken
-
-
-def _within(names: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:
-    """Return the first names that cost no more than some tokens together."""
-    taken: list[str] = []
-    for name in names:
-        tokens -= count(f"{name}, ")
-        if tokens < 0:
-            break
-        taken.append(name)
-    return taken
+def _within(lines: Sequence[str], count: Callable[[str], int], tokens: int) -> list[str]:
+    """Return the first lines that cost no more than some tokens together."""
+    spent = accumulate(map(count, lines))
+    return [line for line, cost in zip(lines, spent, strict=True) if cost <= tokens]

@@ -18,7 +18,6 @@ from mcp_context_proxy.context.search_filters import Figures, Indexed
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
 from mcp_context_proxy.downstream.fleet import Fleet, failure
-from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Item, Kind, SearchFilters, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.retrieval import Result
@@ -29,15 +28,7 @@ from mcp_context_proxy.server.tools_call import InteractionLog
 from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal, Role
-from mcp_context_proxy.web import (
-    Api,
-    BadRequestError,
-    Count,
-    Given,
-    Operation,
-    Words,
-    answer_form,
-)
+from mcp_context_proxy.web import Api, Count, Given, Operation, Words, answer_form
 
 
 class SearchWanted(SearchFilters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -186,42 +177,24 @@ class SearchApi(Api):
         self._contexts, self._fleet, self._usage = contexts, fleet, usage
         self._reindexed, self._log = reindex, log
 
-    @Operation(
-        "GET",
-        "/search",
-        "Tools, rules and references as a model finds them, and why; nothing is recorded.",
-        query=LookWanted,
-        answer=LookResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-    )
-    async def _look(self, given: Given) -> dict[str, Any]:
-        try:
-            return await look(self._contexts, self._fleet, self._usage, given.query, given.principal)
-        except UnknownFilterError as error:
-            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+    @Operation("GET", "/search", answer=LookResponse, problems=(HTTPStatus.NOT_FOUND,))
+    async def _look(self, given: Given, wanted: LookWanted) -> dict[str, Any]:
+        """Tools, rules and references as a model finds them, and why; nothing is recorded."""
+        return await look(self._contexts, self._fleet, self._usage, wanted, given.principal)
 
     @Operation(
-        "GET",
-        "/tools/search",
-        "Tools for a query, best first.",
-        query=SearchWanted,
-        answer=SearchResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-        names_agent=True,
+        "GET", "/tools/search", answer=SearchResponse, problems=(HTTPStatus.NOT_FOUND,), names_agent=True
     )
-    async def _search_tools(self, given: Given) -> Struct:
-        wanted: SearchWanted = given.query
-        try:
-            answer = await self._contexts.select(
-                wanted.query[:QUERY_CHARACTERS],
-                overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
-                origin="search",
-                scope=Scope(TOOL_ONLY, msgspec.convert(wanted, SearchFilters, from_attributes=True)),
-                rerank=_RERANK[wanted.use_llm],
-                owner=given.principal.name,
-            )
-        except UnknownFilterError as error:
-            raise BadRequestError(HTTPStatus.NOT_FOUND, f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+    async def _search_tools(self, given: Given, wanted: SearchWanted) -> Struct:
+        """Tools for a query, best first."""
+        answer = await self._contexts.select(
+            wanted.query[:QUERY_CHARACTERS],
+            overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
+            origin="search",
+            scope=Scope(TOOL_ONLY, msgspec.convert(wanted, SearchFilters, from_attributes=True)),
+            rerank=_RERANK[wanted.use_llm],
+            owner=given.principal.name,
+        )
         if self._log is not None:
             self._log.searched(answer.context.query, given.agent, given.principal.owner)
         return await in_thread(_search_response, wanted.query, answer, _figures(self._usage, given.principal))
@@ -229,14 +202,13 @@ class SearchApi(Api):
     @Operation(
         "POST",
         "/reindex",
-        "Read the documents again and index what is new, or everything.",
-        query=ReindexWanted,
         answer=ReindexResponse,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
         role=Role.OPERATE,
     )
-    async def _reindex(self, given: Given) -> Indexed:
-        return await self._reindexed(given.query.rebuild)
+    async def _reindex(self, given: Given, wanted: ReindexWanted) -> Indexed:
+        """Read the documents again and index what is new, or everything."""
+        return await self._reindexed(wanted.rebuild)
 
 
 async def look(
@@ -300,25 +272,22 @@ async def look(
     }
 
 
+_EXPLAINED: Final = (
+    *("learned", "novelty", "cosine", "lexical", "action", "instructions"),
+    *("need", "serves", "chunk", "matched"),
+)
+"""Parts of a result that an explanation has as they are."""
+
+
 def _item_data(
     result: Result, found: Found, figures: Figures, explain: bool, quoting: bool
 ) -> dict[str, Any]:
-    data = dict(rendering.item_data(result, with_schema=True, figures=figures)) | described(result.item)
+    data = dict(rendering.item_data(result, figures=figures)) | described(result.item)
     if explain:
-        data |= {
+        data |= {name: getattr(result, name) for name in _EXPLAINED} | {
             "brought": result in found.brought,
-            "learned": result.learned,
             "used_before_for": result.support.query if quoting and result.support is not None else None,
-            "novelty": result.novelty,
-            "cosine": result.cosine,
-            "lexical": result.lexical,
-            "action": result.action,
-            "instructions": result.instructions,
-            "need": result.need,
-            "serves": result.serves,
             "terms": terms_data(result.terms),
-            "chunk": result.chunk,
-            "matched": result.matched,
         }
     return data
 
@@ -374,7 +343,6 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
 
 
 def danger_data(tool: Tool) -> dict[str, str]:
-    """Return the danger class of a tool, and why it has it."""
     return {"danger": str(tool.tool_class), "danger_reason": tool.class_reason}
 
 

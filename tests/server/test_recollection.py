@@ -94,8 +94,8 @@ async def test_a_principal_without_a_profile_has_its_own_alone(proxy: Proxy) -> 
 
 async def test_the_hook_tells_them_within_its_budget(proxy: Proxy) -> None:
     hook = PromptsApi(proxy, proxy.gateway.profiles, None)
-    answer = await hook._answer_prompt.handler(hook, Given({}, None, PromptWanted(QUERY)))  # type: ignore[attr-defined]
-    small = await hook._answer_prompt.handler(hook, Given({}, None, PromptWanted(QUERY, tokens=50)))  # type: ignore[attr-defined]
+    answer = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY))  # type: ignore[attr-defined]
+    small = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY, tokens=50))  # type: ignore[attr-defined]
 
     assert SAID in answer.text
     assert SAID not in small.text

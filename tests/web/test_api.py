@@ -459,8 +459,9 @@ async def test_no_request_adds_changes_or_removes_a_server(
 
 
 class LockedApi(Api):
-    @Operation("GET", "/locked", "Reads a store that another process has locked.", answer=NoParameters)
+    @Operation("GET", "/locked", answer=NoParameters)
     async def _read(self, given: Given) -> NoParameters:
+        """Reads a store that another process has locked."""
         raise StoreError(Path("interactions.db"), "database is locked")
 
 
