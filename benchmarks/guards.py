@@ -23,7 +23,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.audit import AuditedCall, AuditLog
 from mcp_context_proxy.trust.audit_file import AuditFile
 from mcp_context_proxy.trust.guard import KnownSecrets
 
@@ -66,10 +66,10 @@ def main() -> None:
                 known.in_params("server0", params)
 
             def audit(log: AuditLog = log, raw: Raw = raw) -> None:
-                log.called(
-                    tool,
-                    raw,
-                    "succeeded",
+                call = AuditedCall(
+                    tool=tool,
+                    arguments=raw,
+                    outcome="succeeded",
                     decision="allowed",
                     rule=None,
                     principal="owner",
@@ -78,6 +78,7 @@ def main() -> None:
                     ms=1.25,
                     result_bytes=200,
                 )
+                log.called(call)
 
             calls = min(ROUND_BYTES // len(raw), 2_000)
             found: dict[str, list[float]] = {"guard": [], "audit": []}

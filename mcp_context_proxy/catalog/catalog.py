@@ -199,7 +199,7 @@ class Catalog:
             skills = self._skills(findings)
             sources = (
                 *self._tool_sources(tools.values(), findings),
-                *self._skill_sources(),
+                *(known.source for known in self._parsed_skills.values() if known.source.items),
                 *document_sources,
             )
             documents = [item for source in sources for item in source.items if isinstance(item, Document)]
@@ -226,8 +226,8 @@ class Catalog:
                     for one in documents
                     if one.full_name and (uri := uri_of(one.kind, one.full_name)) not in by_uri
                 },
-                resources=_listed(dict(sorted(resources.items()))),
-                templates=_listed(templates),
+                resources={uri: one for uri, one in sorted(resources.items()) if one.listed},
+                templates={uri: one for uri, one in templates.items() if one.listed},
                 owner_of=owner_of,
                 prompts=prompts,
                 skills=skills,
@@ -295,9 +295,6 @@ class Catalog:
             found |= known.skills
             findings += known.findings
         return found
-
-    def _skill_sources(self) -> Iterator[Source]:
-        return (known.source for known in self._parsed_skills.values() if known.source.items)
 
     def _tools(self, findings: list[str]) -> dict[str, Tool]:
         """Return all tools by exposed name."""
@@ -559,23 +556,8 @@ def _limited(findings: Iterable[str]) -> Iterator[str]:
 
 def _same(before: Snapshot, after: Snapshot) -> bool:
     """Return whether nothing has changed but the generation; a source is equal only to itself."""
-    return (
-        before.sources == after.sources
-        and before.tools == after.tools
-        and before.turned_off == after.turned_off
-        and before.withheld == after.withheld
-        and before.withheld_prompts == after.withheld_prompts
-        and before.first_seen == after.first_seen
-        and before.documents == after.documents
-        and before.resources == after.resources
-        and before.templates == after.templates
-        and before.owner_of is after.owner_of
-        and before.prompts == after.prompts
-        and before.skills == after.skills
-        and before.findings == after.findings
-        and before.servers == after.servers
-        and before.unlisted == after.unlisted
-    )
+    fields = (name for name in before.__struct_fields__ if name != "generation")
+    return all(getattr(before, name) == getattr(after, name) for name in fields)
 
 
 def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: list[str]) -> dict[str, T]:
@@ -586,7 +568,3 @@ def _unique(items: Iterable[T], key: Callable[[T], str], kind: str, findings: li
         if first is not item:
             findings.append(f"{item.server}: {kind} {key(item)!r} is withheld: {first.server} offers it too")
     return dict(sorted(kept.items()))
-
-
-def _listed(resources: Mapping[str, Resource]) -> dict[str, Resource]:
-    return {uri: resource for uri, resource in resources.items() if resource.listed}

@@ -311,13 +311,7 @@ def _members(raw: Raw | None) -> Members:
 
 
 def exposed_name(server: str, name: str, max_length: int) -> str:
-    """Return the exposed name of a tool or prompt.
-
-    Args:
-        server: Key of the server; holds no separator.
-        name: Name that the server itself uses; any text.
-        max_length: Longest name allowed, in characters.
-    """
+    """Return the exposed name of a tool or prompt."""
     plain = f"{server}{SEPARATOR}{name}"
     ambiguous = server.endswith("_") or name.startswith("_")
     if _VALID_NAME.fullmatch(plain) and len(plain) <= max_length and not ambiguous:
@@ -372,10 +366,7 @@ def bare_names(
 
     A name that seems to have a prefix keeps its own as well: the part before a separator is the server.
 
-    Args:
-        pairs: Server and own name of everything in the catalog.
-        reserved: Names of the proxy's own tools.
-        max_length: Longest name allowed, in characters.
+    ``pairs`` has server and own name of everything in the catalog, ``reserved`` the proxy's own names.
     """
     looks = {name: folded(name) for _, name in pairs}
     count = Counter(looks[name] for _, name in pairs)

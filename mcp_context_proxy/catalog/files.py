@@ -126,7 +126,7 @@ class FolderReader:
         self._below, self._suffixes = below, suffixes
         self.exhausted = False
         """True once something was left out because the allowance was used up."""
-        self._open = _DescriptorFolder if by_descriptor else _PathFolder
+        self._by_descriptor = by_descriptor
         self.findings: list[Finding] = []
         self.folders: list[Path] = []
         """Every folder that was read, the configured one first."""
@@ -139,10 +139,8 @@ class FolderReader:
                 if stat.S_ISREG(self._root.stat().st_mode):
                     yield self._read(self._root, self._root.name, os.open(self._root, _FLAGS))
                 else:
-                    with ExitStack() as opened:
-                        folder: _OpenFolder = opened.enter_context(closing(self._open(self._root)))
-                        for name in self._below:
-                            folder = opened.enter_context(closing(folder.folder(name)))
+                    with ExitStack() as stack:
+                        folder = _opened(self._root, self._below, stack, self._by_descriptor)
                         yield from self._walk(folder, self._below)
         except _ExhaustedError as error:
             self.exhausted = True
@@ -157,10 +155,8 @@ class FolderReader:
         """
         if stat.S_ISREG(self._root.stat().st_mode) and name == self._root.name:
             return self._read(self._root, name, os.open(self._root, _FLAGS)).data
-        with ExitStack() as opened:
-            folder: _OpenFolder = opened.enter_context(closing(self._open(self._root)))
-            for each in self._below:
-                folder = opened.enter_context(closing(folder.folder(each)))
+        with ExitStack() as stack:
+            folder = _opened(self._root, self._below, stack, self._by_descriptor)
             return self._read(self._root.joinpath(*self._below, name), name, folder.file(name)).data
 
     def _walk(self, folder: _OpenFolder, parts: tuple[str, ...]) -> Iterator[MarkdownFile]:
@@ -197,17 +193,8 @@ class FolderReader:
         return sorted(shown, key=lambda entry: entry.name)
 
     def _read(self, path: Path, relative: str, descriptor: int) -> MarkdownFile:
-        limit = self._allowance.file_bytes
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise UnsafePathError("it is not a regular file")
-            # Read one byte more than allowed: a size can be wrong by the time of the read.
-            data = file.read(limit + 1) if status.st_size <= limit else None
-        if data is None or len(data) > limit:
-            raise UnsafePathError(
-                f"it is over {limit:,} bytes; divide it or raise the limit 'document_bytes'"
-            )
+        advice = "; divide it or raise the limit 'document_bytes'"
+        data = _content(descriptor, self._allowance.file_bytes, advice)
         self._allowance.files -= 1
         self._allowance.total_bytes -= len(data)
         if self._allowance.files < 0:
@@ -269,7 +256,7 @@ def skill_files(
         return more
 
     with ExitStack() as stack:
-        return found, walk(_opened(skill, (), stack, by_descriptor), ())
+        return found, walk(_opened(skill.root, skill.parts, stack, by_descriptor), ())
 
 
 def read_skill_file(
@@ -296,17 +283,10 @@ def read_skill_file(
     if len(parts) > SKILL_DEPTH:
         raise UnsafePathError(f"it is more than {SKILL_DEPTH} folders deep")
     with ExitStack() as stack:
-        folder = _opened(skill, parts, stack, by_descriptor)
+        folder = _opened(skill.root, (*skill.parts, *parts), stack, by_descriptor)
         if not folder.has_file(name):
             raise UnsafePathError("it is not a regular file; links are not followed")
-        with os.fdopen(folder.file(name), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UnsafePathError("it is not a regular file")
-            data = file.read(most + 1) if status.st_size <= most else None
-    if data is None or len(data) > most:
-        raise UnsafePathError(f"it is over {most:,} bytes")
-    return data
+        return _content(folder.file(name), most)
 
 
 def _may_be_read(name: str) -> bool:
@@ -314,11 +294,24 @@ def _may_be_read(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & set("/\\:\0") and is_utf8(name)
 
 
-def _opened(skill: SkillFolder, parts: Iterable[str], stack: ExitStack, by_descriptor: bool) -> _OpenFolder:
-    """Open a folder below that of a skill, from its configured folder on, one by one and through no link."""
+def _content(descriptor: int, most: int, advice: str = "") -> bytes:
+    """Read a regular file of bounded size to its end, and close it; see `UnsafePathError`."""
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafePathError("it is not a regular file")
+        # Read one byte more than allowed: a size can be wrong by the time of the read.
+        data = file.read(most + 1) if status.st_size <= most else None
+    if data is None or len(data) > most:
+        raise UnsafePathError(f"it is over {most:,} bytes{advice}")
+    return data
+
+
+def _opened(root: Path, parts: Iterable[str], stack: ExitStack, by_descriptor: bool) -> _OpenFolder:
+    """Open a folder below a configured one, one by one and through no link."""
     opener: Callable[[Path], _OpenFolder] = _DescriptorFolder if by_descriptor else _PathFolder
-    folder = stack.enter_context(closing(opener(skill.root)))
-    for part in (*skill.parts, *parts):
+    folder = stack.enter_context(closing(opener(root)))
+    for part in parts:
         folder = stack.enter_context(closing(folder.folder(part)))
     return folder
 

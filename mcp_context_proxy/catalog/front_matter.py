@@ -112,9 +112,7 @@ def format_of(relative: str) -> Format:
 def default_name(relative: str, folder: str) -> str:
     """Return the name of a document without its own: its path without suffix, or that of its folder.
 
-    Args:
-        relative: Path of the file from the configured folder, with ``/``.
-        folder: Name of the folder that the file is in.
+    ``folder`` is the name of the folder that the file is in.
     """
     path = PurePosixPath(relative)
     if path.name.lower() not in ("rule.md", "skill.md"):

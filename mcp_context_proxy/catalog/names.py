@@ -155,10 +155,7 @@ def keep_wider_names(
 ) -> dict[str, Tool]:
     """Return the tools without those wider names that may be taken for the name of anything else.
 
-    Args:
-        tools: Tools by exposed name.
-        others: Tools that have a name and are not served.
-        servers: Names of all servers.
+    ``others`` have a name and are not served.
     """
     wide = [tool for tool in tools.values() if tool.wider_names]
     if not wide:
@@ -236,12 +233,7 @@ def raise_if_withheld(
     """
     if not withheld:
         return
-    found = by_full_name(withheld, name, servers)
-    if found is None and not is_full(name):
-        found = next((one for one in withheld.values() if one.name == name), None)
-    if found is None or server not in (None, found.server):
-        found = next((one for one in withheld.values() if (one.server, one.name) == (server, name)), None)
-    if found is not None:
+    if (found := _named(withheld, name, servers, server)) is not None:
         other = next((one.exposed_name for one in served if one.name == name), "")
         raise WithheldError(
             kind=kind, name=found.exposed_name, server=found.server, reason=found.reason, other=other
@@ -250,14 +242,20 @@ def raise_if_withheld(
 
 def _raise_if_turned_off(snapshot: Snapshot, name: str, server: str | None) -> None:
     """Raise `TurnedOffError` for a full name, or an own one, that none but a tool that is turned off has."""
-    tools = snapshot.turned_off
-    found = by_full_name(tools, name, snapshot.servers)
-    if found is None and not is_full(name):
-        found = next((tool for tool in tools.values() if tool.name == name), None)
-    if found is None or server not in (None, found.server):
-        found = next((tool for tool in tools.values() if (tool.server, tool.name) == (server, name)), None)
-    if found is not None:
+    if (found := _named(snapshot.turned_off, name, snapshot.servers, server)) is not None:
         raise TurnedOffError(found.exposed_name, found.reason, server=found.server, tool=found.name)
+
+
+def _named(
+    items: Mapping[str, Named], name: str, servers: Collection[str], server: str | None
+) -> Named | None:
+    """Return an item by any of its names; of a server if one is given."""
+    found = by_full_name(items, name, servers)
+    if found is None and not is_full(name):
+        found = next((one for one in items.values() if one.name == name), None)
+    if found is None or server not in (None, found.server):
+        found = next((one for one in items.values() if (one.server, one.name) == (server, name)), None)
+    return found
 
 
 def suggested(
@@ -329,9 +327,7 @@ def class_by(config: ServerConfig, tool: str) -> tuple[ToolClass | None, str]:
 def without_effect(config: ServerConfig, tools: Iterable[str]) -> Iterator[str]:
     """Yield a finding for each setting that is about a tool which its server does not offer.
 
-    Args:
-        config: Settings of the server.
-        tools: Own names of everything that the server offers, turned off or not.
+    ``tools`` has the own names of everything that the server offers, turned off or not.
     """
     offered = frozenset(tools)
     globs: list[tuple[KeyPath, str]] = [(("allow",), glob) for glob in config.allow or ()]

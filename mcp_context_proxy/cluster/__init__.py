@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, get_args, get_origin
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import astuple, replace
 
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Overrides
 from mcp_context_proxy.context.session import HISTORY_KEPT, Session, SessionContext
@@ -96,16 +97,7 @@ class ReplicaTable(Tables):
                 "ON CONFLICT (replica) DO UPDATE SET instance = excluded.instance, "
                 "address = excluded.address, key_mark = excluded.key_mark, version = excluded.version, "
                 f"started = excluded.started, seen = excluded.seen, draining = {draining}{kept}",
-                (
-                    row.replica,
-                    row.instance,
-                    row.address,
-                    row.key_mark,
-                    row.version,
-                    now if at_start else row.started,
-                    now,
-                    row.draining,
-                ),
+                astuple(replace(row, started=now if at_start else row.started, seen=now)),
             )
             if tidies and transaction.does_upkeep():
                 transaction.execute("DELETE FROM replicas WHERE seen < ?", (now - FORGET_SECONDS,))
@@ -121,11 +113,8 @@ class ReplicaTable(Tables):
 
     def drain(self, replica: str, wanted: bool) -> bool:
         """Have a replica drained, or not any more; return whether there is such a one."""
-        with self._database.transaction() as transaction:
-            changed = transaction.execute(
-                "UPDATE replicas SET draining = ? WHERE replica = ?", (int(wanted), replica)
-            )
-            return changed.rowcount > 0
+        statement = "UPDATE replicas SET draining = ? WHERE replica = ?"
+        return self._database.change(statement, (int(wanted), replica)) > 0
 
     def leave(self, replica: str, instance: str) -> None:
         """Release all that a replica is the home of, and delete its row."""
@@ -149,17 +138,7 @@ class ContextTable(Tables):
             transaction.execute(
                 f"INSERT INTO contexts ({', '.join(columns)}) "
                 f"VALUES ({', '.join('?' * (len(columns) - 1))}, {NOW}) ON CONFLICT (id_hash) DO NOTHING",
-                (
-                    row.id_hash,
-                    row.tenant,
-                    row.kind,
-                    row.principal,
-                    row.home,
-                    row.epoch,
-                    row.hello,
-                    row.state,
-                    row.revision,
-                ),
+                astuple(row)[:-1],
             )
 
     def update(self, id_hash: bytes, revision: int, epoch: int, state: bytes) -> bool:
@@ -187,8 +166,7 @@ class ContextTable(Tables):
         return {bytes(id_hash) for (id_hash,) in rows}
 
     def delete(self, id_hash: bytes) -> None:
-        with self._database.transaction() as transaction:
-            transaction.execute("DELETE FROM contexts WHERE id_hash = ?", (id_hash,))
+        self._database.change("DELETE FROM contexts WHERE id_hash = ?", (id_hash,))
 
     def seen(self, hashes: Iterable[bytes]) -> None:
         """Note that contexts are in use, which keeps them from being forgotten."""

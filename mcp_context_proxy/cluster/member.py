@@ -38,8 +38,6 @@ from mcp_context_proxy.cluster import (
 )
 from mcp_context_proxy.cluster.contexts import SESSION, SharedContexts, StoredRequests
 from mcp_context_proxy.cluster.replicas import (
-    NOT_HERE_STATUS,
-    REFUSED_STATUS,
     RELAY_HEADER,
     Announcements,
     ClusterCounts,
@@ -153,7 +151,7 @@ class Homes:
         body = await _body(scope, receive)
         relayed = RELAY_HEADER in sent
         if relayed and not self._may_relay(scope, body):
-            await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
+            await refused()(scope, receive, send)
             return
         version = sent.get(VERSION_HEADER.encode())
         alone = is_modern(None if version is None else version.decode("latin-1"))
@@ -176,7 +174,7 @@ class Homes:
         scope = {**scope, "path": MESSAGES_PATH}
         if RELAY_HEADER in dict(scope["headers"]):
             if not self._may_relay(scope, body):
-                await Response(None, REFUSED_STATUS, refused())(scope, receive, send)
+                await refused()(scope, receive, send)
                 return
         else:
             session_id = QueryParams(scope["query_string"]).get("session_id", "")
@@ -250,14 +248,16 @@ class Homes:
                 if not isinstance(found, str):
                     break
                 home = found
-                self._remember(session_id, home)
+                self._moved[session_id] = home
+                if len(self._moved) > MOVED_KEPT:
+                    self._moved.popitem(last=False)
             if found is not None:
                 refusal = _undecided() if isinstance(found, str) else found
                 await refusal(scope, receive, send)
                 return
         elif relayed and (b'"method"' in body or scope["method"] == "GET") and await self._let_go(session_id):
             # Nothing of it has run, so the sender can adopt the session; replies are still taken.
-            await Response(None, NOT_HERE_STATUS, not_here())(scope, receive, send)
+            await not_here()(scope, receive, send)
             return
         if scope["method"] == "DELETE":
             send = partial(self._ended, session_id, send)
@@ -275,14 +275,14 @@ class Homes:
                 if self._app.sessions.find(session_id) is not None:
                     return None
                 if relayed and self._drain.leaving:
-                    return Response(None, NOT_HERE_STATUS, not_here())
+                    return not_here()
                 row = await self._row_of(session_id, scope)
                 if isinstance(row, Response):
                     return row
                 await self._replicas.look_for(row.home)
                 if row.home not in (self._replicas.name, asked) and self._replicas.address_of(row.home):
                     # Never two hops: whoever has relayed it looks the session up as well.
-                    return Response(None, NOT_HERE_STATUS, not_here()) if relayed else row.home
+                    return not_here() if relayed else row.home
                 if await self._adopt(session_id, row, scope):
                     return None
             return _undecided()
@@ -353,11 +353,6 @@ class Homes:
         self._counts.adoptions += 1
         logger.info("adopted a session of replica %s", row.home or session_id.rpartition(".")[0])
         return True
-
-    def _remember(self, session_id: str, home: str) -> None:
-        self._moved[session_id] = home
-        if len(self._moved) > MOVED_KEPT:
-            self._moved.popitem(last=False)
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:

@@ -32,6 +32,7 @@ import anyio.lowlevel
 import httpx2
 import msgspec
 from msgspec import Struct, field
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mcp_context_proxy import __version__
@@ -304,18 +305,14 @@ def _passes(name: bytes) -> bool:
     return name not in _OF_ONE_HOP and not name.startswith(b"sec-fetch-")
 
 
-def not_here() -> dict[str, str]:
-    """Return the headers of an answer that says that this replica is not the home."""
-    return {RELAY_HEADER.decode(): NOT_HERE.decode()}
+def not_here() -> Response:
+    """Return the answer to a relay to a replica that is not the home."""
+    return Response(None, HTTPStatus.MISDIRECTED_REQUEST, {RELAY_HEADER.decode(): NOT_HERE.decode()})
 
 
-def refused() -> dict[str, str]:
-    """Return the headers of an answer to a relay that is not accepted."""
-    return {RELAY_HEADER.decode(): "refused"}
-
-
-NOT_HERE_STATUS: Final = HTTPStatus.MISDIRECTED_REQUEST
-REFUSED_STATUS: Final = HTTPStatus.FORBIDDEN
+def refused() -> Response:
+    """Return the answer to a relay that is not accepted."""
+    return Response(None, HTTPStatus.FORBIDDEN, {RELAY_HEADER.decode(): "refused"})
 
 
 BEATS_MISSED: Final = 3

@@ -352,8 +352,7 @@ class DownstreamClient(ServerLifecycle):
     async def wait_connected(self, on_wait: Callable[[float, str], None]) -> None:
         """Wake the server if it sleeps, and wait for the attempt to connect, if there is one.
 
-        Args:
-            on_wait: Called once a second with the seconds so far and where the server stands.
+        ``on_wait`` is called once a second with the seconds so far and where the server stands.
         """
         await in_task()
         began = anyio.current_time()

@@ -432,10 +432,7 @@ def strays(client: DownstreamClient) -> tuple[str, ...]:
 def server_facts(client: DownstreamClient, findings: list[str], turned_off: int) -> dict[str, Any]:
     """Return the state of a server, its sizes, and why it failed if it has.
 
-    Args:
-        client: The server.
-        findings: Remarks on its definitions.
-        turned_off: Number of its tools that the configuration turns off.
+    ``findings`` are about its definitions; the configuration turns ``turned_off`` of its tools off.
     """
     introduction, listing = client.introduction, client.listing
     failed = bool(client.cause) or introduction is None

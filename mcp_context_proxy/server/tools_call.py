@@ -57,7 +57,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import Interaction
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust.audit import AuditLog
+from mcp_context_proxy.trust.audit import AuditedCall, AuditLog
 
 WINDOW_SECONDS: Final = 600.0
 """Time after a request in which a call may still be attributed to it."""
@@ -231,10 +231,10 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         if self.audit is None:
             return
         session = session or caller.session
-        self.audit.called(
-            tool,
-            params.get("arguments"),
-            outcome,
+        call = AuditedCall(
+            tool=tool,
+            arguments=params.get("arguments"),
+            outcome=outcome,
             decision=decision,
             rule=rule,
             principal=caller.principal,
@@ -244,6 +244,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
             ms=ms,
             result_bytes=result_bytes,
         )
+        self.audit.called(call)
 
     def _attribute(
         self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None, seconds: float

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 T = TypeVar("T", bound=Struct)
+
+Rows: TypeAlias = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
+"""Returns all rows of one query."""
 
 KEYS_PER_QUERY: Final = 500
 """SQLite's oldest limit on parameters is 999."""
@@ -258,21 +261,14 @@ class Tables:
 
 
 def _rows_of_keys(
-    rows: Callable[[str, Sequence[Any]], list[tuple[Any, ...]]],
-    statement: str,
-    keys: Sequence[Any],
-    parameters: Sequence[Any],
+    rows: Rows, statement: str, keys: Sequence[Any], parameters: Sequence[Any]
 ) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
-    for some in _in_parts(keys):
+    for start in range(0, len(keys), KEYS_PER_QUERY):
+        some = keys[start : start + KEYS_PER_QUERY]
         marks = ",".join("?" * len(some))
         found += rows(f"{statement} ({marks})", (*parameters, *some))
     return found
-
-
-def _in_parts(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(keys), KEYS_PER_QUERY):
-        yield keys[start : start + KEYS_PER_QUERY]
 
 
 class FailureLog:

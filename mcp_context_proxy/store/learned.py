@@ -12,19 +12,19 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from mcp_context_proxy.items import ToolKey, Vector
-from mcp_context_proxy.store.database import Tables, Transaction
+from mcp_context_proxy.store.database import Rows, Tables, Transaction
 from mcp_context_proxy.store.migrations import INTERACTIONS, PAIRS
 from mcp_context_proxy.store.statistics import DAY
 from mcp_context_proxy.store.tables import decoded_vector, encoded_vector, is_vector
 from mcp_context_proxy.system.process import time_of_day
 
-_KEY: Final = ("owner", "key", "server", "tool")
 _COLUMNS: Final = (
-    *_KEY, "query", "vector", "model_id", "confidence", "uses", "first", "last", "revision",
-)  # fmt: skip
+    *("key", "server", "tool", "query", "vector"),
+    *("model_id", "confidence", "uses", "first", "last", "owner", "revision"),
+)
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS[:-1])} FROM learned"
 
 DECAY_PER_DAY: Final = 0.95
@@ -119,12 +119,7 @@ class LearnedStore(Tables):
 
     def changes(self, after: int) -> PairChanges:
         # The revision first: what is committed in between comes once more with the next look.
-        revision = self.revision()
-        if revision <= after:
-            return PairChanges(revision)
-        pairs = self._database.rows(f"{_SELECT} WHERE revision > ?", (after,))
-        gone = [] if after == 0 else self._database.rows(_GONE, (PAIRS, after))
-        return _changes(revision, pairs, gone)
+        return _changes(self._database.rows, self.revision(), after)
 
     def teach(self, use: UseRow, after: int, decide: Decide) -> PairChanges:
         """Learn from a use; return its changes.
@@ -133,7 +128,8 @@ class LearnedStore(Tables):
         nothing; then those changes are returned.
         """
         with self._database.transaction(PAIRS) as transaction:
-            before = _read(transaction, after)
+            revision = transaction.revision(PAIRS)
+            before = _changes(lambda *query: transaction.execute(*query).fetchall(), revision, after)
             if transaction.execute("SELECT 1 FROM uses WHERE id = ?", (use.id,)).fetchone() is not None:
                 return before
             taught = transaction.execute(
@@ -189,69 +185,26 @@ class LearnedStore(Tables):
 _GONE: Final = "SELECT id FROM tombstones WHERE area = ? AND revision > ?"
 
 
-def _read(transaction: Transaction, after: int) -> PairChanges:
-    revision = transaction.revision(PAIRS)
+def _changes(rows: Rows, revision: int, after: int) -> PairChanges:
     if revision <= after:
         return PairChanges(revision)
-    pairs = transaction.execute(f"{_SELECT} WHERE revision > ?", (after,)).fetchall()
-    gone = [] if after == 0 else transaction.execute(_GONE, (PAIRS, after)).fetchall()
-    return _changes(revision, pairs, gone)
-
-
-def _changes(revision: int, pairs: Iterable[tuple[object, ...]], gone: Iterable[tuple[str]]) -> PairChanges:
-    found = [_pair(*row) for row in pairs if is_vector(row[5])]  # type: ignore[arg-type]
+    gone = [] if after == 0 else rows(_GONE, (PAIRS, after))
+    found = [
+        Pair(key, (server, tool), query, decoded_vector(vector), *facts)
+        for key, server, tool, query, vector, *facts in rows(f"{_SELECT} WHERE revision > ?", (after,))
+        if is_vector(vector)
+    ]
     found.sort(key=lambda pair: (pair.first, pair.key, pair.tool))
     return PairChanges(revision, tuple(found), frozenset(_read_id(each) for (each,) in gone))
 
 
-def _pair(
-    owner: str,
-    key: bytes,
-    server: str,
-    tool: str,
-    query: str | None,
-    vector: bytes,
-    model_id: str,
-    *numbers: float,
-) -> Pair:
-    confidence, uses, first, last = numbers
-    return Pair(
-        key,
-        (server, tool),
-        query,
-        decoded_vector(vector),
-        model_id,
-        confidence,
-        int(uses),
-        first,
-        last,
-        owner,
-    )
-
-
 def _put(transaction: Transaction, pairs: Sequence[Pair]) -> int:
     revision = transaction.next_revision(PAIRS)
-    transaction.put(
-        "learned",
-        _COLUMNS,
-        _KEY,
-        [
-            (
-                pair.owner,
-                pair.key,
-                *pair.tool,
-                pair.query,
-                encoded_vector(pair.vector),
-                pair.model_id,
-                pair.confidence,
-                pair.uses,
-                pair.first,
-                pair.last,
-                revision,
-            )
-            for pair in pairs
-        ],
-    )
+    rows = []
+    for pair in pairs:
+        key, tool, query, vector, *facts = astuple(pair)
+        rows.append((key, *tool, query, encoded_vector(vector), *facts, revision))
+    transaction.put("learned", _COLUMNS, ("owner", "key", "server", "tool"), rows)
     ids = [(PAIRS, _written_id(pair.owner, pair.key, *pair.tool)) for pair in pairs]
     transaction.executemany("DELETE FROM tombstones WHERE area = ? AND id = ?", ids)
     return revision

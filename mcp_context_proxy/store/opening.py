@@ -94,10 +94,8 @@ class LeaseStore(Tables):
 
     def give_back(self, lease: Lease) -> None:
         """End a lease, so that another process can take it at once."""
-        with self._database.transaction() as transaction:
-            transaction.execute(
-                "UPDATE leases SET until = 0 WHERE job = ? AND token = ?", (lease.job, lease.token)
-            )
+        statement = "UPDATE leases SET until = 0 WHERE job = ? AND token = ?"
+        self._database.change(statement, (lease.job, lease.token))
 
     def held(self) -> list[tuple[str, str, float]]:
         """Return jobs, who holds them and until when."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -45,8 +45,25 @@ class UsageSlot(Struct, frozen=True):
         return cls(seconds, int(time // seconds) * seconds, owner)
 
 
-class ToolUsage(Struct):
-    """Calls of one tool. Usages add up."""
+class Usage(Struct):
+    """Counts that add up."""
+
+    def plus(self, other: Self) -> Self:
+        """Return the sum of both; names are this one's, and the time of the latest is the later one."""
+        fields = self.__struct_fields__
+        return type(self)(*(_sum(name, getattr(self, name), getattr(other, name)) for name in fields))
+
+
+def _sum(name: str, one: Any, other: Any) -> Any:
+    if isinstance(one, str):
+        return one
+    if isinstance(one, dict):
+        return added(one, other)
+    return max(one, other) if name == "last" else one + other
+
+
+class ToolUsage(Usage):
+    """Calls of one tool."""
 
     server: str
     tool: str
@@ -68,22 +85,9 @@ class ToolUsage(Struct):
         """Server and own name of the tool."""
         return self.server, self.tool
 
-    def plus(self, other: ToolUsage) -> ToolUsage:
-        """Return the sum of both; the name is this one's."""
-        return replace(
-            self,
-            calls=self.calls + other.calls,
-            errors=self.errors + other.errors,
-            timed=self.timed + other.timed,
-            ms=self.ms + other.ms,
-            result_bytes=self.result_bytes + other.result_bytes,
-            last=max(self.last, other.last),
-            latency=added(self.latency, other.latency),
-        )
 
-
-class SearchUsage(Struct, frozen=True):
-    """Searches and their success. Usages add up."""
+class SearchUsage(Usage):
+    """Searches and their success."""
 
     searches: int = 0
     found: int = 0
@@ -99,20 +103,6 @@ class SearchUsage(Struct, frozen=True):
     behind: int = 0
     """Tokens of all items, summed over the same searches."""
     latency: Counts = field(default_factory=dict)
-
-    def plus(self, other: SearchUsage) -> SearchUsage:
-        """Return the sum of both."""
-        return SearchUsage(
-            self.searches + other.searches,
-            self.found + other.found,
-            self.used + other.used,
-            self.top_used + other.top_used,
-            self.reranked + other.reranked,
-            self.ms + other.ms,
-            self.shown + other.shown,
-            self.behind + other.behind,
-            added(self.latency, other.latency),
-        )
 
 
 class SearchRow(Struct, frozen=True):
@@ -172,8 +162,8 @@ DocumentKey: TypeAlias = tuple[str, str]
 """Kind and name of a rule or reference."""
 
 
-class DocumentUsage(Struct):
-    """Use of one rule or reference. Usages add up."""
+class DocumentUsage(Usage):
+    """Use of one rule or reference."""
 
     kind: str
     name: str
@@ -190,17 +180,6 @@ class DocumentUsage(Struct):
     def key(self) -> DocumentKey:
         """Kind and name of the document."""
         return self.kind, self.name
-
-    def plus(self, other: DocumentUsage) -> DocumentUsage:
-        """Return the sum of both; the name is this one's."""
-        return DocumentUsage(
-            self.kind,
-            self.name,
-            self.found + other.found,
-            self.delivered + other.delivered,
-            self.reads + other.reads,
-            max(self.last, other.last),
-        )
 
 
 DOCUMENTS: Final = ""

@@ -53,8 +53,7 @@ class VectorStore(Tables):
             )
 
     def clear(self) -> None:
-        with self._database.transaction() as transaction:
-            transaction.execute("DELETE FROM vectors")
+        self._database.change("DELETE FROM vectors")
 
 
 def _checksum(model_id: str, key: bytes | None, blob: bytes) -> int:

@@ -94,21 +94,30 @@ KINDS: Final = ("call", "question", "approval", "login", "configuration", "order
 Facts: TypeAlias = Mapping[str, JSON]
 
 
-class _Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as it waits: the arguments of `AuditLog.called`, and its time in seconds since 1970."""
+class AuditedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call for the audit."""
 
-    at: float
     tool: Tool
     arguments: Raw | None
+    """As they came; None if there are none."""
     outcome: str
+    """How it ended, such as ``succeeded``."""
     decision: str
+    """``allowed`` or ``refused``."""
     rule: str | None
+    """The rule that decided that, if it was not the default."""
     principal: str | None
+    """Who called; None for the host over standard streams."""
     client_info: Raw | None
     session: str | None
-    subject: str | None
-    ms: float | None
-    result_bytes: int | None
+    """Public id of the session; it is not the one that a client sends."""
+    subject: str | None = None
+    """Who the principal is, in words of the issuer of their token."""
+    ms: float | None = None
+    """Milliseconds until the result; None if nothing was sent."""
+    result_bytes: int | None = None
+    at: float = msgspec.field(default_factory=time.time)
+    """Seconds since 1970."""
 
 
 _Note: TypeAlias = tuple[float, str, Facts]
@@ -146,7 +155,7 @@ class AuditLog:
     def __init__(self, file: AuditFile | None, *, waiting: int = WAITING) -> None:
         """Record into a file, or nothing at all; `waiting` entries wait at most."""
         self._file, self._most = file, waiting
-        self._queue: deque[_Call | _Note] = deque()
+        self._queue: deque[AuditedCall | _Note] = deque()
         self._bytes = 0
         self._dropped = self._lost = 0
         """Entries that did not fit, before and after they were taken from the queue."""
@@ -160,71 +169,27 @@ class AuditLog:
         self.warning: str | None = None
         """Problem of the file, for a person; None while it can be written. Already logged."""
 
-    def called(
-        self,
-        tool: Tool,
-        arguments: Raw | None,
-        outcome: str,
-        *,
-        decision: str,
-        rule: str | None,
-        principal: str | None,
-        client_info: Raw | None,
-        session: str | None,
-        subject: str | None = None,
-        ms: float | None = None,
-        result_bytes: int | None = None,
-    ) -> None:
-        """Record a call.
-
-        Args:
-            tool: The tool.
-            arguments: Arguments as they came; None if there are none.
-            outcome: How it ended, such as ``succeeded``.
-            decision: ``allowed`` or ``refused``.
-            rule: The rule that decided that, if it was not the default.
-            principal: Who called; None for the host over standard streams.
-            client_info: Introduction of the client.
-            session: Public id of the session; it is not the one that a client sends.
-            subject: Who the principal is, in words of the issuer of their token.
-            ms: Milliseconds until the result; None if nothing was sent.
-            result_bytes: Size of the result; None if there is none.
-        """
-        if self._file is None:
-            return
-        if len(self._queue) >= self._most:
-            self._dropped += 1
-            return
-        size = 0 if arguments is None else len(arguments)
-        kept = self._bytes + size <= WAITING_BYTES
-        self._bytes += size if kept else 0
-        self._queue.append(
-            _Call(
-                at=time.time(),
-                tool=tool,
-                arguments=arguments if kept else None,
-                outcome=outcome,
-                decision=decision,
-                rule=rule,
-                principal=principal,
-                client_info=client_info,
-                session=session,
-                subject=subject,
-                ms=ms,
-                result_bytes=result_bytes,
-            )
-        )
-        self._noted.set()
+    def called(self, call: AuditedCall) -> None:
+        """Record a call."""
+        size = 0 if call.arguments is None else len(call.arguments)
+        fits = self._bytes + size <= WAITING_BYTES
+        if self._wait(call if fits else msgspec.structs.replace(call, arguments=None)) and fits:
+            self._bytes += size
 
     def note(self, kind: str, /, **facts: JSON) -> None:
         """Record anything else; `facts` are names, numbers and words of ours, and no values of a call."""
+        self._wait((time.time(), kind, facts))
+
+    def _wait(self, entry: AuditedCall | _Note) -> bool:
+        """Have an entry wait to be written, if there is room."""
         if self._file is None:
-            return
+            return False
         if len(self._queue) >= self._most:
             self._dropped += 1
-            return
-        self._queue.append((time.time(), kind, facts))
+            return False
+        self._queue.append(entry)
         self._noted.set()
+        return True
 
     def observer(self) -> Observer:
         """Return a function that records decisions about definitions; it may be called in any thread.
@@ -283,7 +248,7 @@ class AuditLog:
         return found
 
     def _write(
-        self, file: AuditFile, queue: deque[_Call | _Note], refused: Counter[str], dropped: int
+        self, file: AuditFile, queue: deque[AuditedCall | _Note], refused: Counter[str], dropped: int
     ) -> None:
         now = time.time()
         while queue:
@@ -312,8 +277,8 @@ class AuditLog:
             self._lost += more
             del self._lines[:more]
 
-    def _encoded(self, file: AuditFile, entry: _Call | _Note) -> bytes:
-        if not isinstance(entry, _Call):
+    def _encoded(self, file: AuditFile, entry: AuditedCall | _Note) -> bytes:
+        if not isinstance(entry, AuditedCall):
             return _line(*entry)
         tool = entry.tool
         called: dict[str, JSON] = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
@@ -44,13 +44,10 @@ _WORDS: Final = pattern(r"\s+|[^\s]+")
 def changed_lines(before: bytes | None, after: bytes) -> list[str]:
     """Return all lines that tell a person how a definition differs from the one before it.
 
-    Args:
-        before: The definition that was served; None if there was none.
-        after: The one that a server lists now.
+    ``before`` was served, None if there was nothing; ``after`` is what the server lists now.
     """
     old, new = ({} if before is None else _decoded(before)), _decoded(after)
-    lines = [*_new_sentences(old, new)]
-    return [*lines, *_differences("", old, new, [COMPARISONS])]
+    return [*_new_sentences(old, new), *_differences("", old, new, [COMPARISONS])]
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
@@ -291,19 +288,13 @@ def changes(
         del found[most:]
     keys = {one.key for pair in found for one in pair if one is not None}
     definitions = store.approvals.definitions(keys)
-    return [
-        _change(row, changed_lines(_of(base, definitions), definitions.get(row.key, b"{}")), whole)
-        for row, base in found
-    ]
-
-
-def _change(row: ApprovalRow, lines: list[str], whole: bool) -> Change:
-    shown = lines if whole else shortened(lines)
-    return Change(row, tuple(shown), shown == lines)
-
-
-def _of(row: ApprovalRow | None, definitions: Mapping[bytes, bytes]) -> bytes | None:
-    return None if row is None else definitions.get(row.key)
+    told: list[Change] = []
+    for row, base in found:
+        before = None if base is None else definitions.get(base.key)
+        lines = changed_lines(before, definitions.get(row.key, b"{}"))
+        shown = lines if whole else shortened(lines)
+        told.append(Change(row, tuple(shown), shown == lines))
+    return told
 
 
 def decide(

@@ -295,9 +295,7 @@ def foreign(owners: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
     By `update_issue`, `jira_update` or `updateIssues` it means its own `jira_update_issue`. So a name is left
     out if its words are the first or the last ones of an own name.
 
-    Args:
-        owners: Distinctive names, each with its server.
-        own: Names of all that the server lists.
+    ``owners`` has distinctive names, each with its server, ``own`` all that the server lists.
     """
     words = {name: _name_words(name) for name in owners}
     wanted = set(words.values())
@@ -322,9 +320,7 @@ def _stem(word: str) -> str:
 def suspicion(candidate: Candidate, owners: Mapping[str, str]) -> str | None:
     """Return the sign for which a definition is withheld, as the end of "because ..."; None without one.
 
-    Args:
-        candidate: The definition.
-        owners: Distinctive names of other servers' tools, each with its server; see `foreign`.
+    ``owners`` has distinctive names of other servers' tools, each with its server; see `foreign`.
     """
     if candidate.hidden:
         return HIDDEN

@@ -21,7 +21,7 @@ from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.trust import audit
-from mcp_context_proxy.trust.audit import AuditLog, declared_names
+from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, declared_names
 from mcp_context_proxy.trust.audit_file import AuditFile
 
 pytestmark = pytest.mark.anyio
@@ -53,17 +53,19 @@ def echo(name: str = "echo") -> Tool:
     return Tool("work", name, f"work__{name}", "Echo.", definition, f"print of {name}")
 
 
+UNKNOWN: dict[str, Any] = dict.fromkeys(("rule", "principal", "client_info", "session"))
+
+
 def called(log: AuditLog, arguments: Any = None, **facts: Any) -> None:
-    raw = None if arguments is None else Raw(json.dumps(arguments).encode())
     given: dict[str, Any] = {
+        "tool": echo(),
+        "arguments": arguments if isinstance(arguments, Raw | None) else Raw(json.dumps(arguments).encode()),
+        "outcome": "succeeded",
         "decision": "allowed",
-        "rule": None,
-        "principal": None,
-        "client_info": None,
-        "session": None,
+        **UNKNOWN,
         **facts,
     }
-    log.called(echo(), raw, "succeeded", **given)
+    log.called(AuditedCall(**given))
 
 
 def file_in(folder: Path, max_bytes: int = 1_000_000, files: int = 3) -> AuditFile:
@@ -274,16 +276,7 @@ async def test_names_that_the_schema_does_not_declare_are_only_counted() -> None
 async def test_arguments_that_cannot_be_read_have_a_size_and_a_hash(tmp_path: Path, arguments: bytes) -> None:
     file = file_in(tmp_path)
     log = AuditLog(file)
-    log.called(
-        echo(),
-        Raw(arguments),
-        "failed",
-        decision="allowed",
-        rule=None,
-        principal=None,
-        client_info=Raw(b"[1"),
-        session=None,
-    )
+    called(log, Raw(arguments), outcome="failed", client_info=Raw(b"[1"))
 
     (entry,) = await recorded(log, file)
     assert entry["arguments"]["bytes"] == len(arguments)
@@ -297,8 +290,7 @@ async def test_the_shape_of_arguments_is_bounded(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     log = AuditLog(file)
     everything = Raw(json.dumps({name: {name: {}} for name in properties}).encode())
-    facts: dict[str, Any] = dict.fromkeys(("rule", "principal", "client_info", "session"))
-    log.called(wide, everything, "succeeded", decision="allowed", **facts)
+    called(log, everything, tool=wide)
 
     (entry,) = await recorded(log, file)
     assert len(json.dumps(entry)) < 3_000
