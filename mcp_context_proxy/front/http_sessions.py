@@ -275,9 +275,10 @@ class EventStreams:
             text, status = "busy: too many requests are under way", HTTPStatus.SERVICE_UNAVAILABLE
             await http_requests.error_response(status, None, text, INTERNAL_ERROR)(scope, receive, send)
             return
-        released = conversation.take(message, body)
+        released = anyio.Event()
+        under_way = conversation.take(message, body, released.set)
         await Response("Accepted", HTTPStatus.ACCEPTED)(scope, receive, send)
-        if released is not None and len(body) > http_requests.SMALL_BYTES:
+        if under_way and len(body) > http_requests.SMALL_BYTES:
             # The body keeps its room in `WholeBodies` until then.
             await released.wait()
 

@@ -36,7 +36,6 @@ from mcp_context_proxy.bridge.meeting import (
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.server import ConnectedHost
@@ -442,8 +441,7 @@ class SocketChannel(MessageReader):
     def _take_frame(self, frame: bytes | Oversized) -> None:
         assert self._conversation is not None
         if isinstance(frame, Oversized):
-            why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
-            self._conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
+            self._conversation.receive(frame)
         elif self._is_first and frame.startswith(GREETING_START):
             # By it the hook of a host finds its session. No later line makes another one of it.
             with suppress(msgspec.DecodeError, RecursionError):

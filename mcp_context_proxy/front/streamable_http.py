@@ -377,7 +377,7 @@ def _caller(
         notify=exchange.notify,
         ask=ask,
         meta=meta,
-        release=scope.get(RELEASE_KEY) or _nothing,
+        release=scope.get(RELEASE_KEY),
     )
 
 
@@ -388,10 +388,6 @@ def is_modern(version: str | None) -> bool:
 
 def session_not_found() -> Response:
     return error_response(HTTPStatus.NOT_FOUND, None, "Session not found")
-
-
-def _nothing() -> None:
-    """Stand for the room of a body that took none."""
 
 
 def _id_of(message: Envelope) -> RequestId | None:

@@ -142,9 +142,10 @@ class UsageRecorder:
         self, server: str, tool: str, ms: float | None, failed: bool, result_bytes: int, owner: str = ""
     ) -> None:
         """Count a call of an owner that has ended; `ms` is None where it was never sent."""
+        if not self._calls:
+            self._called.set()
+            self._to_count.set()
         self._calls.append(((server, tool), ms, failed, result_bytes, owner))
-        self._called.set()
-        self._to_count.set()
         self.counters.called(server, ms, failed)
 
     def searched(self, row: SearchRow, shown: int) -> None:

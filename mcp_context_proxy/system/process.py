@@ -50,9 +50,10 @@ SWITCH_SECONDS = 0.0005
 request waits that long for the thread that reads a catalog: the event loop woke up 10 ms late in the median,
 now 4 ms, for the same processor time."""
 
-YOUNGER_COLLECTIONS = 100
-"""Searches of younger objects for garbage before all objects are searched, which stops every thread: for up
-to 60 ms, eight times, while 100,000 tools are indexed with Python's default of 10, and for nothing."""
+GARBAGE_SEARCHES = (5_000, 5, 40)
+"""New objects until they are searched for garbage, such searches until those that they left are searched,
+and those until all objects are, which stops every thread: for up to 60 ms, eight times, while 100,000 tools
+are indexed with Python's defaults, and for nothing. A burst of calls has a thousand objects under way."""
 
 OPEN_FILES_WANTED = 65_536
 """Enough for 1,000 servers and their clients, ten times over."""
@@ -229,9 +230,8 @@ def limit_malloc_arenas() -> None:
 
 
 def collect_garbage_seldom() -> None:
-    """Have the garbage collector search all objects less often than by default."""
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, YOUNGER_COLLECTIONS)
+    """Have the garbage collector search new objects, and all of them, less often than by default."""
+    gc.set_threshold(*GARBAGE_SEARCHES)
 
 
 def trim_now() -> None:

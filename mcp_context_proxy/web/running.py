@@ -267,7 +267,8 @@ async def call_tool(proxy: Served, wanted: CallWanted, principal: Principal = TH
         raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, sentence(proxy.gateway.quota))
     params = {"name": envelope.raw(name), "arguments": envelope.raw(wanted.arguments)}
     try:
-        result = await proxy.gateway.handle("tools/call", params, _caller(principal))
+        with proxy.gateway.drain.busy():
+            result = await proxy.gateway.handle("tools/call", params, _caller(principal))
     except RequestError as error:
         raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None
     failed = bytes(envelope.members(result).get("isError", b"false")) == b"true"
@@ -292,7 +293,6 @@ def _caller(principal: Principal) -> Caller:
         rights=principal,
         notify=lambda _method, _params: None,
         ask=refuse,
-        release=lambda: None,
     )
 
 
