@@ -155,7 +155,9 @@ class _Lines:
                 at = self._line_with(is_in, stop + 1)
                 continue
             yield begin, end
-            at = stop + 1 if stop - start <= LINE_CHARACTERS else max(end, begin + LINE_CHARACTERS // 2)
+            at = stop + 1
+            if stop - start > LINE_CHARACTERS:
+                at = min(at, max(end, begin + LINE_CHARACTERS // 2))
 
     def _line_with(self, is_in: re.Pattern[str], at: int) -> int:
         """Return the start of the next line that has a match or is long; millions may have none."""

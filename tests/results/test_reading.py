@@ -43,6 +43,14 @@ def test_a_match_in_a_long_line_is_shown_with_what_surrounds_it() -> None:
     assert max(len(first), len(second)) < 400
 
 
+def test_a_match_at_the_end_of_a_long_line_hides_none_in_the_next_and_is_shown_once() -> None:
+    long = "x" * 1000 + "needle"
+
+    assert [line.partition(" ")[0] for line in found(f"a\nneedle\n{long}\nb\nneedle", "needle")] == [
+        *("1-", "2:", "3:", "4-", "5:"),
+    ]
+
+
 def test_a_search_tells_of_a_bounded_number_of_places() -> None:
     reading = read(b"hit\n" * 10 * PLACES, 1, None, "hit", 1_000_000)
 
