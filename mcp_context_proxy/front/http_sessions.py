@@ -123,7 +123,6 @@ class StreamableSession(Struct, eq=False):
 
     @contextmanager
     def holding(self, key: str | None, exchange: Exchange) -> Iterator[None]:
-        """Keep an exchange among the open ones."""
         ended = anyio.Event()
         self.exchanges[key] = exchange, ended
         try:
@@ -259,7 +258,6 @@ class EventStreams:
                 group.cancel_scope.cancel()
 
     async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take a posted message for a stream."""
         try:
             body, message = await http_requests.read(receive)
         except http_requests.BadMessageError as error:

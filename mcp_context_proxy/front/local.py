@@ -409,14 +409,12 @@ class SocketChannel(MessageReader):
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; see `asyncio.Protocol`."""
         super().connection_made(transport)
         self._socket = cast("asyncio.Transport", transport)
         self._socket.pause_reading()
         self._writer.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record that the host has gone."""
         super().connection_lost(exc)
         self._writer.connection_lost(exc)
 

@@ -312,9 +312,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
         if not self.manage():
             return failure(f"{MANAGE} is switched off; [context] manage_tool switches it on")
-        session: SessionContext | None = self._handle(wanted.context_id, params, caller) or caller.session
-        if session is None:
-            session = self._new_handle(caller)
+        session: SessionContext = (
+            self._handle(wanted.context_id, params, caller) or caller.session or self._new_handle(caller)
+        )
         if wanted.action != "list":
             if wanted.type is None or wanted.name is None:
                 raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
