@@ -76,7 +76,7 @@ class StdioClient:
     def exchange(self, request: bytes) -> bytes:
         """Send one request and return the line that answers it; notifications are skipped."""
         self._send(request + b"\n")
-        return self._reply()
+        return self.reply()
 
     def send(self, request: bytes) -> None:
         """Send one request, and do not read."""
@@ -122,9 +122,9 @@ class StdioClient:
         for request in frames[:in_flight]:
             self._send(request)
         for request in frames[in_flight:]:
-            answers.append(self._reply())
+            answers.append(self.reply())
             self._send(request)
-        answers += [self._reply() for _ in range(min(in_flight, count))]
+        answers += [self.reply() for _ in range(min(in_flight, count))]
         seconds = time.perf_counter() - started
         self._check(ids, answers)
         return count / seconds
@@ -133,7 +133,7 @@ class StdioClient:
         """The answers to so many calls that are all sent before the first answer is read."""
         for _ in range(count):
             self._send(frame(next(self._ids), "tools/call", params, self.era) + b"\n")
-        return [self._reply() for _ in range(count)]
+        return [self.reply() for _ in range(count)]
 
     def peak_mib(self) -> float:
         """Peak resident memory of the process alone, without its children (Linux)."""
@@ -183,7 +183,8 @@ class StdioClient:
             written = self._write(data) or 0
             data = data[written:] if written < len(data) else b""
 
-    def _reply(self) -> bytes:
+    def reply(self) -> bytes:
+        """The next line that answers a request."""
         while b'"method"' in (line := self._line())[:80]:
             pass
         return line
