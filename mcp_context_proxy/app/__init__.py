@@ -88,15 +88,13 @@ class SearchParts:
         """Hits and misses of each cache, by its name."""
 
     def forget_uses(self, tools: Collection[ToolKey]) -> None:
-        """Forget the learned pairs of some tools. Blocks."""
         if self.learned is not None:
             self.learned.forget(lambda pair: pair.tool in tools)
 
     def forget_vectors(self) -> None:
         """Forget all vectors, so that everything is embedded again. Blocks.
 
-        Raises:
-            StoreError: the store cannot be written; nothing is forgotten.
+        Raises `StoreError` if the store cannot be written; nothing is forgotten.
         """
         self._vectors.clear()
         self.engine.forget()

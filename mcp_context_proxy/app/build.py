@@ -55,7 +55,8 @@ def build(config: Config, store: Store) -> Proxy:
     def figures() -> Figures:
         return statistics.figures
 
-    audit = AuditLog(audit_file(config))
+    file = audit_file(config)
+    audit = AuditLog(file)
 
     # The catalog: servers, documents, and the task that keeps it current.
     stale = asyncio.Event()
@@ -183,7 +184,7 @@ def build(config: Config, store: Store) -> Proxy:
             catalog=catalog,
             usage=statistics.usage,
             log=log,
-            audit=audit,
+            audit=None if file is None else audit,
             learn=None if search.use_recorder is None else search.use_recorder.learn,
             used=None if statistics.searches is None else statistics.searches.used,
             in_session=None if search.session_recorder is None else search.session_recorder.used,

@@ -119,7 +119,6 @@ class CatalogRefresh:
         self._rewritten.append(callback)
 
     def mark_stale(self) -> None:
-        """Request a refresh of the catalog."""
         self._stale.set()
 
     async def load_listings(self) -> None:
@@ -151,7 +150,6 @@ class CatalogRefresh:
                 self._running = None
 
     async def reread(self) -> None:
-        """Read all documents again and refresh the catalog."""
         await in_thread(self._library.reload)
         await self._refreshed()
 
@@ -355,12 +353,10 @@ class Proxy(Struct, kw_only=True, eq=False):
 
     @property
     def usage(self) -> UsageRecorder | None:
-        """Return the counts of calls; None if nothing is counted."""
         return self.statistics.usage
 
     @property
     def working_set(self) -> WorkingSet:
-        """Return the tools that use has put into the default list."""
         return self.search.working_set
 
     @property
@@ -376,7 +372,6 @@ class Proxy(Struct, kw_only=True, eq=False):
 
     @property
     def searcher(self) -> Searcher:
-        """Return the searcher."""
         return self.search.searcher
 
     @asynccontextmanager
@@ -462,7 +457,6 @@ class Proxy(Struct, kw_only=True, eq=False):
             self.search.forget_uses(approved)
 
     def _follow_profiles(self) -> None:
-        """Give open sessions their profiles as they are now, and have clients list again that see others."""
         for session in self.open_sessions:
             rights = self.gateway.profiles.of_client(session.rights, None)
             if rights != session.rights:
@@ -492,7 +486,6 @@ class Proxy(Struct, kw_only=True, eq=False):
         self.gateway.tracing = self.forwarder.tracing = tracing
 
     def instructions(self) -> str:
-        """Return the text about this proxy that hosts give to their models."""
         return self.introduction().text
 
     def introduce(self, shown: bool = True) -> SessionIntroduction:

@@ -288,7 +288,7 @@ async def _answer_commands(proxy: Proxy) -> None:
             return None
         own = meeting.own_socket(path, os.environ)
         place = meeting.listen(own, os.environ)
-        return partial(local.serve_commands, proxy.config.limits, own, *place, partial(_local_api, proxy))
+        return partial(local.serve_commands, proxy.config.limits, own, *place, partial(local_api, proxy))
 
     try:
         served = await in_thread(opened)
@@ -301,7 +301,6 @@ async def _answer_commands(proxy: Proxy) -> None:
 
 
 def launch_folder() -> str | None:
-    """Return the folder in which the proxy was started; None if that no longer exists."""
     try:
         return str(Path.cwd())
     except OSError:
@@ -333,7 +332,7 @@ async def shared_front(proxy: Proxy, negotiation: Negotiation, listening: str) -
     hosts = local.Hosts(
         negotiation,
         proxy.config.limits,
-        partial(_local_api, proxy),
+        partial(local_api, proxy),
         key,
         problems=partial(_problems, proxy),
     )
@@ -353,7 +352,8 @@ PROBLEM_CHARACTERS: Final = 500
 """Characters of a problem that the log of a host gets."""
 
 
-def _local_api(proxy: Proxy) -> LocalApi:
+def local_api(proxy: Proxy) -> LocalApi:
+    """Return the REST API for processes of the user."""
     from mcp_context_proxy.front.http import LocalApi  # noqa: PLC0415 - nobody may ever ask
 
     return LocalApi(web_routes(proxy), proxy.health, proxy.config.limits)
@@ -366,9 +366,8 @@ CLUSTER_GRACE_SECONDS = 5.0
 async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
     """Serve hosts over HTTP.
 
-    Raises:
-        ConfigError: without a token, the front would be open to other machines.
-        ServeError: the address is in use or not available.
+    Raises `ConfigError` if the front would be open to other machines without a token, and `ServeError` if the
+    address is in use or not available.
     """
     from mcp_context_proxy.front import auth, http  # noqa: PLC0415 - a stdio front needs none of it
     from mcp_context_proxy.front.issuer import IssuedTokens, ResourceMetadata  # noqa: PLC0415

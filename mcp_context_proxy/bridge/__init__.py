@@ -242,7 +242,6 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def answer(host: str, text: str) -> dict[str, Any]:
-    """Return facts in the form in which a host takes them."""
     if host == CURSOR:
         return {"continue": True, "additional_context": text}
     event = EVENTS.get(host, "UserPromptSubmit")

@@ -41,6 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Iterator, Mapping, Sequence
+    from subprocess import Popen
     from typing import Any, Final
 
 JOIN_OPTION: Final = "--shared"
@@ -309,7 +310,6 @@ def proof(key: bytes, side: bytes, nonce: bytes) -> bytes:
 
 
 def proves(said: bytes, key: bytes, side: bytes, nonce: bytes) -> bool:
-    """Return whether a side has proved that it knows the key."""
     import hmac  # noqa: PLC0415 - the same
 
     return hmac.compare_digest(said, proof(key, side, nonce))
@@ -424,43 +424,15 @@ def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@contextmanager
-def _log_of(place: Meeting) -> Iterator[int]:
-    """Open the log for the proxy that is started; it begins anew where it is large."""
-    with suppress(OSError):
-        if os.stat(place.log).st_size > LOG_BYTES:
-            os.unlink(place.log)
-    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | CLOSE_ON_EXEC, 0o600)
-    try:
-        yield log
-    finally:
-        os.close(log)
-
-
 def _start(place: Meeting) -> int:
     """Start the proxy, and return its process id; hosts can connect from now on.
 
     A Unix socket is opened here, and handed over. A port is opened by the proxy, which is waited for.
     """
-    import subprocess  # noqa: PLC0415 - takes time, and most bridges start nothing
-
     with suppress(FileNotFoundError):
         os.unlink(place.socket)
     if meets_at_port(place.environment):
-        # On Windows it must not end with the window of the host.
-        apart: dict[str, Any] = (
-            {"creationflags": 0x0800_0200} if sys.platform == "win32" else {"start_new_session": True}
-        )
-        with _log_of(place) as log:
-            started = subprocess.Popen(
-                [*place.command, place.socket],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd=place.folder,
-                env=dict(place.environment),
-                **apart,
-            )
+        started = _process(place, place.socket)
         until = time.monotonic() + START_SECONDS
         while connected(place.socket, keep=False) is None:
             if started.poll() is not None or time.monotonic() > until:
@@ -476,19 +448,32 @@ def _start(place: Meeting) -> int:
             os.umask(before)
         listening.listen(128)
         descriptor = listening.fileno()
-        with _log_of(place) as log:
-            started = subprocess.Popen(
-                [*place.command, str(descriptor)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd=place.folder,
-                env=dict(place.environment),
-                pass_fds=(descriptor,),
-                start_new_session=True,
-            )
-        return started.pid
+        return _process(place, str(descriptor), pass_fds=(descriptor,)).pid
     except OSError as error:
         raise JoinError(f"the shared proxy cannot be started: {error.strerror}") from None
     finally:
         listening.close()
+
+
+def _process(place: Meeting, listens_at: str, **more: Any) -> Popen[bytes]:
+    """Start the process of the proxy; its log begins anew where it is large."""
+    import subprocess  # noqa: PLC0415 - takes time, and most bridges start nothing
+
+    with suppress(OSError):
+        if os.stat(place.log).st_size > LOG_BYTES:
+            os.unlink(place.log)
+    # On Windows it must not end with the window of the host.
+    more |= {"creationflags": 0x0800_0200} if sys.platform == "win32" else {"start_new_session": True}
+    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | CLOSE_ON_EXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [*place.command, listens_at],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            cwd=place.folder,
+            env=dict(place.environment),
+            **more,
+        )
+    finally:
+        os.close(log)

@@ -22,19 +22,12 @@ from contextlib import suppress
 from math import inf
 
 from mcp_context_proxy.bridge import CONFIG_VARIABLE
-from mcp_context_proxy.bridge.meeting import (
-    HOST_OPTIONS,
-    JoinError,
-    Meeting,
-    connect,
-    meeting,
-    options_of,
-)
+from mcp_context_proxy.bridge.meeting import HOST_OPTIONS, JoinError, Meeting, connect, meeting, options_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Final
 
 SESSION_VARIABLES: Final = (
@@ -140,7 +133,7 @@ class Bridge:
                 self._peer.sendall(lines)
             if lines.endswith(b"\n"):
                 # The proxy works on them meanwhile.
-                for line in lines[:-1].split(b"\n") if lines.find(b"\n") + 1 < len(lines) else [lines]:
+                for line in _each(lines):
                     self._track(line)
                 # Nothing that was sent is left to be noted.
                 self._answered_early.clear()
@@ -180,7 +173,7 @@ class Bridge:
                 lines = block
                 if lines.startswith(PROBLEMS_START):
                     problems, _, lines = lines.partition(b"\n")
-                    _log(f"WARNING: {text}" for text in json.loads(problems)["bridge"]["problems"])
+                    _log(*(f"WARNING: {text}" for text in json.loads(problems)["bridge"]["problems"]))
                 failures = 0 if lines else failures
                 if skip is not None:
                     lines, skip = _without_answer(block, skip)
@@ -201,14 +194,12 @@ class Bridge:
             if self._under_way and not told:
                 told = True
                 _log(
-                    [
-                        f"the shared proxy has not answered for {SILENT_SECONDS:g} s: 'mcp-context-proxy "
-                        "status' shows whether it does, and 'stop' ends one that hangs"
-                    ]
+                    f"the shared proxy has not answered for {SILENT_SECONDS:g} s: 'mcp-context-proxy "
+                    "status' shows whether it does, and 'stop' ends one that hangs"
                 )
 
     def _note_answers(self, lines: bytes) -> None:
-        for line in lines.split(b"\n") if lines.find(b"\n") + 1 < len(lines) else [lines]:
+        for line in _each(lines):
             if (key := _answered_id(line)) is not None:
                 with self._noting:
                     if key in self._under_way:
@@ -252,7 +243,7 @@ class Bridge:
             text = f"the shared proxy does not start: {_reason(said)}; its messages: {self._place.log}"
         for key in sorted(self._under_way, key=str):
             _write(_error(key, text))
-        _log([text])
+        _log(text)
         os._exit(1)
 
 
@@ -271,7 +262,7 @@ def _reason(said: str) -> str:
     return " ".join(told)[:REASON_SHOWN] or "it ended without a message"
 
 
-def _log(lines: Iterable[str]) -> None:
+def _log(*lines: str) -> None:
     """Write lines into the log that the host keeps of the programs that it starts."""
     _tell("".join(f"mcp-context-proxy: {line}\n" for line in lines))
 
@@ -327,6 +318,11 @@ def _blocks(source: int | _socket.socket, held: float = inf) -> Iterator[bytes]:
         parts, size = [data[end:]] if end < len(data) else [], len(data) - end
 
 
+def _each(lines: bytes) -> list[bytes]:
+    """Return each line; nearly always there is one, which is not copied."""
+    return lines[:-1].split(b"\n") if lines.find(b"\n") + 1 < len(lines) else [lines]
+
+
 def _write(line: bytes) -> None:
     """Write to the host; end the process if it has gone."""
     try:
@@ -373,7 +369,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         _tell(f"{message}\n")
         return run(arguments, environ)
     except (JoinError, OSError) as error:
-        _log([f"no shared proxy: {error}; this session has one of its own"])
+        _log(f"no shared proxy: {error}; this session has one of its own")
         return False
     if sys.platform != "win32":
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -293,7 +293,6 @@ SILENT = "critical"
 
 
 def main() -> None:
-    """Run the command line."""
     try:
         status = cli.main(prog_name="mcp-context-proxy", args=sys.argv[1:], standalone_mode=False)
     except click.UsageError as error:
@@ -315,11 +314,9 @@ class LazyGroup(click.Group):
     """A group of commands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
         if cmd_name not in COMMANDS:
             return None
         _, name, _ = COMMANDS[cmd_name]

@@ -152,7 +152,6 @@ def reject_command(config: Config, server: str, tools: tuple[str, ...]) -> None:
 
 
 def _record(config: Config, decided: list[ApprovalRow]) -> None:
-    """Write the decisions into the audit."""
     from mcp_context_proxy.trust.approval import event_for
     from mcp_context_proxy.trust.audit import note_now
 

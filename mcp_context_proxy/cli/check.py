@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 import click
-from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
-from mcp_context_proxy.cli.pins import Unpinned, unpinned, version_that_runs
+from mcp_context_proxy.cli.pins import Level, Unpinned, Verdict, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_output
@@ -68,14 +66,6 @@ ENVIRONMENT: Final = "environment"
 """Subject of the verdict about the variables that servers do not get."""
 
 
-class Level(StrEnum):
-    """Severity of a verdict."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "PROBLEM"
-
-
 STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
     "requests": ("its descriptions read like requests", "descriptions should say what a tool does"),
     "names": (
@@ -86,17 +76,6 @@ STUFFING: Final[Mapping[Suspicion, tuple[str, str]]] = {
 """Reason and remedy of a suspicion of keyword stuffing."""
 
 STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
-
-
-class Verdict(Struct, frozen=True):
-    """Result of one check."""
-
-    level: Level
-    subject: str
-    message: str
-    output: tuple[str, ...] = ()
-    """Lines that a server wrote."""
-    remedy: str = ""
 
 
 @click.command("check")
@@ -179,7 +158,7 @@ def _pins(
     remedy = "mcp-context-proxy check --pin writes the versions that just ran into the configuration"
     warning = "not pinned, so that the newest version runs at each start"
     if not writing or config.path is None:
-        return [Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(told)}", remedy=remedy)]
+        return [Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(told)}", remedy)]
     try:
         pinning = pins.pin(config.path, versions)
         of_host = read(config.path).of_host and not host_file
@@ -193,27 +172,25 @@ def _pins(
         console.say(Text(line.strip("\r"), style="green" if line.startswith("+") else "red"))
     if of_host and pinning.lines:
         remedy = "change these lines yourself, or add --host-file"
-        return [
-            Verdict(Level.WARNING, "pins", f"{config.path} belongs to a host: nothing written", (), remedy)
-        ]
+        return [Verdict(Level.WARNING, "pins", f"{config.path} belongs to a host: nothing written", remedy)]
     verdicts = []
     if backup is not None:
         pins.keep_listings(config.path, versions)
         verdicts.append(Verdict(Level.OK, "pins", f"written; the file as it was: {backup}"))
     if by_hand := [name for name in open_ended if name not in versions or name in pinning.by_hand]:
         remedy = "its version cannot be told or written: pin it by hand"
-        verdicts.append(Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(by_hand)}", (), remedy))
+        verdicts.append(Verdict(Level.WARNING, "pins", f"{warning}: {', '.join(by_hand)}", remedy))
     return verdicts
 
 
 def _configuration(config: Config) -> Iterator[Verdict]:
     yield Verdict(Level.OK, "config", str(config.path))
     for problem in config.mistakes:
-        yield Verdict(Level.PROBLEM, "config", str(problem), remedy="until then, it counts as not given")
+        yield Verdict(Level.PROBLEM, "config", str(problem), "until then, it counts as not given")
     for name, off in config.off.items():
         for problem in off.problems:
             cause = replace(problem, remedy="")
-            yield Verdict(Level.PROBLEM, name, f"off: {cause}", remedy=problem.remedy)
+            yield Verdict(Level.PROBLEM, name, f"off: {cause}", problem.remedy)
 
 
 def _model(config: Config) -> Verdict:
@@ -225,7 +202,7 @@ def _model(config: Config) -> Verdict:
         facts = f"{model.model_id}, {model.dimensions} dimensions"
         model.close()
     except ModelError as error:
-        return Verdict(Level.PROBLEM, "model", str(error), remedy="until then, search uses words alone")
+        return Verdict(Level.PROBLEM, "model", str(error), "until then, search uses words alone")
     return Verdict(Level.OK, "model", facts)
 
 
@@ -243,7 +220,7 @@ def _audit(config: Config) -> Verdict:
     if file is None:
         return Verdict(Level.OK, "audit", "off: no record of calls is kept")
     if (fault := file.fault()) is not None:
-        return Verdict(Level.PROBLEM, "audit", fault, remedy="calls go on, and are not recorded")
+        return Verdict(Level.PROBLEM, "audit", fault, "calls go on, and are not recorded")
     return Verdict(Level.OK, "audit", str(file.path))
 
 
@@ -263,7 +240,6 @@ async def _check_proxy(
 ) -> list[Verdict]:
     """Start every server once; fill in the `versions` of those that run without a pinned one."""
     from mcp_context_proxy.app.serve import open_proxy
-    from mcp_context_proxy.cli import pins
 
     # Every server is started, even one that would otherwise start at its first call.
     awake = {"start": "eager", "idle_timeout": None}
@@ -299,18 +275,19 @@ async def _check_proxy(
         verdicts += await in_thread(_taken_lately, proxy)
         verdicts += await _copies(proxy)
         verdicts += _suspected(proxy)
-        for seen in pins.profiles(proxy):
-            verdicts.append(Verdict(Level(seen.severity), seen.about, seen.message, remedy=seen.remedy))
-        for one in pins.names(proxy) if host is None else pins.effects(proxy, host):
-            subject = one.about if host is None else f"{host.title}: {one.about}"
-            verdicts.append(Verdict(Level(one.severity), subject, one.message, remedy=one.remedy))
+        verdicts += pins.profiles(proxy)
+        if host is None:
+            verdicts += pins.names(proxy)
+        else:
+            effects = pins.effects(proxy, host)
+            verdicts += (replace(one, subject=f"{host.title}: {one.subject}") for one in effects)
         if (reranking := await proxy.search.reranker.try_model()) is not None:
             if reranking.used:
                 answered = f"{reranking.reason}, answered in {duration(reranking.seconds * 1000)}"
                 verdicts.append(Verdict(Level.OK, "rerank", answered))
             else:
                 remedy = "until then, search alone orders the tools"
-                verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy=remedy))
+                verdicts.append(Verdict(Level.WARNING, "rerank", reranking.reason, remedy))
     if not config.servers and not config.off:
         verdicts.append(Verdict(Level.WARNING, "servers", "none is configured: add one under [servers.NAME]"))
     return verdicts
@@ -333,7 +310,6 @@ def _documents(proxy: Proxy) -> Iterator[Verdict]:
 
 
 def _turned_off(server: str, tools: Iterable[TurnedOffTool]) -> Iterator[Verdict]:
-    """Yield the tools that are turned off, by the setting that does it."""
     by_reason: dict[str, list[str]] = {}
     for tool in tools:
         by_reason.setdefault(tool.reason, []).append(one_line(tool.name, NAME_CHARACTERS))
@@ -352,7 +328,7 @@ def _taken_lately(proxy: Proxy) -> list[Verdict]:
             names = some_of([one_line(one.row.name, NAME_CHARACTERS) for one in taken])
             message = f"changed or new in the last {TAKEN_DAYS} days, and taken: {names}"
             remedy = f"look: mcp-context-proxy changes {name}"
-            verdicts.append(Verdict(Level.OK, name, message, remedy=remedy))
+            verdicts.append(Verdict(Level.OK, name, message, remedy))
     return verdicts
 
 
@@ -372,12 +348,11 @@ async def _copies(proxy: Proxy) -> list[Verdict]:
     verdicts = []
     for (server, older), pairs in by_servers.items():
         message = f"says nearly the same as {older}, which was there before: {some_of(pairs)}"
-        verdicts.append(Verdict(Level.WARNING, server, message, remedy=remedy))
+        verdicts.append(Verdict(Level.WARNING, server, message, remedy))
     return verdicts
 
 
 def _dangers(tools: Sequence[Tool]) -> str:
-    """Return the number of tools in each danger class, and of those whose calls a person confirms."""
     classes = Counter(tool.tool_class for tool in tools)
     counts = ", ".join(f"{classes[one]:,} {one}" for one in ToolClass if classes[one])
     asked = sum(bool(tool.asked_by) for tool in tools)
@@ -393,7 +368,7 @@ async def _server(
         status = await http_status(config) if config.url is not None else None
         shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
         remedy = _hint(client) or remedy_for(config, client.fault, status, bool(stray))
-        return Verdict(Level.PROBLEM, client.name, shown, (*last_output(client), *stray), remedy)
+        return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
     listed = len(client.listing.tools)
@@ -407,7 +382,7 @@ async def _server(
     ready = f"{tools}, ready in {duration(seconds * 1000)}{_dangers(offered)}"
     if stray:
         ready += "; output on stdout that is no message is skipped"
-    return Verdict(Level.OK, client.name, ready, stray)
+    return Verdict(Level.OK, client.name, ready, output=stray)
 
 
 def _suspected(proxy: Proxy) -> Iterator[Verdict]:
@@ -420,7 +395,7 @@ def _suspected(proxy: Proxy) -> Iterator[Verdict]:
     for server, why in suspected(servers).items():
         reason, remedy = STUFFING[why]
         effect = "so its tools come after others that fit"
-        yield Verdict(Level.WARNING, server, f"{reason}, {effect}", remedy=remedy)
+        yield Verdict(Level.WARNING, server, f"{reason}, {effect}", remedy)
 
 
 def start_once(
@@ -513,7 +488,7 @@ def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:
         listed = f"{some_of(ranked, VARIABLES_NAMED)}{differing}"
         remedy = "name those that a server needs in its inherit"
         message = f"{names} failed without these variables of this shell: {listed}"
-        yield Verdict(Level.OK, ENVIRONMENT, message, remedy=remedy)
+        yield Verdict(Level.OK, ENVIRONMENT, message, remedy)
 
 
 def remedy_for(

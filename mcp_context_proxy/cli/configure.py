@@ -505,8 +505,7 @@ def add_command(
 def _is_url(name: str, word: str) -> bool:
     """Return whether a single word is the URL of a server, and no program.
 
-    Raises:
-        InstallError: it is neither, but nearly one of them.
+    Raises `InstallError` if it is neither, but nearly one of them.
     """
     if re.match(r"https?://", word, re.IGNORECASE):
         return True
@@ -522,7 +521,8 @@ def _is_url(name: str, word: str) -> bool:
 
 def _try_and_pin(console: Terminal, file: Path, name: str) -> None:
     from mcp_context_proxy.cli import pins
-    from mcp_context_proxy.cli.check import Level, show, start_once
+    from mcp_context_proxy.cli.check import show, start_once
+    from mcp_context_proxy.cli.pins import Level
 
     verdicts, versions = start_once(load(file, warn=lambda _text: None), [name])
     show(console, verdicts)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
@@ -22,18 +21,13 @@ from mcp_context_proxy.cli import (
     json_option,
     open_configured_store,
     query_argument,
-    run,
     shown,
 )
 from mcp_context_proxy.cli.running import AnswerSource, asking
 from mcp_context_proxy.cli.search import parts_of, words_of
-from mcp_context_proxy.cli.terminal import Terminal, counted, messages, moment, open_started_proxy, results
+from mcp_context_proxy.cli.terminal import Terminal, counted, headings, messages, moment, print_answer
 from mcp_context_proxy.items import Kind
 from mcp_context_proxy.protocol.strangers import one_line
-
-if TYPE_CHECKING:
-    from mcp_context_proxy.config import Config
-
 
 GIVEN: Final[Mapping[str, str]] = {
     "whole": "given whole to a model",
@@ -62,9 +56,7 @@ def context_command(source: AnswerSource, query: str, max_tokens: int | None, as
     if query == "-":
         query = _prompt(sys.stdin.read())
     query = expect_words(query)
-    wanted = {"query": query, "max_tokens": max_tokens}
-    proxy = source.running
-    data = proxy.post("/context/text", wanted) if proxy is not None else run(_build, source.config, wanted)
+    data = source.proxy().post("/context/text", {"query": query, "max_tokens": max_tokens})
     if as_json:
         echo_json(data["request"])
     elif data["text"]:
@@ -79,13 +71,6 @@ def _prompt(given: str) -> str:
         return given
     prompt = hook.get("prompt") if isinstance(hook, dict) else None
     return prompt if isinstance(prompt, str) else given
-
-
-async def _build(config: Config, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    from mcp_context_proxy.web.contexts import TextWanted, text_for
-
-    async with open_started_proxy(config) as proxy:
-        return await text_for(proxy.contexts, TextWanted(**wanted))
 
 
 ID_OPTIONS: Final = {"--json": "as_json", "--fresh": "fresh"}
@@ -117,11 +102,7 @@ def requests_command(source: AnswerSource, session: str | None, limit: int, as_j
     if ctx.invoked_subcommand is not None:
         ctx.find_root().obj = source.named
         return
-    found = _latest(source, limit, session)
-    if as_json:
-        echo_json({"requests": found})
-    else:
-        _show_all(results(), found)
+    print_answer(as_json, {"requests": _latest(source, limit, session)}, _show_all)
 
 
 @requests_command.command("show")
@@ -132,22 +113,16 @@ def requests_command(source: AnswerSource, session: str | None, limit: int, as_j
 def _show_command(source: AnswerSource, request_id: str, render: bool, as_json: bool) -> None:
     """Show what was chosen for the request with ID, how and why."""
     if render:
-        rendered = _of_request(source, request_id, "text")
-        if as_json:
-            echo_json(rendered)
-            return
-        click.echo(shown(rendered["text"]))
-        if rendered["missing"]:
-            named = one_line(", ".join(rendered["missing"]))
-            messages().note(f"Left out, because their definitions of then are not kept: {named}")
-        return
-    context = _one(source, request_id)
-    if context is None:
-        raise _unknown(request_id)
-    if as_json:
-        echo_json(context)
+        print_answer(as_json, _of_request(source, request_id, "/text"), _show_rendered)
     else:
-        _show_one(results(), context)
+        print_answer(as_json, _one(source, request_id), _show_one)
+
+
+def _show_rendered(_console: Terminal, rendered: Mapping[str, Any]) -> None:
+    click.echo(shown(rendered["text"]))
+    if rendered["missing"]:
+        named = one_line(", ".join(rendered["missing"]))
+        messages().note(f"Left out, because their definitions of then are not kept: {named}")
 
 
 @requests_command.command("replay")
@@ -156,41 +131,19 @@ def _show_command(source: AnswerSource, request_id: str, render: bool, as_json: 
 @json_option
 def _replay_command(source: AnswerSource, request_id: str, as_json: bool) -> None:
     """Answer the request with ID again from today's catalog, and show the difference."""
-    replayed = _of_request(source, request_id, "replay")
-    if as_json:
-        echo_json(replayed)
-    else:
-        _show_replayed(results(), replayed)
+    print_answer(as_json, _of_request(source, request_id, "/replay"), _show_replayed)
+
+
+def _of_request(source: AnswerSource, request_id: str, part: str = "") -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = source.proxy().get(f"/requests/{quote(request_id, safe='')}{part}")
+    except click.UsageError:
+        raise _unknown(request_id) from None
+    return answer
 
 
 def _unknown(request_id: str) -> click.ClickException:
     return click.ClickException(f"there is no request {request_id!r}, or it was forgotten")
-
-
-def _of_request(source: AnswerSource, request_id: str, part: Literal["text", "replay"]) -> dict[str, Any]:
-    """Return a request rendered or replayed, by the proxy that runs or by one of this command."""
-    if source.running is not None:
-        answer: dict[str, Any] = source.running.get(f"/requests/{quote(request_id, safe='')}/{part}")
-        return answer
-    return run(_look_back, source.config, request_id, part)
-
-
-async def _look_back(config: Config, request_id: str, part: Literal["text", "replay"]) -> dict[str, Any]:
-    import msgspec
-
-    from mcp_context_proxy.web.contexts import replay_data
-
-    async with open_started_proxy(config) as proxy:
-        context = await proxy.contexts.request(request_id)
-        if context is None:
-            raise _unknown(request_id)
-        past = proxy.past_requests
-        if part == "replay":
-            found = replay_data(await past.replayed(context))
-        else:
-            found = msgspec.to_builtins(await past.rendered(context))
-        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
-        return decoded
 
 
 def _show_replayed(console: Terminal, replayed: Mapping[str, Any]) -> None:
@@ -200,7 +153,6 @@ def _show_replayed(console: Terminal, replayed: Mapping[str, Any]) -> None:
     console.say(Text(f"asked {moment(then['time'])}, {tokens}", style="dim"))
     if not now["items"] and now["near_misses"]:
         console.say("Nothing fits it now.")
-    heading = [Text(title, style="bold") for title in ("Then", "Now", "Score", "", "Item")]
     rows = []
     for one in replayed["items"]:
         scores = ["-" if one[key] is None else f"{one[key]:.2f}" for key in ("score_then", "score_now")]
@@ -216,7 +168,7 @@ def _show_replayed(console: Terminal, replayed: Mapping[str, Any]) -> None:
         )
     if rows:
         console.section("Selected")
-        console.columns([heading, *rows], indent=2, right=(0, 1))
+        console.columns([headings("Then", "Now", "Score", "", "Item"), *rows], indent=2, right=(0, 1))
     if all(one["change"] == "same" and one["definition"] == "same" for one in replayed["items"]):
         console.say()
         console.say("Nothing has changed.")
@@ -254,22 +206,22 @@ def _latest(source: AnswerSource, limit: int, session: str | None) -> list[dict[
         return [as_data(one) for one in anyio.run(records.latest, limit, session)]
 
 
-def _one(source: AnswerSource, request_id: str) -> dict[str, Any] | None:
+def _one(source: AnswerSource, request_id: str) -> dict[str, Any]:
     if source.running is not None:
-        with suppress(click.UsageError):  # it is not known
-            found: dict[str, Any] = source.running.get(f"/requests/{quote(request_id, safe='')}")
-            return found
-        return None
+        return _of_request(source, request_id)
     import anyio
 
     from mcp_context_proxy.context import RequestRecords, as_data
 
     with open_configured_store(source.config) as store:
         context = anyio.run(RequestRecords(source.config.limits, store.requests).get, request_id)
-        return None if context is None else as_data(context)
+    if context is None:
+        raise _unknown(request_id)
+    return as_data(context)
 
 
-def _show_all(console: Terminal, found: Sequence[Mapping[str, Any]]) -> None:
+def _show_all(console: Terminal, data: Mapping[str, Any]) -> None:
+    found = data["requests"]
     if not found:
         console.say("No request is remembered.")
     rows = [
@@ -363,21 +315,7 @@ def explain_command(
 ) -> None:
     """Explain why TOOL is chosen for QUERY or not: its rank, each part of its score, its mode, the budget."""
     wanted = {"query": query, "kind": kind, "name": name, "server": server}
-    proxy = source.running
-    explained = proxy.get("/explain", wanted) if proxy is not None else run(_explain, source.config, wanted)
-    if as_json:
-        echo_json(explained)
-    else:
-        _show(results(), explained)
-
-
-async def _explain(config: Config, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    import msgspec
-
-    from mcp_context_proxy.web.contexts import ExplanationWanted, explanation
-
-    async with open_started_proxy(config) as proxy:
-        return await explanation(proxy.contexts, msgspec.convert(wanted, ExplanationWanted))
+    print_answer(as_json, source.proxy().get("/explain", wanted), _show)
 
 
 def _show(console: Terminal, explained: Mapping[str, Any]) -> None:

@@ -171,7 +171,6 @@ def _toml(value: str | list[str]) -> str:
 
 @asynccontextmanager
 async def _connected(command: Sequence[str], folder: Path, log: TextIO) -> AsyncIterator[Client]:
-    """Start a server and connect the SDK's client to it, as a host would."""
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 

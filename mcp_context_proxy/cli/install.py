@@ -292,7 +292,8 @@ def _agree(console: Terminal, yes: bool, files: int) -> None:
 
 def _try(console: Terminal, file: Path, names: Iterable[str], no_check: bool) -> bool:
     """Start servers once and print how it went; return True if all work."""
-    from mcp_context_proxy.cli.check import Level, show, start_once
+    from mcp_context_proxy.cli.check import show, start_once
+    from mcp_context_proxy.cli.pins import Level
 
     names = list(names)
     if no_check or not names:

@@ -15,8 +15,9 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -71,6 +72,25 @@ _ELSEWHERE: Final = re.compile(r"[./~]|[a-z+]+://|git\+|[A-Za-z]:\\")
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _INSPECT_SECONDS: Final = 10.0
 """Time for a container program to tell the digest of an image that it has."""
+
+
+class Level(StrEnum):
+    """Level of a verdict."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "PROBLEM"
+
+
+class Verdict(Struct, frozen=True):
+    """Result of one check."""
+
+    level: Level
+    subject: str
+    message: str
+    remedy: str = ""
+    output: tuple[str, ...] = ()
+    """Lines that a server wrote."""
 
 
 class Unpinned(Struct, frozen=True):
@@ -177,10 +197,7 @@ def pin(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, str]]) -> P
     """Return the text of a configuration with versions in the arguments of servers; nothing else changes.
 
     `pins` has the version of each server. The result is checked: it is the same configuration but for them.
-
-    Raises:
-        ConfigError: the file can no longer be read.
-        OSError: the same.
+    Raises `ConfigError` or `OSError` if the file can no longer be read.
     """
     text = before = file.read_bytes().decode("utf-8")
     source = read(file)
@@ -227,8 +244,7 @@ def _plain(text: str) -> str:
 def write_keeping(change: FileChange) -> Path:
     """Write a changed configuration, and return the copy of the file as it was before.
 
-    Raises:
-        EditError: the folder or the file cannot be written, or it has changed since it was read.
+    Raises `EditError` if the folder or the file cannot be written, or it has changed since it was read.
     """
     file = change.file.resolve()
     places = (file.with_name(f"{file.name}.bak{number}") for number in ("", *range(2, 1000)))
@@ -257,28 +273,18 @@ def keep_listings(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, s
 NAMED: Final = 3
 """Tools that a line names."""
 
-Severity: TypeAlias = Literal["ok", "warning", "PROBLEM"]
-
-
-class Effect(Struct, frozen=True):
-    """One thing that a host does with our lists or results."""
-
-    severity: Severity
-    about: str
-    """The part of them, such as ``names``."""
-    message: str
-    remedy: str = ""
-
-
-_BREACHES: Final[Mapping[str, tuple[Severity, str]]] = {
-    "refused": ("PROBLEM", "and one such name is enough to have the whole list refused"),
-    "dropped": ("warning", "and the host leaves these tools out"),
-    "shortened": ("warning", "and the host shortens them in its own way, so that two may become the same"),
+_BREACHES: Final[Mapping[str, tuple[Level, str]]] = {
+    "refused": (Level.PROBLEM, "and one such name is enough to have the whole list refused"),
+    "dropped": (Level.WARNING, "and the host leaves these tools out"),
+    "shortened": (
+        Level.WARNING,
+        "and the host shortens them in its own way, so that two may become the same",
+    ),
 }
-"""Severity and consequence of names that are too long."""
+"""Level and consequence of names that are too long."""
 
 
-def names(proxy: Proxy) -> Iterator[Effect]:
+def names(proxy: Proxy) -> Iterator[Verdict]:
     """Yield which tools have a shortened name, and which names are too long for one of the hosts.
 
     The proxy is taken to have its recommended name in each of them.
@@ -294,10 +300,10 @@ def names(proxy: Proxy) -> Iterator[Effect]:
             f"{', '.join(host.title for host in hosts)}: {_listed(long)}"
         )
         remedy = "leave out expose.max_name_length, or run check --host NAME for the host that you use"
-        yield Effect("warning", "names", message, remedy)
+        yield Verdict(Level.WARNING, "names", message, remedy)
 
 
-def profiles(proxy: Proxy) -> Iterator[Effect]:
+def profiles(proxy: Proxy) -> Iterator[Verdict]:
     """Yield what the clients of each profile see, and mistakes in the profiles that no other check finds."""
     config, saved = proxy.config, {*proxy.contexts.presets.names, *PRESETS}
     for name, settings in config.clients.items():
@@ -309,20 +315,20 @@ def profiles(proxy: Proxy) -> Iterator[Effect]:
             f"sees {counted(len(seen.tools), 'tool')} of {counted(len(servers), 'server')}, "
             f"{counted(documents, 'document')}"
         )
-        yield Effect("ok" if seen.tools or documents else "warning", about, sees)
+        yield Verdict(Level.OK if seen.tools or documents else Level.WARNING, about, sees)
         for glob in settings.servers or ():
             if not any(matches(glob, server) for server in config.servers):
-                yield Effect("warning", about, f"no server is named {glob!r}")
+                yield Verdict(Level.WARNING, about, f"no server is named {glob!r}")
         for preset in settings.presets:
             if preset not in saved:
                 remedy = f"`mcp-context-proxy session save {preset}` saves one"
-                yield Effect("warning", about, f"there is no preset {preset!r}", remedy)
+                yield Verdict(Level.WARNING, about, f"there is no preset {preset!r}", remedy)
     if config.context.interactions_top_n and not config.interactions.enabled:
         text = "context.interactions_top_n has no effect: nothing is remembered"
-        yield Effect("warning", "context", text, "set interactions.enabled = true")
+        yield Verdict(Level.WARNING, "context", text, "set interactions.enabled = true")
 
 
-def effects(proxy: Proxy, host: HostProfile) -> Iterator[Effect]:
+def effects(proxy: Proxy, host: HostProfile) -> Iterator[Verdict]:
     """Yield findings on how a host treats the names, descriptions, lists and results of a proxy.
 
     The servers of the proxy must have been connected.
@@ -342,12 +348,12 @@ def effects(proxy: Proxy, host: HostProfile) -> Iterator[Effect]:
     yield _results(host)
 
 
-def _shortened(tools: Iterable[Tool], most: int) -> Iterator[Effect]:
+def _shortened(tools: Iterable[Tool], most: int) -> Iterator[Verdict]:
     cut = [tool for tool in tools if tool.exposed_name != tool.name and len(_full_name(tool)) > most]
     if cut:
         whose = "the name of 1 tool is" if len(cut) == 1 else f"the names of {len(cut):,} tools are"
         examples = _joined([f"{one_line(_full_name(tool))} is {tool.exposed_name}" for tool in cut])
-        yield Effect("ok", "names", f"{whose} shortened to {most} characters: {examples}")
+        yield Verdict(Level.OK, "names", f"{whose} shortened to {most} characters: {examples}")
 
 
 def _full_name(tool: Tool) -> str:
@@ -358,21 +364,21 @@ def _too_long(tools: Iterable[Tool], room: int) -> list[Tool]:
     return [tool for tool in tools if len(tool.exposed_name) > room]
 
 
-def _names(tools: Sequence[Tool], rule: NameRule, server: str) -> Effect:
+def _names(tools: Sequence[Tool], rule: NameRule, server: str) -> Verdict:
     prefix, room = rule.prefix_with(server), rule.room(server)
     added = f"the host puts {prefix} before each" if prefix else "the host puts nothing before them"
     long = _too_long(tools, room)
     if not long:
         longest = max((len(tool.exposed_name) for tool in tools), default=0) + len(prefix)
-        return Effect("ok", "names", f"{added}; the longest has {longest} of {rule.most} characters")
-    severity, fate = _BREACHES[rule.breach]
+        return Verdict(Level.OK, "names", f"{added}; the longest has {longest} of {rule.most} characters")
+    level, fate = _BREACHES[rule.breach]
     message = (
         f"{added}, and {len(long):,} of {len(tools):,} then have more than {rule.most} characters, "
         f"{fate}: {_listed(long)}"
     )
     shorter = f"set expose.max_name_length = {room}, or " if room >= SHORTEST_NAME else ""
-    return Effect(
-        severity, "names", message, f"{shorter}give the proxy a shorter name in the host than {server}"
+    return Verdict(
+        level, "names", message, f"{shorter}give the proxy a shorter name in the host than {server}"
     )
 
 
@@ -383,7 +389,7 @@ def _described(definition: Raw) -> tuple[str, int]:
     return envelope.text(members["name"]) or "", len(text.encode())
 
 
-def _descriptions(described: Mapping[str, int], instructions: int, most: int | None) -> Iterator[Effect]:
+def _descriptions(described: Mapping[str, int], instructions: int, most: int | None) -> Iterator[Verdict]:
     """Yield the descriptions that are cut, with their size in bytes by listed name, and the instructions."""
     if most is None:
         return
@@ -391,35 +397,39 @@ def _descriptions(described: Mapping[str, int], instructions: int, most: int | N
     if long:
         named = _joined([f"{name} ({size:,} bytes)" for name, size in long.items()])
         message = f"{len(long)} of {len(described):,} listed are cut to {most:,} bytes: {named}"
-        yield Effect("warning", "descriptions", message, 'include = "agent" leaves such tools to the search')
+        yield Verdict(
+            Level.WARNING, "descriptions", message, 'include = "agent" leaves such tools to the search'
+        )
     else:
-        yield Effect("ok", "descriptions", f"none of {len(described):,} listed is over {most:,} bytes")
+        yield Verdict(Level.OK, "descriptions", f"none of {len(described):,} listed is over {most:,} bytes")
     if instructions > most:
-        yield Effect("warning", "instructions", f"{instructions:,} bytes are cut to {most:,}")
+        yield Verdict(Level.WARNING, "instructions", f"{instructions:,} bytes are cut to {most:,}")
 
 
-def _number(listed: int, most: int) -> Effect:
+def _number(listed: int, most: int) -> Verdict:
     if listed <= most:
-        return Effect("ok", "tools", f"{listed:,} are listed, of at most {most} from all servers of the host")
-    return Effect(
-        "warning",
+        return Verdict(
+            Level.OK, "tools", f"{listed:,} are listed, of at most {most} from all servers of the host"
+        )
+    return Verdict(
+        Level.WARNING,
         "tools",
         f"{listed:,} are listed, and the host takes at most {most} from all its servers",
         'set expose.mode = "search", and include = "always" for fewer tools',
     )
 
 
-def _changes(host: HostProfile, lists_all: bool) -> Effect:
+def _changes(host: HostProfile, lists_all: bool) -> Verdict:
     if host.list_changes.value:
-        return Effect("ok", "list changes", "it lists the tools again when they change")
+        return Verdict(Level.OK, "list changes", "it lists the tools again when they change")
     if lists_all:
         missed = "tools of servers that were not ready when it started"
     else:
         missed = "new tools; those that a search finds are called through call_tool"
-    return Effect("ok", "list changes", f"until it is restarted or refreshed, it misses {missed}")
+    return Verdict(Level.OK, "list changes", f"until it is restarted or refreshed, it misses {missed}")
 
 
-def _results(host: HostProfile) -> Effect:
+def _results(host: HostProfile) -> Verdict:
     forms = {
         "text": "the model reads their text",
         "structured": "the model reads structuredContent where there is any, and the text otherwise",
@@ -427,9 +437,9 @@ def _results(host: HostProfile) -> Effect:
     }
     message, limit = forms[host.result.value], host.results.value
     if limit is None:
-        return Effect("ok", "results", f"{message}; no limit of their length is known")
+        return Verdict(Level.OK, "results", f"{message}; no limit of their length is known")
     fate = "go to a file" if limit.rest == "in a file" else "are cut"
-    return Effect("ok", "results", f"{message}; those over {limit.most:,} {limit.unit} {fate}")
+    return Verdict(Level.OK, "results", f"{message}; those over {limit.most:,} {limit.unit} {fate}")
 
 
 def _listed(tools: Iterable[Tool]) -> str:

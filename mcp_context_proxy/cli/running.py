@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ import click
 from rich.text import Text
 
 from mcp_context_proxy import __version__
-from mcp_context_proxy.bridge import OWN, AskError, ask, configuration_file, running
+from mcp_context_proxy.bridge import BASE, OWN, AskError, ask, configuration_file, running
 from mcp_context_proxy.bridge.meeting import process_of
 from mcp_context_proxy.cli import (
     WholeNumber,
@@ -84,11 +85,73 @@ class NotRunningError(click.ClickException):
         )
 
 
-class RunningProxy:
+class AskedProxy(ABC):
+    """A proxy whose REST API a command asks."""
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        """Return the answer to a GET; parameters that are None are left out."""
+        given = {name: _text(value) for name, value in (query or {}).items() if value not in (None, (), [])}
+        return self._answer("GET", f"{path}?{urlencode(given)}" if given else path)
+
+    def post(self, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
+        return self._answer("POST", path, body, seconds)
+
+    def patch(self, path: str, body: Any) -> Any:
+        return self._answer("PATCH", path, body)
+
+    def delete(self, path: str) -> Any:
+        return self._answer("DELETE", path)
+
+    def _answer(self, method: str, target: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
+        try:
+            return self._ask(method, target, body, seconds)
+        except AskError as error:
+            # Sentences of the API end with a full stop, those of commands do not.
+            text = str(error).removesuffix(".")
+            if error.status is None:
+                text += f"; '{PROGRAM} status' shows whether it hangs"
+            if error.status in (NOT_FOUND, NOT_VALID):
+                raise click.UsageError(text) from None
+            raise click.ClickException(text) from None
+
+    @abstractmethod
+    def _ask(self, method: str, target: str, body: Any, seconds: float) -> Any:
+        """Return the decoded answer; raises `AskError` if there is none, or a refusal."""
+
+
+class OwnProxy(AskedProxy):
+    """A proxy that a command starts for one question."""
+
+    def __init__(self, config: Config, indexed: bool) -> None:
+        self._config, self._indexed = config, indexed
+
+    def _ask(self, method: str, target: str, body: Any, seconds: float) -> Any:
+        return run(self.answered, method, target, body, seconds)
+
+    async def answered(self, method: str, target: str, body: Any, seconds: float) -> Any:
+        """Start the proxy, and return its decoded answer; raises `AskError` if that is a refusal."""
+        import httpx2
+
+        from mcp_context_proxy.app.serve import local_api
+
+        async with open_started_proxy(self._config, indexed=self._indexed) as proxy:
+            api = httpx2.ASGITransport(local_api(proxy).app)
+            async with httpx2.AsyncClient(transport=api, base_url=f"http://localhost{BASE}") as client:
+                response = await client.request(method, target, json=body, timeout=seconds)
+        answer = response.json()
+        if response.is_error:
+            raise AskError(answer["detail"], response.status_code)
+        return answer
+
+
+class RunningProxy(AskedProxy):
     """A proxy that runs for a configuration."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
+
+    def _ask(self, method: str, target: str, body: Any, seconds: float) -> Any:
+        return ask(self._socket, method, target, body, seconds=seconds)
 
     def status(self) -> Any:
         """Return its state; None if it hangs."""
@@ -123,32 +186,6 @@ class RunningProxy:
         os.kill(process, signal.SIGKILL)
         return process
 
-    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
-        """Return the answer to a GET; parameters that are None are left out."""
-        given = {name: _text(value) for name, value in (query or {}).items() if value not in (None, (), [])}
-        return self._ask("GET", f"{path}?{urlencode(given)}" if given else path)
-
-    def post(self, path: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
-        return self._ask("POST", path, body, seconds)
-
-    def patch(self, path: str, body: Any) -> Any:
-        return self._ask("PATCH", path, body)
-
-    def delete(self, path: str) -> Any:
-        return self._ask("DELETE", path)
-
-    def _ask(self, method: str, target: str, body: Any = None, seconds: float = ANSWER_SECONDS) -> Any:
-        try:
-            return ask(self._socket, method, target, body, seconds=seconds)
-        except AskError as error:
-            # Sentences of the API end with a full stop, those of commands do not.
-            text = str(error).removesuffix(".")
-            if error.status is None:
-                text += f"; '{PROGRAM} status' shows whether it hangs"
-            if error.status in (NOT_FOUND, NOT_VALID):
-                raise click.UsageError(text) from None
-            raise click.ClickException(text) from None
-
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
@@ -173,6 +210,10 @@ class AnswerSource:
             messages().say(Text(text, style="dim"))
         return RunningProxy(found[0]) if found else None
 
+    def proxy(self, *, indexed: bool = True) -> AskedProxy:
+        """Return the proxy that runs, or else one that is started to answer, `indexed` if need be."""
+        return self.running or OwnProxy(self.config, indexed)
+
     def expect_running(self) -> RunningProxy:
         """Return the proxy that runs; fail if none does."""
         if self.running is None:
@@ -180,7 +221,6 @@ class AnswerSource:
         return self.running
 
     def every(self) -> list[RunningProxy]:
-        """Return all proxies that run for the configuration."""
         return list(map(RunningProxy, running(self.file, os.environ)))
 
     @property
@@ -190,7 +230,6 @@ class AnswerSource:
 
     @cached_property
     def config(self) -> Config:
-        """The configuration, for a proxy of the command's own."""
         return load_config(self._ctx, self._config_path)
 
     @property
@@ -204,7 +243,6 @@ def of_running(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, as its first argument, the `AnswerSource` of its answer."""
     fresh = click.option("--fresh", is_flag=True, help="Start the servers, also where a proxy runs already.")
     return config_option(fresh(_with_source(command)))
 
@@ -388,32 +426,10 @@ def call_command(source: AnswerSource, tool: str, arguments: str, server: str | 
     if not isinstance(given, dict):
         raise click.BadParameter("it is not a JSON object", param_hint="JSON")
     body = {"tool": tool, "arguments": given} | ({} if server is None else {"server": server})
-    running_proxy = source.running
-    answer = (
-        run(_call, source.config, body)
-        if running_proxy is None
-        else running_proxy.post("/call", body, CALL_SECONDS)
-    )
+    answer = source.proxy(indexed=False).post("/call", body, CALL_SECONDS)
     print_answer(as_json, answer, _show_result)
     if answer["is_error"]:
         raise click.exceptions.Exit(1)
-
-
-async def _call(config: Config, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a tool in a proxy of this command, and return the answer as the REST API gives it."""
-    import msgspec
-
-    from mcp_context_proxy.web import BadRequestError
-    from mcp_context_proxy.web.running import CallWanted, call_tool
-
-    async with open_started_proxy(config, indexed=False) as proxy:
-        try:
-            answer = await call_tool(proxy, msgspec.convert(body, CallWanted))
-        except BadRequestError as error:
-            kind = click.UsageError if error.status == NOT_FOUND else click.ClickException
-            raise kind(error.detail.removesuffix(".")) from None
-        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer))
-        return decoded
 
 
 def _show_result(console: Terminal, answer: Mapping[str, Any]) -> None:

@@ -43,9 +43,9 @@ from mcp_context_proxy.cli.terminal import (
     messages,
     moment,
     open_started_proxy,
+    print_answer,
     results,
 )
-from mcp_context_proxy.config import Config
 from mcp_context_proxy.errors import UnknownFilterError
 from mcp_context_proxy.items import Kind, SearchFilters
 from mcp_context_proxy.protocol.strangers import one_line
@@ -157,7 +157,7 @@ def search_command(
         _show(results(), data)
     else:
         if data["read_as"] is not None:
-            messages().prose(Text(_read_as(data["read_as"]), style="dim"), hanging=9)
+            messages().prose(Text(f"Read as: {one_line(data['read_as'])}", style="dim"), hanging=9)
         reranking = data["rerank"]
         if reranking is not None and not reranking["used"]:
             messages().prose(Text(f"Rerank: {one_line(reranking['reason'])}", style="dim"), hanging=8)
@@ -165,7 +165,6 @@ def search_command(
 
 
 async def _search(config: Config, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Search in a proxy of this command, and return the answer as the REST API gives it."""
     import msgspec
 
     from mcp_context_proxy.web.search import LookWanted, look
@@ -183,14 +182,10 @@ def _data(found: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in left_out} | {"note": told or None}
 
 
-def _read_as(query: str) -> str:
-    return f"Read as: {one_line(query)}"
-
-
 def _show(console: Terminal, found: Mapping[str, Any]) -> None:
     asked, rerank = f'"{one_line(found["query"])}"', found["rerank"]
     if found["read_as"] is not None:
-        console.prose(Text(_read_as(found["read_as"]), style="dim"), hanging=9)
+        console.prose(Text(f"Read as: {one_line(found['read_as'])}", style="dim"), hanging=9)
     if found["note"]:
         console.prose(Text(f"Note: {found['note']}", style="yellow"))
     if rerank is not None:
@@ -309,20 +304,22 @@ def stats(config: Config, as_json: bool) -> None:
 
     with open_configured_store(config) as store:
         total, kinds = store.interactions.count(InteractionScope()), store.interactions.kinds()
-    if as_json:
-        data = [
-            {"agent_name": agent, "interaction_type": kind, "count": count, "latest": latest}
-            for agent, kind, count, latest in kinds
-        ]
-        echo_json({"enabled": config.interactions.enabled, "interactions": total, "kinds": data})
-        return
-    console = results()
-    console.say(f"{counted(total, 'interaction')}.")
-    _note_if_off(console, config)
-    if kinds:
+    names = ("agent_name", "interaction_type", "count", "latest")
+    data = {"enabled": config.interactions.enabled, "interactions": total}
+    print_answer(
+        as_json, {**data, "kinds": [dict(zip(names, kind, strict=True)) for kind in kinds]}, _show_kinds
+    )
+
+
+def _show_kinds(console: Terminal, data: Mapping[str, Any]) -> None:
+    console.say(f"{counted(data['interactions'], 'interaction')}.")
+    _note_if_off(console, data["enabled"])
+    if data["kinds"]:
         console.say()
         rows = [("count", "type", "latest", "agent")]
-        rows += [(f"{count:,}", kind, moment(at), one_line(agent)) for agent, kind, count, at in kinds]
+        for one in data["kinds"]:
+            agent, latest = one_line(one["agent_name"]), moment(one["latest"])
+            rows.append((f"{one['count']:,}", one["interaction_type"], latest, agent))
         console.columns(rows, right=(0,))
 
 
@@ -431,8 +428,8 @@ def import_command(
         console.say("They have no embeddings yet: mcp-context-proxy backfill makes them.")
 
 
-def _note_if_off(console: Terminal, config: Config) -> None:
-    if not config.interactions.enabled:
+def _note_if_off(console: Terminal, enabled: bool) -> None:
+    if not enabled:
         console.note("Interactions are not recorded: set enabled = true under [interactions] to record them.")
 
 
@@ -475,7 +472,7 @@ def recall_command(
         echo_json({"query": query, **recall_data(found), **beside})
         return
     console = results()
-    _note_if_off(console, config)
+    _note_if_off(console, config.interactions.enabled)
     if latest is not None:
         _compare(console, found, latest)
         return
@@ -494,7 +491,6 @@ def recall_command(
 
 
 def _compare(console: Terminal, found: Recall, latest: Recall) -> None:
-    """Show found interactions and the latest ones side by side; those in both have their number in both."""
     from mcp_context_proxy.context.engine import age
 
     places = {one.interaction.id: place for place, one in enumerate(latest.results, 1)}

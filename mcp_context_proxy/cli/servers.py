@@ -17,16 +17,16 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import WholeNumber, configured, echo_json, json_option, run, terminal
+from mcp_context_proxy.cli import WholeNumber, configured, json_option, run, terminal
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
 from mcp_context_proxy.cli.terminal import (
     Terminal,
     counted,
     duration,
+    headings,
     marked,
     moment,
-    open_started_proxy,
-    results,
+    print_answer,
 )
 from mcp_context_proxy.config.settings import PRESETS
 from mcp_context_proxy.items import Kind, ToolClass
@@ -59,10 +59,7 @@ def servers_command(source: AnswerSource, as_json: bool) -> None:
     """Show the configured servers and their state; where no proxy runs, they are started once."""
     proxy = source.running
     found = run(_collect_servers, source.config) if proxy is None else proxy.get("/servers")["servers"]
-    if as_json:
-        echo_json({"servers": found})
-    else:
-        _show_servers(results(), found)
+    print_answer(as_json, {"servers": found}, _show_servers)
 
 
 async def _collect_servers(config: Config) -> list[dict[str, Any]]:
@@ -78,11 +75,12 @@ async def _collect_servers(config: Config) -> list[dict[str, Any]]:
         return found
 
 
-def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
+def _show_servers(console: Terminal, found: dict[str, list[dict[str, Any]]]) -> None:
+    servers = found["servers"]
     if not servers:
         console.say("No server is configured.")
         return
-    rows = [[Text(title, style="bold") for title in HEADINGS]]
+    rows = [headings(*HEADINGS)]
     for facts in servers:
         numbers = [f"{facts[key]:,}" if key in facts else "-" for key in ("tools", "resources", "prompts")]
         plain = [facts.get("era", "-"), facts.get("protocol", "-"), *numbers, duration(facts.get("start_ms"))]
@@ -95,9 +93,9 @@ def _show_servers(console: Terminal, servers: list[dict[str, Any]]) -> None:
             console.prose(Text(f"{facts['name']}: {facts['cause']}", style="red"), hanging=2)
             for line in (*facts.get("stderr", ()), *marked(facts.get("stdout", ()))):
                 console.prose(Text(f"| {line}", style="dim"), 2, hanging=2)
-        if found := facts.get("findings"):
+        if findings := facts.get("findings"):
             console.say()
-            remarks = f"{counted(len(found), 'remark')} on its definitions: see mcp-context-proxy check"
+            remarks = f"{counted(len(findings), 'remark')} on its definitions: see mcp-context-proxy check"
             console.prose(Text(f"{facts['name']}: {remarks}", style="yellow"), hanging=2)
 
 
@@ -111,48 +109,18 @@ CLASS_STYLES: Final = {ToolClass.READ: "dim", ToolClass.WRITE: "", ToolClass.DES
 @click.option("--related", metavar="NAME", help="List only the items that are similar to this tool.")
 def tools_command(source: AnswerSource, as_json: bool, related: str | None) -> None:
     """List all tools behind the proxy, under the names that hosts see. Token counts are estimates."""
-    data = _tools(source) if related is None else _similar(source, related)
-    if as_json:
-        echo_json(data)
-    elif related is not None:
-        if not data["related"]:
-            results().say(f"Nothing is similar to {related}.")
-        rows = [
-            (f"{one['cosine']:.2f}", str(one["type"]), Text(one["name"], style="cyan"))
-            for one in data["related"]
-        ]
-        results().columns(rows, indent=2, right=(0,))
+    if related is None:
+        print_answer(as_json, source.proxy(indexed=False).get("/tools"), _show_tools)
     else:
-        _show_tools(results(), data)
+        found = source.proxy().get(f"/tools/{quote(related, safe='')}/related")
+        print_answer(as_json, found, _show_related)
 
 
-def _similar(source: AnswerSource, name: str) -> dict[str, Any]:
-    if source.running is not None:
-        found: dict[str, Any] = source.running.get(f"/tools/{quote(name, safe='')}/related")
-        return found
-    return {"name": name, "related": run(_related, source.config, name)}
-
-
-async def _related(config: Config, name: str) -> list[dict[str, Any]]:
-    async with open_started_proxy(config) as proxy:
-        return [
-            {"type": item.type, "name": item.name, "server": item.server, "cosine": item.score}
-            for item in await proxy.contexts.related(Kind.TOOL, name)
-        ]
-
-
-def _tools(source: AnswerSource) -> dict[str, Any]:
-    if source.running is not None:
-        found: dict[str, Any] = source.running.get("/tools")
-        return found
-    return run(_collect_tools, source.config)
-
-
-async def _collect_tools(config: Config) -> dict[str, Any]:
-    from mcp_context_proxy.web.inventory import TokenCounts, all_tools
-
-    async with open_started_proxy(config, indexed=False) as proxy:
-        return all_tools(proxy, TokenCounts())
+def _show_related(console: Terminal, data: dict[str, Any]) -> None:
+    if not data["related"]:
+        console.say(f"Nothing is similar to {data['name']}.")
+    rows = [(f"{one['cosine']:.2f}", one["type"], Text(one["name"], style="cyan")) for one in data["related"]]
+    console.columns(rows, indent=2, right=(0,))
 
 
 def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
@@ -204,10 +172,7 @@ def _show_tools(console: Terminal, data: dict[str, Any]) -> None:
 def index_command(config: Config, rebuild: bool, as_json: bool) -> None:
     """Index all tools, rules and references, so that the first search does not have to wait."""
     report = run(_index, config, rebuild)
-    if as_json:
-        echo_json(report)
-    else:
-        _show_index(results(), report)
+    print_answer(as_json, report, _show_index)
     if report["model_error"] is not None or report["failed"]:
         raise click.exceptions.Exit(1)
 
@@ -285,8 +250,7 @@ def all_sessions(source: AnswerSource) -> list[ChosenSession]:
 def chosen_session(source: AnswerSource, wanted: str | None) -> ChosenSession:
     """Return the session with an id that begins so; without one, the only session.
 
-    Raises:
-        click.UsageError: there is no such session, or it cannot be told which is meant.
+    Raises `click.UsageError` if there is no such session, or it cannot be told which is meant.
     """
     found = all_sessions(source)
     fitting = [one for one in found if one.id.startswith(wanted or "")]
@@ -302,8 +266,6 @@ def chosen_session(source: AnswerSource, wanted: str | None) -> ChosenSession:
 
 
 def _of_one(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, as its first argument, the session that it is about."""
-
     @of_running
     @click.option("--session", "wanted", metavar="ID", help="The session, by the beginning of its id.")
     @json_option
@@ -315,7 +277,6 @@ def _of_one(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _named(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that name an item."""
     for add in (
         click.argument("names", metavar="NAME...", nargs=-1, required=True),
         click.option("--type", "kind", type=KINDS, default=Kind.TOOL.value, show_default=True),
@@ -339,13 +300,13 @@ def session_command() -> None:
 def list_sessions(source: AnswerSource, as_json: bool) -> None:
     """List the sessions that are open, with the items that each has in every context."""
     found = [dict(one.facts) for one in all_sessions(source)]
-    if as_json:
-        echo_json({"sessions": found})
-        return
-    console = results()
-    if not found:
+    print_answer(as_json, {"sessions": found}, _show_sessions)
+
+
+def _show_sessions(console: Terminal, data: Mapping[str, Any]) -> None:
+    if not data["sessions"]:
         console.say("No session is open.")
-    for one in found:
+    for one in data["sessions"]:
         _show(console, one)
 
 
@@ -384,7 +345,7 @@ def set_options(session: ChosenSession, as_json: bool, **given: Any) -> None:
     options = {**_set(session.facts["options"]), **changed} if changed else {}
     if (preset := options.pop("preset", None)) is not None:
         options |= {domain: {**options.get(domain, {}), "preset": preset} for domain in DOMAINS}
-    _print_changed(session, session.proxy.patch(session.path, {"options": options}), as_json)
+    _patch(session, {"options": options}, as_json)
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,10 +364,9 @@ def save_session(session: ChosenSession, name: str, as_json: bool) -> None:
     """
     saved = session.proxy.post("/presets", {"name": name, "session": session.id})["presets"]
     preset = next(one for one in saved if one["name"] == name)
-    if as_json:
-        echo_json(preset)
-    else:
-        results().say(Text(f"Saved as preset {name}: {_summary(preset)}."))
+    print_answer(
+        as_json, preset, lambda console, saved: console.say(f"Saved as preset {name}: {_summary(saved)}.")
+    )
 
 
 @session_command.command("presets")
@@ -416,32 +376,25 @@ def save_session(session: ChosenSession, name: str, as_json: bool) -> None:
 def list_presets(source: AnswerSource, forget: str | None, as_json: bool) -> None:
     """List the saved presets, or forget one."""
     proxy = source.expect_running()
-    if forget is None:
-        saved = proxy.get("/presets")["presets"]
-    else:
-        saved = proxy.delete(f"/presets/{quote(forget, safe='')}")["presets"]
-    if as_json:
-        echo_json({"presets": saved})
-        return
-    console = results()
-    if not saved:
+    saved = proxy.get("/presets") if forget is None else proxy.delete(f"/presets/{quote(forget, safe='')}")
+    print_answer(as_json, saved, _show_presets)
+
+
+def _show_presets(console: Terminal, data: Mapping[str, Any]) -> None:
+    if not data["presets"]:
         console.say("No preset is saved.")
-    console.columns([(Text(one["name"], style="cyan"), _summary(one)) for one in saved])
+    console.columns([(Text(one["name"], style="cyan"), _summary(one)) for one in data["presets"]])
 
 
 def _change(
     session: ChosenSession, how: str, names: Sequence[str], kind: str, server: str | None, as_json: bool
 ) -> None:
     items = [{"type": kind, "name": name, "server": server} for name in names]
-    _print_changed(session, session.proxy.patch(session.path, {how: items}), as_json)
+    _patch(session, {how: items}, as_json)
 
 
-def _print_changed(session: ChosenSession, answer: Mapping[str, Any], as_json: bool) -> None:
-    facts = {**session.facts, **answer}
-    if as_json:
-        echo_json(facts)
-    else:
-        _show(results(), facts)
+def _patch(session: ChosenSession, change: Mapping[str, Any], as_json: bool) -> None:
+    print_answer(as_json, {**session.facts, **session.proxy.patch(session.path, change)}, _show)
 
 
 def _host(facts: Mapping[str, Any]) -> str:

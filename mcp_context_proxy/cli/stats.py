@@ -6,7 +6,7 @@ A proxy that runs is asked. Without one, the store is read.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -20,7 +20,7 @@ from mcp_context_proxy.cli import (
     shown,
 )
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking
-from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, results
+from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, headings, results
 from mcp_context_proxy.protocol.strangers import one_line
 
 if TYPE_CHECKING:
@@ -56,9 +56,13 @@ def stats_command(source: AnswerSource, period: str, limit: int, as_json: bool) 
     figures = _fetch(proxy, period) if proxy is not None else _read(source.config, period)
     if as_json:
         echo_json(_data(figures))
-        return
-    console, now = results(), time.time()
+    else:
+        _show(results(), figures, period, limit)
+
+
+def _show(console: Terminal, figures: Mapping[str, Figures], period: str, limit: int) -> None:
     searches, tools, documents = figures["searches"], figures["tools"], figures["documents"]
+    now = time.time()
     if not searches["enabled"]:
         console.say("Counting is switched off: these numbers are from before.")
     if not tools["tools"] and not searches["searches"] and not documents["documents"]:
@@ -127,7 +131,6 @@ def _read(config: Config, period: str) -> dict[str, Figures]:
 
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
-    """Return whether a model can find a tool."""
     from mcp_context_proxy.catalog.names import turned_off_by
     from mcp_context_proxy.items import IncludeMode
 
@@ -170,10 +173,9 @@ def _show_trial(console: Terminal, trial: Figures) -> None:
     if not learned["requests"] and not plain["requests"]:
         return
     console.section("With and without learned pairs")
-    heading = ("", "With", "Without", "Difference")
-    rows = [[Text(title, style="bold") for title in heading]]
-    rows.append([Text("Requests"), *(Text(f"{arm['requests']:,}") for arm in (learned, plain)), Text()])
-    rows.append([Text("Sessions"), *(Text(f"{arm['units']:,}") for arm in (learned, plain)), Text()])
+    rows = [headings("", "With", "Without", "Difference")]
+    for key, name in (("requests", "Requests"), ("units", "Sessions")):
+        rows.append([Text(name), *(Text(f"{arm[key]:,}") for arm in (learned, plain)), Text()])
     for key, name in MEASURES.items():
         told = [_estimate(one[key], key) for one in (learned, plain)]
         change = _estimate(trial["difference"][key], key, signed=True)
@@ -185,7 +187,7 @@ def _show_trial(console: Terminal, trial: Figures) -> None:
     if len(trial["stretches"]) > 1:
         unit = "Day" if trial["seconds"] <= 86_400 else "Week"
         console.say()
-        rows = [[Text(title, style="bold") for title in (unit, "With", "Without", "First: with", "without")]]
+        rows = [headings(unit, "With", "Without", "First: with", "without")]
         for one in trial["stretches"][-STRETCHES_SHOWN:]:
             arms = one["learned"], one["plain"]
             rows.append(
@@ -227,16 +229,13 @@ def _show_tools(console: Terminal, tools: Sequence[Figures], limit: int, now: fl
     console.section("Tools")
     wide = console.width >= WIDE
     more = ("Result", "Tokens") if wide else ()
-    headings = [Text(title, style="bold") for title in ("Calls", "Failed", "p50", "p95", *more, "Last used")]
-    facts = [headings, *(_facts(one, now, wide) for one in tools[:limit])]
+    titles = headings("Calls", "Failed", "p50", "p95", *more, "Last used")
+    facts = [titles, *(_facts(one, now, wide) for one in tools[:limit])]
     widths = [max(cell.cell_len for cell in column) for column in zip(*facts, strict=True)]
     room = max(console.width - sum(widths) - GAP * len(widths), USEFUL)
     names = [Text("Tool", style="bold"), *(_name(one["server"], one["name"], room) for one in tools[:limit])]
-    console.columns(
-        [[*row, name] for row, name in zip(facts, names, strict=True)], right=range(len(headings))
-    )
-    if len(tools) > limit:
-        console.say(Text(f"... and {counted(len(tools) - limit, 'tool')} more", style="dim"))
+    console.columns([[*row, name] for row, name in zip(facts, names, strict=True)], right=range(len(titles)))
+    console.more(len(tools) - limit, "tool")
 
 
 def _facts(report: Figures, now: float, wide: bool) -> list[Text]:
@@ -256,14 +255,16 @@ def _show_documents(console: Terminal, documents: Sequence[Figures], limit: int,
     if not documents:
         return
     console.section("Rules and references")
-    rows = [[Text(title, style="bold") for title in ("Found", "Given", "Read", "Last used", "Document")]]
+    rows = [headings("Found", "Given", "Read", "Last used", "Document")]
     for one in documents[:limit]:
         numbers = (Text(f"{one[key]:,}") for key in ("found", "delivered", "reads"))
-        name = Text(one_line(f"{one['kind']} {one['name']}"), style="cyan")
-        rows.append([*numbers, Text(_ago(now - one["last_used"])), name])
+        rows.append([*numbers, Text(_ago(now - one["last_used"])), _document(one)])
     console.columns(rows, right=(0, 1, 2))
-    if len(documents) > limit:
-        console.say(Text(f"... and {counted(len(documents) - limit, 'document')} more", style="dim"))
+    console.more(len(documents) - limit, "document")
+
+
+def _document(one: Figures) -> Text:
+    return Text(one_line(f"{one['kind']} {one['name']}"), style="cyan")
 
 
 def _ago(seconds: float) -> str:
@@ -295,15 +296,7 @@ def _show_unused(console: Terminal, never: Figures, now: float) -> None:
         f"has about {never['tokens']:,} tokens less: enabled = false turns off a tool under "
         "[servers.NAME.tools.TOOL], and a whole server under [servers.NAME]."
     )
-    console.say()
-    heading = [(Text("Tokens", style="bold"), Text("Tool", style="bold"))]
-    rows = [
-        (Text(f"{one['tokens']:,}"), _name(one["server"], one["name"], console.width))
-        for one in unused[:UNUSED_SHOWN]
-    ]
-    console.columns([*heading, *rows], right=(0,))
-    if never["count"] > UNUSED_SHOWN:
-        console.say(Text(f"... and {counted(never['count'] - UNUSED_SHOWN, 'tool')} more", style="dim"))
+    _show_costs(console, unused, "Tool", lambda one: _name(one["server"], one["name"], console.width))
 
 
 def _show_unused_documents(console: Terminal, unused: Sequence[Figures]) -> None:
@@ -315,15 +308,16 @@ def _show_unused_documents(console: Terminal, unused: Sequence[Figures]) -> None
         f"{counted(len(unused), 'document')}, about {tokens:,} tokens: found by no request, and not read. "
         "Remove a file that nobody needs, or describe in its front matter what it is for."
     )
+    _show_costs(console, unused, "Document", _document)
+
+
+def _show_costs(
+    console: Terminal, unused: Sequence[Figures], title: str, name: Callable[[Figures], Text]
+) -> None:
     console.say()
-    heading = [(Text("Tokens", style="bold"), Text("Document", style="bold"))]
-    rows = [
-        (Text(f"{one['tokens']:,}"), Text(one_line(f"{one['kind']} {one['name']}"), style="cyan"))
-        for one in unused[:UNUSED_SHOWN]
-    ]
-    console.columns([*heading, *rows], right=(0,))
-    if len(unused) > UNUSED_SHOWN:
-        console.say(Text(f"... and {counted(len(unused) - UNUSED_SHOWN, 'document')} more", style="dim"))
+    rows = [[Text(f"{one['tokens']:,}"), name(one)] for one in unused[:UNUSED_SHOWN]]
+    console.columns([headings("Tokens", title), *rows], right=(0,))
+    console.more(len(unused) - UNUSED_SHOWN, title.lower())
 
 
 def _data(figures: Mapping[str, Figures]) -> dict[str, Any]:
@@ -354,15 +348,14 @@ def _data(figures: Mapping[str, Figures]) -> dict[str, Any]:
             }
             for one in tools["tools"]
         ],
-        "unused": [{key: one[name] for key, name in UNUSED_KEYS.items()} for one in tools["unused"]["tools"]],
+        "unused": [
+            {"tool" if key == "name" else key: one[key] for key in ("server", "name", "tokens", "first_seen")}
+            for one in tools["unused"]["tools"]
+        ],
         "unused_newer": tools["unused"]["newer"],
         "documents": documents["documents"],
         "unused_documents": documents["unused"],
     }
-
-
-UNUSED_KEYS: Final = {"server": "server", "tool": "name", "tokens": "tokens", "first_seen": "first_seen"}
-"""Keys of an unused tool as the command prints it, each with that of the API."""
 
 
 def _in_words(period: str) -> str:
@@ -381,7 +374,6 @@ def _bytes(size: float) -> str:
 
 
 def _span(seconds: float, short: bool = False) -> str:
-    """Return a duration in its largest unit."""
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= length:
             number = int(seconds // length)

@@ -8,10 +8,10 @@ replicas, and has one drained.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from mcp_context_proxy.cli import (
     open_configured_store,
     open_group,
 )
-from mcp_context_proxy.cli.terminal import counted, results
+from mcp_context_proxy.cli.terminal import Terminal, counted, print_answer, results
 from mcp_context_proxy.config import Config, StoreConfig
 from mcp_context_proxy.errors import DataFileError, StoreError
 from mcp_context_proxy.protocol.strangers import one_line
@@ -67,39 +67,40 @@ def learning_command(ctx: click.Context, config_path: Path | None) -> None:
 def stats(config: Config, as_json: bool) -> None:
     """Show the number of learned pairs, and the most certain ones."""
     with _opened(config) as (tier, _, _, enabled):
-        now = time.time()
-        best = sorted(tier.pairs, key=lambda pair: -pair.confidence_at(now))
-        tools = len({pair.tool for pair in best})
-        if as_json:
-            uses = sum(pair.uses for pair in best)
-            shown = [
-                {
-                    "owner": pair.owner,
-                    "query": pair.query,
-                    "server": pair.tool[0],
-                    "tool": pair.tool[1],
-                    "confidence": round(pair.confidence_at(now), 4),
-                    "uses": pair.uses,
-                    "last": pair.last,
-                }
-                for pair in best[:SHOWN]
-            ]
-            echo_json({"enabled": enabled, "pairs": len(best), "tools": tools, "uses": uses, "best": shown})
-            return
-        console = results()
-        if not best:
-            console.say("Nothing was learned yet: no tool was called after a search that found it.")
-            return
-        console.say(f"{counted(len(best), 'pair')} of queries and tools, for {counted(tools, 'tool')}.")
-        if not enabled:
-            console.say("Learning is switched off, so they have no effect.")
-        console.say()
-        rows = [("confidence", "uses", "whose", "tool", "query")]
-        for pair in best[:SHOWN]:
-            query = "(text not kept)" if pair.query is None else one_line(pair.query)
-            certain, whose = f"{pair.confidence_at(now):.2f}", pair.owner or EVERYONE
-            rows.append((certain, str(pair.uses), whose, "__".join(pair.tool), query))
-        console.columns(rows, right=(0, 1))
+        pairs, now = tier.pairs, time.time()
+    best = sorted(pairs, key=lambda pair: -pair.confidence_at(now))
+    shown = [
+        {
+            "owner": pair.owner,
+            "query": pair.query,
+            "server": pair.tool[0],
+            "tool": pair.tool[1],
+            "confidence": round(pair.confidence_at(now), 4),
+            "uses": pair.uses,
+            "last": pair.last,
+        }
+        for pair in best[:SHOWN]
+    ]
+    tools, uses = len({pair.tool for pair in best}), sum(pair.uses for pair in best)
+    data = {"enabled": enabled, "pairs": len(best), "tools": tools, "uses": uses, "best": shown}
+    print_answer(as_json, data, _show_pairs)
+
+
+def _show_pairs(console: Terminal, data: Mapping[str, Any]) -> None:
+    if not data["pairs"]:
+        console.say("Nothing was learned yet: no tool was called after a search that found it.")
+        return
+    tools = counted(data["tools"], "tool")
+    console.say(f"{counted(data['pairs'], 'pair')} of queries and tools, for {tools}.")
+    if not data["enabled"]:
+        console.say("Learning is switched off, so they have no effect.")
+    console.say()
+    rows = [("confidence", "uses", "whose", "tool", "query")]
+    for pair in data["best"]:
+        query = "(text not kept)" if pair["query"] is None else one_line(pair["query"])
+        certain, whose = f"{pair['confidence']:.2f}", pair["owner"] or EVERYONE
+        rows.append((certain, str(pair["uses"]), whose, f"{pair['server']}__{pair['tool']}", query))
+    console.columns(rows, right=(0, 1))
 
 
 @learning_command.command("export")
@@ -201,7 +202,7 @@ def store_command(ctx: click.Context, config_path: Path | None) -> None:
 @json_option
 def check(config: Config, as_json: bool) -> None:
     """Show the place of the store, whether it can be used, and who does which job."""
-    with _store_at(config.store) as store:
+    with open_configured_store(config) as store:
         problem = store.warning
         jobs = [] if problem is not None else store.leases.held()
         rows = {} if problem is not None else _counted(store)
@@ -226,7 +227,9 @@ def migrate(config: Config) -> None:
     Replicas of the version before go on working with it. A file needs no command: it is migrated when it is
     opened.
     """
-    with _store_at(replace(config.store, migrate="check")) as store:
+    from mcp_context_proxy.store import open_store
+
+    with open_store(replace(config.store, migrate="check")) as store:
         before, after = store.database.migrate()
     said = f"from {before} to {after}" if before != after else f"at {after} already"
     results().say(f"The schema of {store.place} is {said}.")
@@ -242,6 +245,7 @@ def copy_(ctx: click.Context, config_path: Path | None, source: str, target: str
 
     A copy that was interrupted is simply started again. Nothing should use either store meanwhile.
     """
+    from mcp_context_proxy.store import open_store
     from mcp_context_proxy.store.opening import copy
 
     def place(given: str) -> StoreConfig:
@@ -252,7 +256,7 @@ def copy_(ctx: click.Context, config_path: Path | None, source: str, target: str
 
     if source != CONFIGURED and "://" not in source and not Path(source).expanduser().is_file():
         raise click.BadParameter(f"there is no file {source}", param_hint="FROM")
-    with _store_at(place(source)) as one, _store_at(place(target)) as other:
+    with open_store(place(source)) as one, open_store(place(target)) as other:
         for store in (one, other):
             if store.warning is not None:
                 raise click.ClickException(store.warning)
@@ -274,7 +278,7 @@ def prune(config: Config) -> None:
     """Delete what is older, or more, than the configuration keeps. A running proxy does that by itself."""
     from mcp_context_proxy.statistics.recorder import forget_old_counts
 
-    with _store_at(config.store) as store:
+    with open_configured_store(config) as store:
         before, now = sum(_counted(store).values()), time.time()
         lease = store.leases.take("prune", 600.0)
         if lease is None:
@@ -290,12 +294,6 @@ def prune(config: Config) -> None:
         store.leases.give_back(lease)
         after = sum(_counted(store).values())
     results().say(f"Deleted {counted(max(before - after, 0), 'row')}; {after:,} are left.")
-
-
-def _store_at(config: StoreConfig) -> Store:
-    from mcp_context_proxy.store import open_store
-
-    return open_store(config)
 
 
 def _counted(store: Store) -> dict[str, int]:
@@ -336,21 +334,20 @@ def cluster_status(config: Config, as_json: bool) -> None:
         for row in rows
     ]
     handles = sum(number for (_, kind), number in homes.items() if kind == "handle")
-    if as_json:
-        echo_json({"replicas": found, "contexts": handles})
-        return
-    console = results()
-    if not found:
+    print_answer(as_json, {"replicas": found, "contexts": handles}, _show_replicas)
+
+
+def _show_replicas(console: Terminal, data: Mapping[str, Any]) -> None:
+    if not data["replicas"]:
         console.say("No replica uses this database.")
         return
-    lines = [("replica", "address", "version", "seen", "sessions", "")]
-    for each in found:
-        notes = ["draining"] * bool(each["draining"]) + ["another key"] * (not each["same_key"])
-        seen = f"{each['seconds_ago']} s ago"
-        name, address, version = str(each["replica"]), str(each["address"]), str(each["version"])
-        lines.append((name, address, version, seen, str(each["sessions"]), ", ".join(notes)))
+    lines = [["replica", "address", "version", "seen", "sessions", ""]]
+    for each in data["replicas"]:
+        notes = ["draining"] * each["draining"] + ["another key"] * (not each["same_key"])
+        facts = [str(each[key]) for key in ("replica", "address", "version")]
+        lines.append([*facts, f"{each['seconds_ago']} s ago", str(each["sessions"]), ", ".join(notes)])
     console.columns(lines, right=(4,))
-    console.say(f"Contexts that clients carry (context_id): {handles:,}.")
+    console.say(f"Contexts that clients carry (context_id): {data['contexts']:,}.")
 
 
 @cluster_command.command("drain")

@@ -100,7 +100,6 @@ class Terminal(Console):
                 self._line(indent + hanging, words)
 
     def note(self, text: str, style: str = "yellow") -> None:
-        """Print a paragraph that stands out."""
         self.prose(Text(text, style=style))
 
     def section(self, title: str) -> None:
@@ -158,7 +157,6 @@ def print_answer(as_json: bool, data: Data, show: Callable[[Terminal, Data], Non
 
 
 def headings(*titles: str) -> list[Text]:
-    """Return the first row of a table."""
     return [Text(title, style="bold") for title in titles]
 
 
@@ -283,12 +281,10 @@ async def settle(proxy: Proxy, seconds_each: float = math.inf) -> dict[str, floa
 
 
 def _standing(client: DownstreamClient) -> str:
-    """Return the name of a server, with its state if it is being downloaded."""
     return client.name if client.downloading is None else f"{client.name}: {client.standing}"
 
 
 async def index(proxy: Proxy) -> None:
-    """Index the whole catalog."""
     with indexing() as report:
         await proxy.searcher.index(proxy.catalog.snapshot, report)
 

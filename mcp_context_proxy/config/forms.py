@@ -50,16 +50,11 @@ class Table(Struct, frozen=True):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """Return the keys that a file may set."""
         return [name for name in cls.__struct_fields__ if name not in cls.derived]
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **derived: Any) -> Self:
-        """Return the table of values as they stand in a file, with derived fields.
-
-        Raises:
-            ConfigError: it holds every mistake in them.
-        """
+        """Return the table of values as they stand in a file; raises `ConfigError` with all mistakes."""
         found: list[Mistake] = []
         table: Self = read(cls, values, (), found)
         if found:
@@ -79,7 +74,6 @@ def _forms_of(table: type[Table]) -> Mapping[str, Any]:
 
 @cache
 def marked(table: type[Table], marker: Reload | str) -> frozenset[str]:
-    """Return the fields of a table that have a marker."""
     forms = _forms_of(table)
     return frozenset(name for name in table.__struct_fields__ if marker in get_args(forms[name])[1:])
 
@@ -89,8 +83,6 @@ Check: TypeAlias = Callable[[Any], Any]
 
 
 def within(least: float = -inf, most: float = inf, *, above: float = -inf, below: float = inf) -> Check:
-    """Return a check of the bounds of a number."""
-
     def check(number: float) -> float:
         for wrong, words, bound in (
             (number < least, "at least", least),
@@ -106,8 +98,6 @@ def within(least: float = -inf, most: float = inf, *, above: float = -inf, below
 
 
 def sized(least: int = 0, most: float = inf, unit: str = "entries") -> Check:
-    """Return a check of the length of a text or list."""
-
     def check(value: Any) -> Any:
         if not value and least:
             raise ValueError("must not be empty")
@@ -121,7 +111,6 @@ def sized(least: int = 0, most: float = inf, unit: str = "entries") -> Check:
 
 
 def like(expression: str, message: str) -> Check:
-    """Return a check that the whole of a text matches a regular expression."""
     compiled = pattern(expression)
 
     def check(text: str) -> str:

@@ -41,6 +41,9 @@ class Fact(Struct, Generic[T_co], frozen=True):
     source: str
 
 
+UNKNOWN: Final = Fact(None, "not known")
+
+
 class NameRule(Struct, frozen=True):
     """The name under which a model gets a tool: a prefix of the host, then the name that we list."""
 
@@ -55,11 +58,9 @@ class NameRule(Struct, frozen=True):
     """Length to which the host cuts the prefix."""
 
     def prefix_with(self, server: str) -> str:
-        """Return the prefix of every tool, for a proxy with that name in the host."""
         return self.prefix.format(server=server)[: self.prefix_most]
 
     def room(self, server: str) -> int:
-        """Return the length of the longest name that we may list."""
         return self.most - len(self.prefix_with(server))
 
 
@@ -90,17 +91,17 @@ class HostProfile(Struct, frozen=True, kw_only=True):
     names: Fact[NameRule]
     server: str = SERVER
     """Recommended name of the proxy in this host."""
-    description_bytes: Fact[int | None]
+    description_bytes: Fact[int | None] = UNKNOWN
     """Length to which it cuts the description of a tool, and our instructions."""
-    results: Fact[ResultLimit | None]
-    tools: Fact[int | None]
+    results: Fact[ResultLimit | None] = UNKNOWN
+    tools: Fact[int | None] = UNKNOWN
     """Most tools of all its servers together."""
-    first_list_seconds: Fact[float | None]
+    first_list_seconds: Fact[float | None] = UNKNOWN
     """Time after which it does without the tools of a server that has not listed them yet."""
     list_changes: Fact[bool]
     """True if it lists the tools again when they change."""
-    elicitation: Fact[bool | None]
-    sampling: Fact[bool | None]
+    elicitation: Fact[bool | None] = UNKNOWN
+    sampling: Fact[bool | None] = UNKNOWN
     instructions: Fact[bool] = Fact(True, "assumed, where it was not seen")
     """True if it gives our instructions to its model."""
 
@@ -109,8 +110,6 @@ class HostProfile(Struct, frozen=True, kw_only=True):
         """Return the length of the longest name that fits if the proxy has its recommended name."""
         return self.names.value.room(self.server)
 
-
-UNKNOWN: Final = Fact(None, "not known")
 
 _CLAUDE_CODE: Final = HostProfile(
     name="claude-code",
@@ -153,13 +152,7 @@ _HOSTS: Final = (
             NameRule("{server}:", 64, "refused"),
             "anthropics/claude-code#34960, evoila/meho#2745; that the server's name counts is assumed",
         ),
-        description_bytes=UNKNOWN,
-        results=UNKNOWN,
-        tools=UNKNOWN,
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "anthropics/claude-code#50339, anthropics/claude-ai-mcp#960"),
-        elicitation=UNKNOWN,
-        sampling=UNKNOWN,
     ),
     HostProfile(
         name="codex",
@@ -167,15 +160,12 @@ _HOSTS: Final = (
         clients=Fact(("codex",), "apify/mcp-client-capabilities: codex-mcp-client, Codex"),
         result=Fact("structured", "openai/codex#38287, #10334"),
         names=Fact(NameRule("mcp__{server}__", 64, "shortened"), "openai/codex: mcp_connection_manager.rs"),
-        description_bytes=UNKNOWN,
         results=Fact(
             ResultLimit(10_000, "bytes", "lost"), "openai/codex#6544, #7906; 10,000 tokens with some models"
         ),
-        tools=UNKNOWN,
         first_list_seconds=Fact(10.0, "openai/codex#3182, #11851"),
         list_changes=Fact(False, "openai/codex#33266, #35583, #37417"),
         elicitation=Fact(True, "openai/codex: mcp_connection_manager.rs"),
-        sampling=UNKNOWN,
     ),
     HostProfile(
         name="vscode",
@@ -187,13 +177,11 @@ _HOSTS: Final = (
             NameRule("mcp_{server}_", 64, "refused", prefix_most=18),
             "microsoft/vscode#318638, #243602, mcpTypes.ts",
         ),
-        description_bytes=UNKNOWN,
         results=Fact(
             ResultLimit(8192, "bytes", "in a file"),
             "microsoft/vscode#329276: chat.agent.largeToolResultsToDisk",
         ),
         tools=Fact(128, "microsoft/vscode-copilot-release#13065"),
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "microsoft/vscode#243944"),
         elicitation=Fact(True, "apify/mcp-client-capabilities"),
         sampling=Fact(True, "apify/mcp-client-capabilities"),
@@ -206,10 +194,8 @@ _HOSTS: Final = (
         ),
         result=Fact("both", "github/copilot-cli#3258, #4515; seen in 1.0.102"),
         names=Fact(NameRule("{server}-", 64, "refused"), "microsoft/mcp#842; 128 with some models: #1879"),
-        description_bytes=UNKNOWN,
         results=Fact(ResultLimit(20_480, "bytes", "in a file"), "microsoft/vscode#329276"),
         tools=Fact(None, "github/copilot-cli#4038: it defers many tools instead"),
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "github/copilot-cli#132, #3125: from the next message of the user on"),
         elicitation=Fact(True, "seen in 1.0.102"),
         sampling=Fact(True, "seen in 1.0.102"),
@@ -230,10 +216,7 @@ _HOSTS: Final = (
             "not known, last looked for on 2026-11-24: prefix as in VS Code, and the room of the strictest "
             "host, are assumed; the characters: microsoft/copilot-intellij-feedback#1583",
         ),
-        description_bytes=UNKNOWN,
-        results=UNKNOWN,
         tools=Fact(128, "microsoft/copilot-intellij-feedback#1842"),
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(
             False,
             "microsoft/copilot-intellij-feedback#1979: a conversation loses the tools of a server that "
@@ -249,13 +232,10 @@ _HOSTS: Final = (
         result=Fact("structured", "modelcontextprotocol/modelcontextprotocol#1411"),
         # A server and a tool of 60 characters together are one too many, so there is one between them.
         names=Fact(NameRule("{server}:", 60, "dropped"), "ComposioHQ/composio#2788, PostHog/posthog#51483"),
-        description_bytes=UNKNOWN,
         results=Fact(None, "long ones go to files; the length is not known"),
         tools=Fact(40, "mcptrove.com/blog/cursor-tool-limit-math; it may be higher by now"),
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "forum.cursor.com/t/161459"),
         elicitation=Fact(True, "apify/mcp-client-capabilities"),
-        sampling=UNKNOWN,
     ),
     HostProfile(
         name="opencode",
@@ -265,13 +245,9 @@ _HOSTS: Final = (
         names=Fact(
             NameRule("{server}_", 64, "refused"), "opencode.ai/docs/mcp-servers; the length is assumed"
         ),
-        description_bytes=UNKNOWN,
         results=Fact(ResultLimit(51_200, "bytes", "in a file"), "anomalyco/opencode#22565, #35661"),
-        tools=UNKNOWN,
         first_list_seconds=Fact(5.0, "the schema of its settings, 1.x: the timeout of a request to a server"),
         list_changes=Fact(True, "anomalyco/opencode#5913"),
-        elicitation=UNKNOWN,
-        sampling=UNKNOWN,
     ),
     HostProfile(
         name="gemini-cli",
@@ -281,15 +257,10 @@ _HOSTS: Final = (
         names=Fact(
             NameRule("mcp_{server}_", 63, "shortened"), "google-gemini/gemini-cli#21425, #20987, #28971"
         ),
-        description_bytes=UNKNOWN,
         results=Fact(
             ResultLimit(40_000, "characters", "in a file"), "google-gemini/gemini-cli#18446, #19365"
         ),
-        tools=UNKNOWN,
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(True, "google-gemini/gemini-cli#14375, #21050"),
-        elicitation=UNKNOWN,
-        sampling=UNKNOWN,
     ),
     HostProfile(
         name="cline",
@@ -297,10 +268,6 @@ _HOSTS: Final = (
         clients=Fact(("@cline/", "cline"), "seen in 3.0.65: @cline/core; the second is assumed"),
         result=Fact("both", "seen in 3.0.65"),
         names=Fact(NameRule("{server}__", 64, "refused"), "seen in 3.0.65; the length is assumed"),
-        description_bytes=UNKNOWN,
-        results=UNKNOWN,
-        tools=UNKNOWN,
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "seen in 3.0.65"),
         elicitation=Fact(False, "seen in 3.0.65"),
         sampling=Fact(False, "seen in 3.0.65"),
@@ -312,10 +279,6 @@ _HOSTS: Final = (
         clients=Fact(("continue",), "seen in 1.5.47: continue-cli-client"),
         result=Fact("text", "seen in 1.5.47"),
         names=Fact(NameRule("", 64, "refused"), "seen in 1.5.47; the length is assumed"),
-        description_bytes=UNKNOWN,
-        results=UNKNOWN,
-        tools=UNKNOWN,
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "seen in 1.5.47"),
         elicitation=Fact(False, "seen in 1.5.47"),
         sampling=Fact(False, "seen in 1.5.47"),
@@ -327,13 +290,7 @@ _HOSTS: Final = (
         clients=Fact((), "any other"),
         result=Fact("text", "the protocol: content is for the model"),
         names=Fact(NameRule("", 128, "refused"), "the protocol, 2025-11-25: tool names"),
-        description_bytes=UNKNOWN,
-        results=UNKNOWN,
-        tools=UNKNOWN,
-        first_list_seconds=UNKNOWN,
         list_changes=Fact(False, "assumed: the protocol does not demand it"),
-        elicitation=UNKNOWN,
-        sampling=UNKNOWN,
     ),
 )
 
@@ -369,7 +326,6 @@ INSTRUCTIONS_BYTES: Final = min(size for host in _HOSTS if (size := host.descrip
 
 
 def shows_instructions(client: str) -> bool:
-    """Return whether a client gives our instructions to its model, by the name that it sends."""
     host = host_named(client)
     return host is None or host.instructions.value
 

@@ -68,7 +68,6 @@ def converted(dialect: Dialect, entry: Mapping[str, Any]) -> Converted:
 
 
 def dialect_of(place: tuple[str, ...], file: Path, servers: Any) -> Dialect:
-    """Return the form of the servers at a place in a file."""
     if isinstance(servers, list):
         return "continue"
     if file.parent.name == ".gemini":
@@ -240,8 +239,7 @@ a file in a folder that happens to have our name."""
 def from_host(source: ConfigSource, warn: Warn) -> tuple[ConfigSource, list[Mistake]]:
     """Convert the servers of a host's file to our tables; also return the mistakes in their shape.
 
-    Raises:
-        ConfigError: the file has no server entries, or has them twice.
+    Raises `ConfigError` if the file has no server entries, or has them twice.
     """
     place = servers_place(source.tables)
     if place is None:
@@ -300,8 +298,7 @@ def _name_in_list(entry: Any, at: int) -> str:
 def _given_twice(source: ConfigSource, place: KeyPath, names: Mapping[str, str]) -> list[Mistake]:
     """Return a mistake for each repeated key of the servers, but not for keys inside a repeated one.
 
-    Raises:
-        ConfigError: the servers as a whole are given twice.
+    Raises `ConfigError` if the servers as a whole are given twice.
     """
     told: list[KeyPath] = []
     mistakes = []

@@ -176,8 +176,7 @@ class _Draft(Struct, dict=True):
     def config(self, refused: Sequence[ConfigProblem]) -> Config:
         """Return the configuration without the parts that have a mistake.
 
-        Raises:
-            ConfigError: the file was `refused`, or a mistake leaves nothing to start with.
+        Raises `ConfigError` if the file was `refused`, or a mistake leaves nothing to start with.
         """
         self._expand()
         self._resolve_paths()

@@ -194,7 +194,6 @@ _INTERPRETERS: Final = pattern(r"node|nodejs|bun|deno|tsx|python[0-9.]*w?|pypy[0
 
 
 def program_of(config: ServerConfig) -> str:
-    """Return the name of a server's program, without the suffixes that it has on Windows."""
     return _name_of(config.command or "")
 
 
@@ -271,7 +270,6 @@ def _of_program(config: ServerConfig) -> str:
 
 
 def _module(args: tuple[str, ...]) -> str | None:
-    """Return the module of ``python -m``."""
     for flag, following in pairwise(args):
         if flag == "-m":
             return following
@@ -417,8 +415,7 @@ def take_started(config: ServerConfig) -> subprocess.Popen[bytes] | None:
 def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
     """Start the program of a server in a process group of its own. Blocking.
 
-    Raises:
-        StartError: it cannot be started; the message says why, and names a remedy.
+    Raises `StartError` if it cannot be started; the message says why, and names a remedy.
     """
     environment = environment_of(config, os.environ)
     command, folder = config.command or "", _folder(config)

@@ -302,7 +302,6 @@ class Reloader:
                 await ended.wait()
 
     def ask(self) -> None:
-        """Request a reload, whether or not the file has changed."""
         self._asked.set()
 
     async def watch(self) -> None:

@@ -69,7 +69,6 @@ class Redactor:
         self._forms_in_json: list[tuple[bytes, bytes]] | None = None
 
     def know(self, secrets: Iterable[Secret]) -> None:
-        """Add secrets to this redactor for good."""
         self._secrets |= dict.fromkeys(secrets)
         self._forms = self._forms_in_json = None
 
@@ -84,7 +83,6 @@ class Redactor:
                 known.redact.remember(new)
 
     def remember(self, secrets: Iterable[Secret]) -> None:
-        """Add secrets of limited life to this redactor only."""
         self._learned.extend(secrets)
         self._forms = self._forms_in_json = None
 
@@ -246,7 +244,6 @@ def secret_arguments(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]
 
 
 def names_secret(name: str) -> bool:
-    """Return whether the value of a variable, header or parameter of this name is a secret."""
     return _TELLING.search(name) is not None
 
 
@@ -337,7 +334,6 @@ def _once(source: SecretSource) -> SecretSource:
 
 
 def read_secret(name: str) -> str:
-    """Return a secret from the keyring."""
     value = _ask_keyring("get_password", SERVICE, _checked(name))
     if value is None:
         raise SecretSourceError(f"the keyring has no secret {name}", f"run: {SERVICE} secret set {name}")
@@ -345,14 +341,12 @@ def read_secret(name: str) -> str:
 
 
 def store_secret(name: str, value: str) -> None:
-    """Store a secret in the keyring, in place of one with the same name."""
     names = {*stored_names(), _checked(name)}
     _ask_keyring("set_password", SERVICE, name, value)
     _ask_keyring("set_password", SERVICE, INDEX, json.dumps(sorted(names)))
 
 
 def remove_secret(name: str) -> None:
-    """Remove a secret from the keyring."""
     names = set(stored_names())
     if _checked(name) not in names:
         raise SecretSourceError(f"the keyring has no secret {name}")
@@ -468,11 +462,7 @@ class _Beginning:
         self._thread.start()
 
     def wait(self, until: float) -> None:
-        """Wait for the end.
-
-        Raises:
-            TimeoutError: it has not come by that time.
-        """
+        """Wait for the end; raises `TimeoutError` if it has not come by that time."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             raise TimeoutError

@@ -159,8 +159,7 @@ class ServerConfig(Table, frozen=True):
     def folder(self) -> Path:
         """Working folder of the program; the home folder for a configuration that is no file.
 
-        Raises:
-            OSError: the folder in which the proxy was started no longer exists.
+        Raises `OSError` if the folder in which the proxy was started no longer exists.
         """
         if self.cwd == LAUNCH:
             return Path.cwd()
@@ -170,22 +169,18 @@ class ServerConfig(Table, frozen=True):
         return home if home.is_absolute() else Path(home.root or os.sep)
 
     def include_of(self, tool_name: str) -> IncludeMode:
-        """Return the include mode of a tool: its own setting, or the server's."""
         found = (tool.include for _, tool in settings_of(self.tools, tool_name))
         return next(filter(None, found), self.include)
 
     def tags_of(self, tool_name: str) -> tuple[str, ...]:
-        """Return the tags of a tool: the server's, then its own."""
         own = (tag for _, tool in settings_of(self.tools, tool_name) for tag in tool.tags)
         return (*self.tags, *own) if self.tools else self.tags
 
     def described(self, tool_name: str) -> tuple[str | None, tuple[str, ...]]:
-        """Return the configured description and use cases of a tool."""
         tool = self.tools.get(tool_name)
         return (None, ()) if tool is None else (tool.description, tool.use_cases)
 
     def category_of(self, tool_name: str) -> str | None:
-        """Return the category of a tool: its own setting, or the server's."""
         found = (tool.category for _, tool in settings_of(self.tools, tool_name))
         return next(filter(None, found), self.category)
 

@@ -140,7 +140,6 @@ def json_lines(plain: str) -> JsonLines:
 
 
 def _keys(plain: str) -> Iterator[tuple[KeyPath, int]]:
-    """Yield each key with its position."""
     # The path of the present object or array; inside an array its last part is an index.
     path: list[str | int] = []
     key_next = False
@@ -236,7 +235,6 @@ class ConfigSource(Struct, frozen=True):
         return f"{dotted(written)} ({self.file.name}{'' if line is None else f':{line}'})"
 
     def written(self, path: KeyPath) -> KeyPath:
-        """Return the path as it stands in the file."""
         for size in range(len(path), 0, -1):
             if path[:size] in self.origins:
                 return self.origins[path[:size]] + path[size:]
@@ -261,19 +259,14 @@ def dotted(path: KeyPath) -> str:
 
 
 def read(file: Path) -> ConfigSource:
-    """Read and parse `file`.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not valid.
-    """
+    """Read and parse `file`; raises `ConfigError` if the file cannot be read, or is not valid."""
     return parse(file, _text(file))
 
 
 def parse(file: Path, text: str) -> ConfigSource:
     """Parse the text of `file`, as TOML, JSON or YAML: by its suffix, or else by its beginning.
 
-    Raises:
-        ConfigError: it is not valid.
+    Raises `ConfigError` if it is not valid.
     """
     suffix = file.suffix.lower()
     if suffix in _YAML_SUFFIXES:
@@ -372,10 +365,8 @@ _YAML_KINDS: Final = {
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
-    Raises:
-        yaml.YAMLError: it is not valid, or its aliases repeat parts of it without measure.
-        ValueError: a value in it cannot be read.
-        RecursionError: it is nested too deeply.
+    Raises `yaml.YAMLError` if it is not valid, or its aliases repeat parts of it without measure, and
+    `ValueError` if a value in it cannot be read, and `RecursionError` if it is nested too deeply.
     """
     import yaml  # noqa: PLC0415 - few hosts write it
 

@@ -319,7 +319,6 @@ class AuthConfig(Table, frozen=True):
     """Scopes that clients are told to ask the issuer for."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if the settings contradict each other."""
         if self.mode == "jwt" and self.issuer is None:
             raise ValueError("mode = 'jwt' needs an issuer, the URL in the claim iss of its tokens")
         for name in ("issuer", "jwks_url"):
@@ -329,7 +328,6 @@ class AuthConfig(Table, frozen=True):
 
 
 def is_encrypted(url: str) -> bool:
-    """Return whether a URL is one of https, or of this machine."""
     try:
         parts = urlsplit(url)
         return (parts.scheme == "https" and bool(parts.hostname)) or (
@@ -366,7 +364,6 @@ class ClusterConfig(Table, frozen=True):
     """Time between two signs of life; without one for three times as long, a replica counts as gone."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if there is not just one key."""
         if self.enabled and (self.key is None) == (self.key_file is None):
             raise ValueError("a cluster needs a key or a key_file, one of them, the same on all replicas")
 
@@ -374,8 +371,7 @@ class ClusterConfig(Table, frozen=True):
 def keys_of(config: ClusterConfig) -> tuple[bytes, ...]:
     """Return the key of a cluster, and then those that it accepts as well; none if no key is configured.
 
-    Raises:
-        ConfigError: the file of the key cannot be read, or holds no key.
+    Raises `ConfigError` if the file of the key cannot be read, or holds no key.
     """
     if config.key is not None:
         key = config.key.encode()

@@ -166,9 +166,8 @@ class SessionContext(Struct, eq=False, weakref=True):
         if len(self.used) > USED_KEPT:
             del self.used[next(iter(self.used))]
         self.history.appendleft(identifier_words(tool.name))
-        own = self.overrides.expand_results
-        text = None
-        if reading.covers(tool.exposed_name, own):
+        own, text = self.overrides.expand_results, None
+        if (own or reading.enabled) and reading.covers(tool.exposed_name, own):
             text = result_text(result, reading.characters)
         self.answer = None if text is None else (tool.exposed_name, text)
 

@@ -55,12 +55,12 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
     nests_deeper,
 )
-from mcp_context_proxy.protocol.eras import CAPABILITY_OF, Era
+from mcp_context_proxy.protocol.eras import CAPABILITY_OF, HANDSHAKE, Era
 from mcp_context_proxy.protocol.strangers import stranger_data, stranger_json, stranger_text
 from mcp_context_proxy.results import with_note
 from mcp_context_proxy.store import ListingStore
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust import ACTING, Role
+from mcp_context_proxy.trust import ACTING
 from mcp_context_proxy.trust.guard import KnownSecret, KnownSecrets
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,8 @@ class DownstreamClient(ServerLifecycle):
         elif (secret := self._known.in_params(self.name, params)) is not None:
             raise self._refused(secret, outgoing.subject)
         rights = ACTING.get()
-        own = None if rights.may(Role.ADMIN) else self._pending_of.get(rights.person, _NOTHING)
+        # Administrators, who own nothing of their own, may take all of it.
+        own = self._pending_of.get(rights.person, _NOTHING) if rights.owner else None
         if self._pending >= limits.in_flight_per_server:
             raise ServerUnavailableError(
                 self.name, "busy", f"{self._pending} requests are under way; try again"
@@ -369,7 +370,7 @@ class DownstreamClient(ServerLifecycle):
 
     def _is_shared(self, connected: Connected, outgoing: Outgoing) -> bool:
         """Return whether a request goes over the connection that all share."""
-        if connected.introduction.era is not Era.HANDSHAKE or not self._dedicated.may_be_needed:
+        if connected.introduction.era is not HANDSHAKE or not self._dedicated.may_be_needed:
             return True
         return not self._dedicated.needed_by(outgoing)
 
@@ -430,7 +431,7 @@ class DownstreamClient(ServerLifecycle):
             DownstreamError: the server refuses, or cannot be reached.
         """
         await self.refuse_secrets({"uri": envelope.raw(uri)}, outgoing.subject)
-        handshake = self.era is Era.HANDSHAKE
+        handshake = self.era is HANDSHAKE
         if not self.subscriptions.has_room_for(uri):
             raise ServerUnavailableError(self.name, "busy", f"{WATCHED:,} of its resources are subscribed to")
         if handshake and self._dedicated.needed_by(outgoing):
@@ -519,7 +520,7 @@ def redacted(error: DownstreamError, redact: Redactor) -> DownstreamError:
 def _may_report_error(result: bytes) -> bool:
     """Return whether a result may report an error; False for nearly all, without parsing them."""
     # Its name cannot be written in any other way than with the escape of a Latin letter.
-    return b'"isError"' in result or b"\\u00" in result
+    return result.find(b'"isError"') >= 0 or result.find(b"\\u00") >= 0
 
 
 def _unsendable(params: Members, limits: Limits) -> str | None:

@@ -31,7 +31,7 @@ from mcp_context_proxy.errors import (
 )
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
-from mcp_context_proxy.protocol.eras import Era
+from mcp_context_proxy.protocol.eras import HANDSHAKE
 from mcp_context_proxy.protocol.framing import Bucket, Oversized
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.system.threads import Reply, in_task, in_thread
@@ -93,7 +93,7 @@ class Peer:
 
         Requests of the server are answered in tasks of `group`. `on_stray` takes lines that are no messages.
         """
-        self.era = Era.HANDSHAKE
+        self.era = HANDSHAKE
         self.server = config.name
         self._channel: Channel | None = None
         self._pending = _PendingRequests(config.name, config.call_timeout, limits.call_max_seconds)
@@ -159,7 +159,7 @@ class Peer:
                 asyncio.get_running_loop().call_soon(self._cancel, pending.id, "the client cancelled")
             raise
         finally:
-            self._pending.remove(pending)
+            del self._pending.by_id[pending.id]
 
     def _note_timeout(self, seconds: float) -> None:
         """Ask a program for a sign of life after a timeout; give it up some timeouts later if there was none.
@@ -457,13 +457,10 @@ class _PendingRequests:
         timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
         pending = _Pending(self.next_id(), method, outgoing, timeout)
         now = self._loop.time()
-        pending.give_up_at = now + max(timeout, self._call_max_seconds)
+        pending.give_up_at = now + (timeout if timeout > self._call_max_seconds else self._call_max_seconds)
         self.by_id[pending.id] = pending
         self._give_until(pending, now + timeout)
         return pending
-
-    def remove(self, pending: _Pending) -> None:
-        del self.by_id[pending.id]
 
     def extend(self, pending: _Pending) -> None:
         """Restart the timeout of a request, up to the bound that nothing extends."""

@@ -123,7 +123,7 @@ class StdioChannel(Channel):
         self._framer = LineFramer(message_bytes)
         self._reader = MessageReader(
             framer=self._framer,
-            receive=self._receive,
+            receive=self._receive_first if may_install else peer.receive,
             receive_large=peer.receive_large,
             resume=self._read_on,
             endless=self._give_up_endless,
@@ -151,10 +151,10 @@ class StdioChannel(Channel):
         self._stdin, _ = await loop.connect_write_pipe(lambda: self._writer, stdin)
         self._transports.append(self._stdin)
 
-    def _receive(self, frame: bytes | Oversized) -> None:
-        if self._may_install and isinstance(frame, bytes) and frame.startswith(b"{"):
+    def _receive_first(self, frame: bytes | Oversized) -> None:
+        if isinstance(frame, bytes) and frame.startswith(b"{"):
             # The server itself speaks.
-            self._may_install = False
+            self._may_install, self._reader.receive = False, self._peer.receive
             group_installed(self._process.pid)
         self._peer.receive(frame)
 
@@ -195,16 +195,13 @@ class StdioChannel(Channel):
         if self._pushed <= PUSHED_BYTES:
             self._write(frame)
 
-    @property
-    def _useless(self) -> bool:
-        """True when the child cannot read, or cannot answer."""
-        return self._stdin is None or self._stdin.is_closing() or self._reader.ended.is_set()
-
     def _write(self, frame: bytes) -> None:
-        if not self._useless:
-            self._writer.write_line(frame)
-        # If only since the write: the pipe refused the first byte. A frame that is taken in part is buffered.
-        if self._useless:
+        pipe = self._stdin
+        if pipe is None or pipe.is_closing() or self._reader.ended.is_set():  # it cannot read, or answer
+            raise ConnectionError(self.describe_exit())
+        self._writer.write_line(frame)
+        # Closed by the write: the pipe refused the first byte. A frame that is taken in part is buffered.
+        if pipe.is_closing():
             raise ConnectionError(self.describe_exit())
 
     def give_up(self, cause: str) -> None:

@@ -48,14 +48,12 @@ class Table(Generic[Row]):
         return self.select(f"WHERE {condition} ORDER BY {order} LIMIT ?", *words, limit)
 
     def get(self, number: int) -> Row:
-        """The row with this number; an error if there is none."""
         found = self.select(f"WHERE {self._key} = ?", number)
         if not found:
             raise ToolError(f"the {self._name} have no number {number}; list or search them to find it")
         return found[0]
 
     def add(self, **values: object) -> Row:
-        """Insert a row and return it with its number."""
         values |= {column: _now() for column in ("created", "updated") if column in self._columns}
         marks = ", ".join("?" for _ in values)
         sql = f"INSERT INTO {self._name} ({', '.join(values)}) VALUES ({marks})"
@@ -85,7 +83,6 @@ class Table(Generic[Row]):
         return row
 
     def remove(self, number: int) -> Row:
-        """Delete a row and return it."""
         row = self.get(number)
         with self._open() as connection:
             connection.execute(f"DELETE FROM {self._name} WHERE {self._key} = ?", (number,))
@@ -387,7 +384,6 @@ def weekly_review() -> str:
 
 
 def note_resources() -> list[dict[str, Any]]:
-    """Every note as a resource, without its text."""
     return [
         {
             "uri": f"{SCHEME}{note['id']}",

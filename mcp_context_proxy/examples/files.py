@@ -28,7 +28,6 @@ def shared_folder() -> Path:
 
 
 def shared_files() -> list[Path]:
-    """The files in the shared folder and the folders below it, without links."""
     places = sorted(shared_folder().rglob("*"))
     return [place for place in places if place.is_file() and not place.is_symlink()]
 
@@ -57,7 +56,6 @@ def locate(path: str, *, new: bool = False) -> Path:
 
 
 def existing(path: str) -> Path:
-    """The file or folder at ``path``; an error if there is none."""
     place = locate(path)
     if not place.exists():
         raise ToolError(f"{path!r} does not exist; list_folder and find_files show the paths that do")
@@ -78,7 +76,6 @@ def read_text(path: str) -> str:
 
 
 def relative(place: Path) -> str:
-    """The path of ``place`` as tools show and accept it."""
     return place.relative_to(shared_folder()).as_posix()
 
 

@@ -306,7 +306,6 @@ def _check_object(schema: Schema, value: Schema, where: str, problems: list[str]
 
 
 def server(name: str) -> Server:
-    """The example server of a name."""
     found: Server = getattr(import_module(f"mcp_context_proxy.examples.{SERVERS[name]}"), name)
     return found
 

@@ -84,7 +84,6 @@ class ReplyChannel:
         self.send({"jsonrpc": "2.0", "id": request_id, "error": error.to_json()})
 
     def line(self, data: bytes) -> None:
-        """Write the bytes of one message and end it."""
         raise NotImplementedError
 
 
@@ -251,7 +250,6 @@ class Core:
         request.cancelled.set()
 
     def answer(self, request: Request) -> None:
-        """Handle a request and send the response."""
         if request.cancelled.is_set() and self.heeds_cancellation:
             return
         try:

@@ -103,7 +103,6 @@ def fields_of(scope: Scope) -> HeaderFields:
 
 
 def rights_of(scope: Scope) -> Principal:
-    """Return the principal of an HTTP request, with its limits."""
     found: Principal = scope.get(RIGHTS_KEY, THE_USER)
     return found
 
@@ -181,7 +180,6 @@ class Guard:
         policy.named.changed.append(self._end_unaccepted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve or refuse one request."""
         if scope["type"] == "websocket":
             # Nothing here speaks it, and none of the checks below would be made.
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
@@ -270,7 +268,7 @@ class Guard:
         given = headers.all("authorization")
         if not self._policy.required:
             # Without a token a client may still say who it is, to be kept apart from others.
-            _note(scope, Principal(_identity(given[0])) if given else THE_USER)
+            _note(scope, Principal(hashlib.sha256(given[0].encode()).hexdigest()) if given else THE_USER)
             return None
         if self._is_public(scope) and (not given or scope["path"] != HEALTH_PATH):
             return None
@@ -378,10 +376,6 @@ def _closing(send: Send) -> Send:
 
 def _note(scope: Scope, principal: Principal) -> None:
     scope[RIGHTS_KEY], scope[PRINCIPAL_KEY] = principal, principal.name
-
-
-def _identity(credentials: str) -> str:
-    return hashlib.sha256(credentials.encode()).hexdigest()
 
 
 def _too_many() -> PlainTextResponse:

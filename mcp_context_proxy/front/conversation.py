@@ -29,8 +29,8 @@ from mcp_context_proxy.protocol.envelope import (
     RequestId,
     holds_more,
 )
-from mcp_context_proxy.protocol.eras import Era
-from mcp_context_proxy.protocol.framing import Bucket
+from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN
+from mcp_context_proxy.protocol.framing import Bucket, Oversized
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.gateway import RELAYED_NOTIFICATIONS
 from mcp_context_proxy.server.negotiation import INITIALIZE, LISTEN, Negotiation
@@ -100,10 +100,13 @@ class Conversation:
         negotiation: Negotiation,
         limits: Limits,
         channel: HostChannel,
-        write_response: Callable[[bytes], Awaitable[None]],
+        write_response: Callable[[bytes], Awaitable[None] | None],
         rights: Principal = THE_USER,
     ) -> None:
-        """Converse over `channel`, to which `write_response` writes; `rights` are those of the host."""
+        """Converse over `channel`; `rights` are those of the host.
+
+        `write_response` writes to the channel; it returns what is to be awaited if that takes time.
+        """
         self._negotiation, self._gateway = negotiation, negotiation.gateway
         self._limits, self._channel, self._rights = limits, channel, rights
         self._write_response = write_response
@@ -164,8 +167,12 @@ class Conversation:
         """True while one more request would be refused."""
         return self._under_way >= self._limits.in_flight
 
-    def receive(self, frame: bytes) -> None:
+    def receive(self, frame: bytes | Oversized) -> None:
         """Take one message."""
+        if isinstance(frame, Oversized):
+            why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
+            self.reject(frame.head, frame.tail, INVALID_REQUEST, why)
+            return
         try:
             message = envelope.decode_from_client(frame)
         except envelope.MalformedError as error:
@@ -182,10 +189,18 @@ class Conversation:
             return
         self.take(message, frame)
 
-    def take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
-        """Take a decoded message; return the event that is set once its frame is no longer needed, if any."""
+    def take(self, message: Envelope, frame: bytes, release: Callable[[], None] | None = None) -> bool:
+        """Take a decoded message; return whether it is a request that is under way now.
+
+        `release` is called once the frame of such a request is no longer needed.
+        """
         try:
-            return self._take(message, frame)
+            if message.method is UNSET:
+                self._questions.take_response(message)
+            elif message.id is UNSET:
+                self._receive_notification(message)
+            else:
+                return self._receive_request(message, frame, release)
         except RecursionError:
             self._refuse(message, INVALID_REQUEST, envelope.TOO_DEEP)
         except Exception:
@@ -193,21 +208,12 @@ class Conversation:
             if self._complaints.take():
                 logger.exception("a message of the host could not be taken")
             self._refuse(message, INTERNAL_ERROR, "internal error of the proxy; its log has the details")
-        return None
+        return False
 
     def _refuse(self, message: Envelope, code: int, why: str) -> None:
         """Answer a message that could not be taken, if it is a request."""
         if isinstance(message.id, int | str) and message.method is not UNSET:
             self._reply_now(envelope.error_reply(message.id, code, why))
-
-    def _take(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
-        if message.method is UNSET:
-            self._questions.take_response(message)
-        elif message.id is UNSET:
-            self._receive_notification(message)
-        else:
-            return self._receive_request(message, frame)
-        return None
 
     def reject_malformed(self, frame: bytes, error: envelope.MalformedError) -> None:
         """Answer a message that cannot be decoded with an error."""
@@ -220,40 +226,38 @@ class Conversation:
             logger.warning("the host sent a %s", why)
         self._channel.send_nowait(envelope.error_reply(request_id, code, why))
 
-    def _receive_request(self, message: Envelope, frame: bytes) -> asyncio.Event | None:
+    def _receive_request(self, message: Envelope, frame: bytes, release: Callable[[], None] | None) -> bool:
         request_id, method = message.id, message.method
         assert isinstance(request_id, int | str)
         assert isinstance(method, str)
         gateway = method in self._gateway.methods
         if not gateway and is_too_much(message, frame, self._gateway.methods):
             self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
-            return None
-        # Set when the front no longer needs the memory of the request.
-        released = asyncio.Event()
+            return False
         try:
             params = _members(message.params)
             if method == INITIALIZE:
                 self._reply_now(envelope.reply(request_id, self._initialize(params)))
-                return None
-            caller = self._caller(method, params, released.set)
+                return False
+            caller = self._caller(method, params, release)
             if (
                 not gateway
                 and (result := self._negotiation.answer(method, params, caller.era, self._rights)) is not None
             ):
                 self._reply_now(envelope.reply(request_id, result))
-                return None
+                return False
         except RequestError as error:
             self._reply_now(envelope.error_reply(request_id, error.code, error.message, error.data))
-            return None
+            return False
         if self.is_busy:
             text = f"busy: {self._under_way} requests are under way"
             self._reply_now(envelope.error_reply(request_id, INVALID_REQUEST, text))
-            return None
+            return False
         flight = self._cancellable[request_id] = Flight(self._group)
         self._under_way += 1
         self._flights.add(flight)
-        flight.start(self._answer(request_id, method, params, caller, flight, released))
-        return released
+        flight.start(self._answer(request_id, method, params, caller, flight, release))
+        return True
 
     def _initialize(self, params: Members) -> bytes:
         """Return the result of ``initialize``; the first one opens the session."""
@@ -265,7 +269,7 @@ class Conversation:
         self._gateway.open_session(self._session, self._messages.tell)
         return result
 
-    def _caller(self, method: str, params: Members, release: Callable[[], None]) -> Caller:
+    def _caller(self, method: str, params: Members, release: Callable[[], None] | None) -> Caller:
         """Return the caller of a request.
 
         Raises:
@@ -273,12 +277,12 @@ class Conversation:
         """
         meta, session = eras.meta_of(params), self._session
         if meta.is_modern:
-            era = Era.MODERN
+            era = MODERN
         elif session is not None and eras.VERSION_KEY not in meta:
-            era = Era.HANDSHAKE
+            era = HANDSHAKE
         else:
             era = self._negotiation.era_of(method, params, meta, session)
-        if era is Era.MODERN:
+        if era is MODERN:
             session = None
             capabilities: Raw | None = meta[eras.CLIENT_CAPABILITIES_KEY]
             client_info = meta.get(eras.CLIENT_INFO_KEY)
@@ -308,12 +312,13 @@ class Conversation:
         params: Members,
         caller: Caller,
         flight: Flight,
-        released: asyncio.Event,
+        release: Callable[[], None] | None,
     ) -> None:
-        self._gateway.drain.begin()
+        drain = self._gateway.drain
+        drain.begin()
         try:
             try:
-                if method == LISTEN and caller.era is Era.MODERN:
+                if method == LISTEN and caller.era is MODERN:
                     await in_task()
                     listen = self._negotiation.listen
                     result = await listen(request_id, params, self._rights, self._messages.tell)
@@ -329,18 +334,22 @@ class Conversation:
                 response = envelope.error_reply(request_id, error.code, error.message, error.data)
             # A host that does not read keeps responses waiting; the memory of its requests is freed.
             del params, caller
-            released.set()
+            if release is not None:
+                release()
             writing = self._write_response(response)
             del response
-            await writing
+            if writing is not None:
+                await writing
         finally:
-            released.set()
-            self._gateway.drain.end()
+            if release is not None:
+                release()
+            drain.end()
             self._under_way -= 1
             self._flights.discard(flight)
             if self._cancellable.get(request_id) is flight:
                 del self._cancellable[request_id]
-            self._note_idle()
+            if self._input_ended:
+                self._note_idle()
 
     def _reply_now(self, response: bytes) -> None:
         """Write a response at once; a host that does not read it is not read either."""

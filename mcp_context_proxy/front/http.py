@@ -19,10 +19,9 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 import uvicorn
-from msgspec import Struct, json
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -108,8 +107,7 @@ def application(
     events = EventStreams(negotiation, limits, guesses, admission)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with streamable.running():
             yield
 
@@ -147,7 +145,7 @@ def guarded(
         if not policy.required or principal_of(request.scope) is None or not rights.may(Role.VIEW):
             # Problems name paths, servers and variables: they are for those who have the token.
             facts = {"status": facts["status"]}
-        return JSONResponse(facts, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+        return JSONResponse(facts, headers=HEADERS)
 
     answered = Route(HEALTH_PATH, healthz, methods=["GET"])
     answered.app = within(answered.app)
@@ -176,30 +174,18 @@ class LocalApi:
     """
 
     def __init__(self, routes: Sequence[BaseRoute], health: Health, limits: Limits) -> None:
-        """Serve some routes and ``/healthz``."""
 
         async def healthz(_request: Request) -> Response:
             return JSONResponse(health(), headers={"Cache-Control": "no-store"})
 
-        app = Starlette(
-            routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])],
-            middleware=[
-                Middleware(_Proven),
-                Middleware(WholeBodies, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds),
-            ],
-        )
+        served = Starlette(routes=[*routes, Route(HEALTH_PATH, healthz, methods=["GET"])])
+        whole = WholeBodies(served, limit=limits.http_body_bytes, wait_seconds=limits.http_body_seconds)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await whole({**scope, PROVEN_KEY: True, RIGHTS_KEY: THE_USER}, receive, send)
+
         self._backlog = WriteBacklog(limits.stalled_seconds)
-        self._config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            http=connection_class(limits, self._backlog),
-            h11_max_incomplete_event_size=HEADER_BYTES,
-            ws="none",
-            lifespan="off",
-        )
+        self._config = _configured(app, connection_class(limits, self._backlog), lifespan="off")
         self._config.load()
         self._state = uvicorn.server.ServerState()
 
@@ -215,19 +201,7 @@ class LocalApi:
         try:
             await self._backlog.watch()
         finally:
-            for open_connection in list(self._state.connections):
-                if isinstance(open_connection, BoundedConnection):
-                    open_connection.transport.abort()
-
-
-class _Proven:
-    """ASGI middleware for connections whose other side is known to be the user."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, PROVEN_KEY: True, RIGHTS_KEY: THE_USER}, receive, send)
+            _abort_all(self._state)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -261,16 +235,32 @@ class _Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        closing = asyncio.get_running_loop().call_later(STOP_SECONDS, self._close_connections)
+        closing = asyncio.get_running_loop().call_later(STOP_SECONDS, _abort_all, self.server_state)
         try:
             await super().shutdown(sockets)
         finally:
             closing.cancel()
 
-    def _close_connections(self) -> None:
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedConnection):
-                connection.transport.abort()
+
+def _abort_all(state: uvicorn.server.ServerState) -> None:
+    for connection in list(state.connections):
+        if isinstance(connection, BoundedConnection):
+            connection.transport.abort()
+
+
+def _configured(app: ASGIApp, connections: type[BoundedConnection], **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Nothing here depends on the client's address, and nobody should be able to claim one.
+        proxy_headers=False,
+        http=connections,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        ws="none",
+        **more,
+    )
 
 
 async def serve(
@@ -280,19 +270,12 @@ async def serve(
     limits = replace(limits, http_connections=connections_for_hosts(limits.http_connections))
     backlog = WriteBacklog(limits.stalled_seconds)
     async with anyio.create_task_group() as group:
-        config = uvicorn.Config(
+        config = _configured(
             app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # Nothing here depends on the client's address, and nobody should be able to claim one.
-            proxy_headers=False,
-            http=connection_class(limits, backlog, group),
-            h11_max_incomplete_event_size=HEADER_BYTES,
+            connection_class(limits, backlog, group),
             # Uvicorn refuses the connection that reaches its number.
             limit_concurrency=limits.http_connections + 1,
             timeout_graceful_shutdown=STOP_SECONDS + CLOSE_SECONDS,
-            ws="none",
         )
         http = _Server(config)
 
@@ -361,12 +344,6 @@ class Readiness(Struct, frozen=True):
     """Parts that do not work and without which requests are served all the same."""
 
 
-class _Answer(Struct, frozen=True):
-    ready: bool
-    missing: list[str]
-    degraded: list[str]
-
-
 Ready: TypeAlias = Callable[[], Readiness]
 
 
@@ -377,16 +354,12 @@ def probe_routes(ready: Ready) -> list[BaseRoute]:
     """
 
     async def live(_request: Request) -> Response:
-        return _answered(HTTPStatus.OK, b'{"live":true}')
+        return JSONResponse({"live": True}, headers=HEADERS)
 
     async def readyz(_request: Request) -> Response:
         found = ready()
-        answer = _Answer(not found.missing, found.missing, found.degraded)
-        status = HTTPStatus.OK if answer.ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _answered(status, json.encode(answer))
+        status = HTTPStatus.SERVICE_UNAVAILABLE if found.missing else HTTPStatus.OK
+        answer = {"ready": not found.missing, "missing": found.missing, "degraded": found.degraded}
+        return JSONResponse(answer, status, HEADERS)
 
     return [Route("/livez", live, methods=["GET"]), Route("/readyz", readyz, methods=["GET"])]
-
-
-def _answered(status: HTTPStatus, body: bytes) -> Response:
-    return Response(body, status, HEADERS, "application/json")

@@ -160,7 +160,6 @@ class _PlainCycle(RequestResponseCycle):
         self._head, self._chunked = b"", False
 
     def feed(self, data: bytes) -> None:
-        """Take a part of the body."""
         self.body += data
         self.missing -= len(data)
         if not self.missing and not self._whole_body.done:
@@ -169,7 +168,6 @@ class _PlainCycle(RequestResponseCycle):
 
     def cancel(self, msg: object = None) -> None:
         """Give the request up, as a task is."""
-        del msg
         if self.flight is not None:
             self.flight.cancel()
 
@@ -505,7 +503,6 @@ class BoundedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send soon."""
         self._written += len(data)
         self._transport.write(data)
 

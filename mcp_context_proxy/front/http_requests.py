@@ -271,19 +271,14 @@ class InProfile:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; one for a profile that does not exist is refused."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        known = rights = rights_of(scope)
         wanted = scope.get("path_params", {}).get(PARAMETER)
-        if wanted is None and not self._profiles.active:
-            await self._app(scope, receive, send)
-            return
-        known = rights_of(scope)
-        try:
-            rights = self._profiles.of_request(known, wanted, fields_of(scope).get(AGENT_HEADER.lower()))
-        except UnknownProfileError as error:
-            await PlainTextResponse(f"{error}\n", HTTPStatus.NOT_FOUND)(scope, receive, send)
-            return
+        if scope["type"] == "http" and (wanted is not None or self._profiles.active):
+            try:
+                rights = self._profiles.of_request(known, wanted, fields_of(scope).get(AGENT_HEADER.lower()))
+            except UnknownProfileError as error:
+                await PlainTextResponse(f"{error}\n", HTTPStatus.NOT_FOUND)(scope, receive, send)
+                return
         if rights is known:
             await self._app(scope, receive, send)
             return
@@ -351,27 +346,6 @@ CANCELLED: Final = -32800
 
 class Exchange:
     """One request and its response. Implements `FrameChannel` for notifications before the result."""
-
-    __slots__ = (
-        "_accompanied",
-        "_added",
-        "_bytes",
-        "_delivered",
-        "_finished",
-        "_frames",
-        "_group",
-        "_headers",
-        "_left",
-        "_patience",
-        "_receive",
-        "_scope",
-        "_send",
-        "_sent",
-        "_streaming",
-        "_waiting",
-        "_watching",
-        "_why",
-    )
 
     _added: anyio.Event
     """Set when a frame is queued, and at the end. This and the next three are made by `accompany`."""

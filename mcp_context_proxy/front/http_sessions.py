@@ -123,7 +123,6 @@ class StreamableSession(Struct, eq=False):
 
     @contextmanager
     def holding(self, key: str | None, exchange: Exchange) -> Iterator[None]:
-        """Keep an exchange among the open ones."""
         ended = anyio.Event()
         self.exchanges[key] = exchange, ended
         try:
@@ -259,7 +258,6 @@ class EventStreams:
                 group.cancel_scope.cancel()
 
     async def message(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take a posted message for a stream."""
         try:
             body, message = await http_requests.read(receive)
         except http_requests.BadMessageError as error:
@@ -277,9 +275,10 @@ class EventStreams:
             text, status = "busy: too many requests are under way", HTTPStatus.SERVICE_UNAVAILABLE
             await http_requests.error_response(status, None, text, INTERNAL_ERROR)(scope, receive, send)
             return
-        released = conversation.take(message, body)
+        released = anyio.Event()
+        under_way = conversation.take(message, body, released.set)
         await Response("Accepted", HTTPStatus.ACCEPTED)(scope, receive, send)
-        if released is not None and len(body) > http_requests.SMALL_BYTES:
+        if under_way and len(body) > http_requests.SMALL_BYTES:
             # The body keeps its room in `WholeBodies` until then.
             await released.wait()
 

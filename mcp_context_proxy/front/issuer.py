@@ -203,9 +203,11 @@ class KeySet:
         """Return the URL of the keys, as the issuer's own document names it."""
         parts = urlsplit(self._issuer)
         base, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
-        places = [f"{base}{path}/.well-known/openid-configuration"]
-        # RFC 8414 puts the well-known path first.
-        places.append(f"{base}/.well-known/oauth-authorization-server{path}")
+        places = [
+            f"{base}{path}/.well-known/openid-configuration",
+            # RFC 8414 puts the well-known path first.
+            f"{base}/.well-known/oauth-authorization-server{path}",
+        ]
         fault: Exception | None = None
         for place in places:
             try:
@@ -227,10 +229,7 @@ class KeySet:
         # Loaded only where an issuer is configured: nothing else of the front needs an HTTP client.
         import httpx2  # noqa: PLC0415
 
-        from mcp_context_proxy.oauth.token_endpoint import (  # noqa: PLC0415
-            Destinations,
-            exchange,
-        )
+        from mcp_context_proxy.oauth.token_endpoint import Destinations, exchange  # noqa: PLC0415
 
         if self._destinations is None:
             self._destinations = Destinations(self._config)
@@ -360,14 +359,7 @@ class IssuedTokens:
 
         Any other is counted as a guess, and compared with the proxy's own, which may have dots in it.
         """
-        if FORM.fullmatch(token) is None:
-            return False
-        encoded = token.partition(".")[0][:HEADER_CHARACTERS]
-        try:
-            header = msgspec.json.decode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
-        except (ValueError, RecursionError, msgspec.DecodeError):
-            return False
-        return isinstance(header, dict)
+        return FORM.fullmatch(token) is not None and _header_of(token) is not None
 
     async def verify(self, token: str) -> Issued:
         """Return whose token this is.
@@ -398,11 +390,9 @@ class IssuedTokens:
 
     def _header(self, token: str) -> tuple[str, str | None]:
         """Return algorithm and key id of a token; nothing else in its header is looked at, or followed."""
-        try:
-            encoded = token.partition(".")[0]
-            header = msgspec.json.decode(self._jwt.utils.base64url_decode(encoded), type=dict[str, Any])
-        except (ValueError, RecursionError, msgspec.DecodeError):
-            raise TokenRefusedError("the header of the token cannot be read") from None
+        header = _header_of(token)
+        if header is None:
+            raise TokenRefusedError("the header of the token cannot be read")
         algorithm, kid, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
         if not isinstance(algorithm, str) or algorithm not in self._settings.algorithms:
             raise TokenRefusedError("the token is signed in a way that is not accepted here")
@@ -479,6 +469,15 @@ class IssuedTokens:
         return tuple(found) or NOTHING
 
 
+def _header_of(token: str) -> dict[str, Any] | None:
+    encoded = token.partition(".")[0][:HEADER_CHARACTERS]
+    try:
+        decoded = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+        return msgspec.json.decode(decoded, type=dict[str, Any])
+    except (ValueError, RecursionError, msgspec.DecodeError):
+        return None
+
+
 def principal_name(issuer: str, subject: str) -> str:
     """Return the name of a person; no named token can have it, because of the colon."""
     return "jwt:" + hashlib.sha256(f"{issuer}\0{subject}".encode(errors="surrogatepass")).hexdigest()
@@ -541,19 +540,16 @@ class ResourceMetadata:
         return "Bearer " + ", ".join(f'{name}="{value}"' for name, value in facts.items())
 
     def refused(self, why: str) -> Response:
-        """Return the response to a token that is not accepted."""
-        value = self.challenge(error="invalid_token", error_description=why)
-        headers = {"WWW-Authenticate": value}
-        return PlainTextResponse(f"{why[0].upper()}{why[1:]}.\n", HTTPStatus.UNAUTHORIZED, headers)
+        return self._refusal(HTTPStatus.UNAUTHORIZED, "invalid_token", why)
 
     def without_role(self, why: str) -> Response:
-        """Return the response to a genuine token of somebody who may not use the proxy."""
-        value = self.challenge(error="insufficient_scope", error_description=why)
-        headers = {"WWW-Authenticate": value}
-        return PlainTextResponse(f"{why[0].upper()}{why[1:]}.\n", HTTPStatus.FORBIDDEN, headers)
+        return self._refusal(HTTPStatus.FORBIDDEN, "insufficient_scope", why)
+
+    def _refusal(self, status: HTTPStatus, error: str, why: str) -> Response:
+        headers = {"WWW-Authenticate": self.challenge(error=error, error_description=why)}
+        return PlainTextResponse(f"{why[0].upper()}{why[1:]}.\n", status, headers)
 
 
 def undecided() -> Response:
-    """Return the response to a token about which nothing can be said now."""
     text = "The keys of the issuer cannot be had now; nothing was decided about the token.\n"
     return PlainTextResponse(text, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": RETRY_KEYS_SECONDS})

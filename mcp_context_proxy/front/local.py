@@ -36,7 +36,6 @@ from mcp_context_proxy.bridge.meeting import (
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import INVALID_REQUEST
 from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, Oversized, PipeWriter
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, one_line
 from mcp_context_proxy.server import ConnectedHost
@@ -410,14 +409,12 @@ class SocketChannel(MessageReader):
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; see `asyncio.Protocol`."""
         super().connection_made(transport)
         self._socket = cast("asyncio.Transport", transport)
         self._socket.pause_reading()
         self._writer.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record that the host has gone."""
         super().connection_lost(exc)
         self._writer.connection_lost(exc)
 
@@ -444,8 +441,7 @@ class SocketChannel(MessageReader):
     def _take_frame(self, frame: bytes | Oversized) -> None:
         assert self._conversation is not None
         if isinstance(frame, Oversized):
-            why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
-            self._conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
+            self._conversation.receive(frame)
         elif self._is_first and frame.startswith(GREETING_START):
             # By it the hook of a host finds its session. No later line makes another one of it.
             with suppress(msgspec.DecodeError, RecursionError):

@@ -16,7 +16,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import BinaryIO, Final
 
@@ -25,11 +25,10 @@ import anyio.to_thread
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
-from mcp_context_proxy.protocol.envelope import INVALID_REQUEST, is_large
+from mcp_context_proxy.protocol.envelope import is_large
 from mcp_context_proxy.protocol.framing import (
     LineFramer,
     MessageReader,
-    Oversized,
     PipeWriter,
     gate,
     on_one_line,
@@ -53,11 +52,12 @@ async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = TH
     unread = 0
     async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
 
-        async def write_response(response: bytes) -> None:
+        def write_response(response: bytes) -> Awaitable[None] | None:
+            return None if pipes.sent_at_once(response) else write_waiting(response)
+
+        async def write_waiting(response: bytes) -> None:
             """Write a response; while too many bytes of them wait for the host, the servers are not read."""
             nonlocal unread
-            if pipes.sent_at_once(response):
-                return
             unread += len(response)
             if unread > limits.unread_bytes:
                 gate.close()
@@ -77,13 +77,6 @@ async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = TH
             rights=rights,
         )
 
-        def receive(frame: bytes | Oversized) -> None:
-            if isinstance(frame, Oversized):
-                why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
-                conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
-            else:
-                conversation.receive(frame)
-
         async def stop_when_stalled() -> None:
             await pipes.stalled(limits.stalled_seconds)
             logger.warning("the host has read nothing for %g s: stopping", limits.stalled_seconds)
@@ -91,7 +84,7 @@ async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = TH
 
         group.start_soon(stop_when_stalled)
         await group.start(conversation.run)
-        await pipes.read(limits.message_bytes, receive, conversation.receive_large)
+        await pipes.read(conversation, limits.message_bytes)
         with anyio.move_on_after(LAST_RESPONSES_SECONDS):
             await conversation.finish()
             await pipes.flush()
@@ -107,17 +100,12 @@ class StandardPipes:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
         self._into: asyncio.ReadTransport | None = None
 
-    async def read(
-        self,
-        message_bytes: int,
-        receive: Callable[[bytes | Oversized], None],
-        receive_large: Callable[[bytes], Awaitable[None]],
-    ) -> None:
-        """Hand frames to `receive`, large ones to `receive_large`, until the end of input."""
+    async def read(self, conversation: Conversation, message_bytes: int) -> None:
+        """Hand the host's messages to its conversation, until the end of input."""
         reader = MessageReader(
             framer=LineFramer(message_bytes),
-            receive=receive,
-            receive_large=receive_large,
+            receive=conversation.receive,
+            receive_large=conversation.receive_large,
             resume=self.resume_reading,
         )
         loop = asyncio.get_running_loop()
@@ -263,10 +251,7 @@ class ThreadedStreams:
         while data := await anyio.to_thread.run_sync(self._read, abandon_on_cancel=True):
             for frame in framer.feed(data):
                 await self._readable.wait()
-                if isinstance(frame, Oversized):
-                    why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
-                    conversation.reject(frame.head, frame.tail, INVALID_REQUEST, why)
-                elif is_large(frame):
+                if isinstance(frame, bytes) and is_large(frame):
                     await conversation.receive_large(frame)
                 else:
                     conversation.receive(frame)

@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -55,7 +55,6 @@ from mcp_context_proxy.protocol.envelope import (
 from mcp_context_proxy.protocol.eras import MISSING_CAPABILITY, Era
 from mcp_context_proxy.protocol.headers import HEADER_MISMATCH, VERSION_HEADER, HeaderFields
 from mcp_context_proxy.server import Caller
-from mcp_context_proxy.server.gateway import Gateway
 from mcp_context_proxy.server.negotiation import (
     INITIALIZE,
     LISTEN,
@@ -88,39 +87,43 @@ _STATUSES: Final[Mapping[int, HTTPStatus]] = {
 """Status of an error response of the modern era."""
 
 
+class _Request(Struct, frozen=True, eq=False):
+    """One HTTP request, as ASGI has it."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    sent: HeaderFields
+
+    @property
+    def accepts(self) -> tuple[bool, bool]:
+        """Tells whether the client accepts JSON, and event streams."""
+        return _accepted(self.sent.get("accept") or "")
+
+
 class StreamableHttp:
     """ASGI application of the endpoint."""
 
     def __init__(
         self, negotiation: Negotiation, limits: Limits, guesses: UnknownSessions, admission: AdmissionRules
     ) -> None:
-        self._negotiation, self._gateway, self.guesses = negotiation, negotiation.gateway, guesses
-        self.admission = admission
-        self._sessions = HttpSessions(self._gateway, limits)
+        self._negotiation, self.gateway = negotiation, negotiation.gateway
+        self.guesses, self.admission = guesses, admission
+        self.sessions = HttpSessions(self.gateway, limits)
+        """The open sessions of the handshake era."""
         self._group: TaskGroup
-
-    @property
-    def gateway(self) -> Gateway:
-        """Return the gateway that answers its requests."""
-        return self._gateway
-
-    @property
-    def sessions(self) -> HttpSessions:
-        """Return the open sessions of the handshake era."""
-        return self._sessions
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve inside; whatever is under way at the end is given up."""
         async with anyio.create_task_group() as self._group:
-            self._group.start_soon(self._sessions.run)
+            self._group.start_soon(self.sessions.run)
             yield
             self._group.cancel_scope.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request."""
-        sent = fields_of(scope)
-        version = sent.get(VERSION_HEADER)
+        request = _Request(scope, receive, send, fields_of(scope))
+        version = request.sent.get(VERSION_HEADER)
         modern = is_modern(version)
         refusal: Response | None = None
         if scope["method"] == "POST":
@@ -128,7 +131,8 @@ class StreamableHttp:
                 body, message = await read(receive)
                 if not modern:
                     _check_era(message, version)
-                self._check_size(message, body)
+                if is_too_much(message, body, self.gateway.methods):
+                    raise BadMessageError(_id_of(message), TOO_MUCH)
             except BadMessageError as error:
                 refusal = error.response
             except RecursionError:
@@ -137,29 +141,37 @@ class StreamableHttp:
                 refusal = self.admission.refusal(scope, message, spread=modern)
                 try:
                     if refusal is None and modern:
-                        refusal = await self._post_modern(scope, receive, send, sent, message)
+                        refusal = await self._post_modern(request, message)
                     elif refusal is None:
-                        refusal = await self._post(scope, receive, send, sent, message)
+                        refusal = await self._post(request, message)
                 except RecursionError:
                     refusal = BadMessageError(_id_of(message), envelope.TOO_DEEP).response
         elif modern:
             refusal = Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "POST"})
         else:
-            refusal = await self._without_body(scope, receive, send, sent)
+            refusal = await self._without_body(request)
         if refusal is not None:
             await refusal(scope, receive, send)
 
-    def _check_size(self, message: Envelope, body: bytes) -> None:
-        if is_too_much(message, body, self._gateway.methods):
-            raise BadMessageError(_id_of(message), TOO_MUCH)
+    def _exchange(
+        self, request: _Request, patience: float, session: StreamableSession | None = None
+    ) -> Exchange:
+        """Return an exchange for the response, which names its session, if any."""
+        named = {} if session is None else _session_header(session)
+        return Exchange(
+            scope=request.scope,
+            receive=request.receive,
+            send=request.send,
+            group=self._group,
+            headers=[(name.encode(), value.encode()) for name, value in named.items()],
+            patience=patience,
+        )
 
     # The modern era
 
-    async def _post_modern(
-        self, scope: Scope, receive: Receive, send: Send, sent: HeaderFields, message: Envelope
-    ) -> Response | None:
-        request_id, method = message.id, message.method
-        if not all(_accepted(sent.get("accept") or "")):
+    async def _post_modern(self, request: _Request, message: Envelope) -> Response | None:
+        request_id, method, sent, rights = message.id, message.method, request.sent, rights_of(request.scope)
+        if not all(request.accepts):
             return Response(None, HTTPStatus.NOT_ACCEPTABLE)
         try:
             if method is UNSET:
@@ -175,27 +187,24 @@ class StreamableHttp:
             era = self._negotiation.era_of(method, params, meta, None)
             if method == "tools/call":
                 self._check_arguments(sent, params)
-            result = self._negotiation.answer(method, params, era, rights_of(scope))
+            result = self._negotiation.answer(method, params, era, rights)
         except RequestError as error:
-            known = request_id if isinstance(request_id, int | str) else None
-            frame = envelope.error_reply(known, error.code, error.message, error.data)
+            frame = envelope.error_reply(_id_of(message), error.code, error.message, error.data)
             return Response(frame, _status_of(error.code), media_type=JSON_TYPE)
         if result is not None:
             return Response(envelope.reply(request_id, result), media_type=JSON_TYPE)
-        exchange = Exchange(
-            scope=scope, receive=receive, send=send, group=self._group, headers=[], patience=PATIENCE[era]
-        )
+        exchange = self._exchange(request, PATIENCE[era])
         messages = HostMessages(exchange, _NO_QUESTIONS)
-        capabilities, client_info = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
-        caller = _caller(scope, era, None, capabilities, client_info, exchange, messages.ask, meta)
+        hello = meta[eras.CLIENT_CAPABILITIES_KEY], meta.get(eras.CLIENT_INFO_KEY)
+        caller = _caller(request.scope, era, None, hello, exchange, messages.ask, meta)
         if method == LISTEN:
             await in_task()
             listen = self._negotiation.listen
             work = partial(listen, request_id, params, caller.rights, messages.tell)
         else:
-            work = partial(self._gateway.handle, method, params, caller)
+            work = partial(self.gateway.handle, method, params, caller)
         del params, caller
-        with self._gateway.drain.busy():
+        with self.gateway.drain.busy():
             await exchange.answer(request_id, work, _status_of)
         return None
 
@@ -220,26 +229,25 @@ class StreamableHttp:
 
     # The handshake era
 
-    async def _post(
-        self, scope: Scope, receive: Receive, send: Send, sent: HeaderFields, message: Envelope
-    ) -> Response | None:
-        session = self._session(scope, sent)
+    async def _post(self, request: _Request, message: Envelope) -> Response | None:
+        session = self._session(request)
         if isinstance(session, Response):
             return session
-        if not all(_accepted(sent.get("accept") or "")):
+        if not all(request.accepts):
             text = f"Not Acceptable: the client must accept {JSON_TYPE} and {STREAM_TYPE}"
             return error_response(HTTPStatus.NOT_ACCEPTABLE, None, text)
-        if JSON_TYPE not in (sent.get("content-type") or "").partition(";")[0].lower():
+        if JSON_TYPE not in (request.sent.get("content-type") or "").partition(";")[0].lower():
             text = f"Unsupported Media Type: a message is {JSON_TYPE}"
             return error_response(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, None, text)
         if message.method == INITIALIZE and isinstance(message.id, int | str):
-            return self._initialize(scope, message.id, message, session)
+            return self._initialize(request.scope, message.id, message, session)
         if session is None:
-            return _no_session(None)
-        with self._sessions.busy(session):
+            return _no_session()
+        with self.sessions.busy(session):
             if isinstance(message.id, int | str) and isinstance(message.method, str):
-                return await self._request(scope, receive, send, session, message.id, message.method, message)
-            await Response(None, HTTPStatus.ACCEPTED, _session_header(session))(scope, receive, send)
+                return await self._request(request, session, message.id, message.method, message)
+            accepted = Response(None, HTTPStatus.ACCEPTED, _session_header(session))
+            await accepted(request.scope, request.receive, request.send)
             await self._take(session, message)
             return None
 
@@ -250,12 +258,12 @@ class StreamableHttp:
             params = _params_of(message)
             if session is not None:
                 result = self._negotiation.initialize_again(params, rights_of(scope))
-            elif not self._sessions.make_room():
+            elif not self.sessions.make_room():
                 text, status = "busy: all sessions are in use", HTTPStatus.SERVICE_UNAVAILABLE
                 return error_response(status, None, text, INTERNAL_ERROR)
             else:
                 result, state = self._negotiation.initialize(params, rights_of(scope))
-                session = self._sessions.open(state, principal_of(scope))
+                session = self.sessions.open(state, principal_of(scope))
         except RequestError as error:
             return error_response(HTTPStatus.OK, request_id, error.message, error.code)
         frame = envelope.reply(request_id, result)
@@ -263,9 +271,7 @@ class StreamableHttp:
 
     async def _request(
         self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        request: _Request,
         session: StreamableSession,
         request_id: RequestId,
         method: str,
@@ -280,30 +286,19 @@ class StreamableHttp:
             params = _params_of(message)
             meta = eras.meta_of(params)
             era = self._negotiation.era_of(method, params, meta, session.state)
-            result = self._negotiation.answer(method, params, era, rights_of(scope))
+            result = self._negotiation.answer(method, params, era, rights_of(request.scope))
         except RequestError as error:
             frame = envelope.error_reply(request_id, error.code, error.message, error.data)
             return Response(frame, HTTPStatus.OK, named, JSON_TYPE)
         if result is not None:
             return Response(envelope.reply(request_id, result), HTTPStatus.OK, named, JSON_TYPE)
-        added = [(name.encode(), value.encode()) for name, value in named.items()]
-        exchange = Exchange(
-            scope=scope,
-            receive=receive,
-            send=send,
-            group=self._group,
-            headers=added,
-            patience=PATIENCE[Era.HANDSHAKE],
-        )
-        hello = session.state.hello
-        capabilities, client_info = (None, None) if hello is None else (hello.capabilities, hello.client_info)
-        messages = HostMessages(exchange, session.questions)
-        caller = _caller(
-            scope, Era.HANDSHAKE, session.state, capabilities, client_info, exchange, messages.ask, meta
-        )
-        work = partial(self._gateway.handle, method, params, caller)
+        exchange = self._exchange(request, PATIENCE[Era.HANDSHAKE], session)
+        said, messages = session.state.hello, HostMessages(exchange, session.questions)
+        hello = (None, None) if said is None else (said.capabilities, said.client_info)
+        caller = _caller(request.scope, Era.HANDSHAKE, session.state, hello, exchange, messages.ask, meta)
+        work = partial(self.gateway.handle, method, params, caller)
         del params, caller
-        with session.holding(key, exchange), self._gateway.drain.busy():
+        with session.holding(key, exchange), self.gateway.drain.busy():
             await exchange.answer(request_id, work, lambda code: HTTPStatus.OK)
         return None
 
@@ -321,47 +316,40 @@ class StreamableHttp:
                 found[0].end()
         else:
             await in_task()
-            await self._gateway.notified(message.method, session.state)
+            await self.gateway.notified(message.method, session.state)
 
-    async def _without_body(
-        self, scope: Scope, receive: Receive, send: Send, sent: HeaderFields
-    ) -> Response | None:
+    async def _without_body(self, request: _Request) -> Response | None:
         """Open the stream of a session, or end the session."""
-        session = self._session(scope, sent)
+        session, method = self._session(request), request.scope["method"]
         if isinstance(session, Response):
             return session
-        if scope["method"] not in ("GET", "DELETE"):
-            allowed = {"Allow": "GET, POST, DELETE"}
-            return Response(None, HTTPStatus.METHOD_NOT_ALLOWED, allowed)
-        if scope["method"] == "GET" and not _accepted(sent.get("accept") or "")[1]:
+        if method not in ("GET", "DELETE"):
+            return Response(None, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, POST, DELETE"})
+        if method == "GET" and not request.accepts[1]:
             text = f"Not Acceptable: the client must accept {STREAM_TYPE}"
             return error_response(HTTPStatus.NOT_ACCEPTABLE, None, text)
         if session is None:
-            return _no_session(None)
-        named = _session_header(session)
-        if scope["method"] == "DELETE":
-            self._sessions.end(session)
-            return Response(None, HTTPStatus.OK, named)
-        with self._sessions.busy(session):
+            return _no_session()
+        if method == "DELETE":
+            self.sessions.end(session)
+            return Response(None, HTTPStatus.OK, _session_header(session))
+        with self.sessions.busy(session):
             if not await session.is_free(None):
                 return error_response(HTTPStatus.CONFLICT, None, "the session has a stream")
-            added = [(name.encode(), value.encode()) for name, value in named.items()]
-            exchange = Exchange(
-                scope=scope, receive=receive, send=send, group=self._group, headers=added, patience=0
-            )
+            exchange = self._exchange(request, 0, session)
             with session.holding(None, exchange):
                 await exchange.stream()
         return None
 
-    def _session(self, scope: Scope, sent: HeaderFields) -> StreamableSession | Response | None:
+    def _session(self, request: _Request) -> StreamableSession | Response | None:
         """Return the session that a request names, None if it names none, or else the refusal."""
-        session_id = sent.get(SESSION_HEADER)
+        session_id = request.sent.get(SESSION_HEADER)
         if session_id is None:
             return None
-        session = self._sessions.get(session_id, principal_of(scope))
+        session = self.sessions.get(session_id, principal_of(request.scope))
         if session is None:
             # Another principal learns no more about a session than about one that does not exist.
-            return self.guesses.refusal(rights_of(scope).person, session_not_found())
+            return self.guesses.refusal(rights_of(request.scope).person, session_not_found())
         return session
 
 
@@ -373,12 +361,12 @@ def _caller(
     scope: Scope,
     era: Era,
     session: Session | None,
-    capabilities: Raw | None,
-    client_info: Raw | None,
+    hello: tuple[Raw | None, Raw | None],
     exchange: Exchange,
     ask: Ask,
     meta: eras.Meta,
 ) -> Caller:
+    capabilities, client_info = hello
     return Caller(
         era=era,
         session=session,
@@ -389,7 +377,7 @@ def _caller(
         notify=exchange.notify,
         ask=ask,
         meta=meta,
-        release=scope.get(RELEASE_KEY) or _nothing,
+        release=scope.get(RELEASE_KEY),
     )
 
 
@@ -399,12 +387,7 @@ def is_modern(version: str | None) -> bool:
 
 
 def session_not_found() -> Response:
-    """Return the answer to a request of a session that does not exist."""
     return error_response(HTTPStatus.NOT_FOUND, None, "Session not found")
-
-
-def _nothing() -> None:
-    """Stand for the room of a body that took none."""
 
 
 def _id_of(message: Envelope) -> RequestId | None:
@@ -428,9 +411,9 @@ def _session_header(session: StreamableSession) -> dict[str, str]:
     return {SESSION_HEADER: session.id}
 
 
-def _no_session(request_id: RequestId | None) -> Response:
+def _no_session() -> Response:
     text = f"Bad Request: the header {SESSION_HEADER} must name a session, which initialize opens"
-    return error_response(HTTPStatus.BAD_REQUEST, request_id, text)
+    return error_response(HTTPStatus.BAD_REQUEST, None, text)
 
 
 @lru_cache(maxsize=64)

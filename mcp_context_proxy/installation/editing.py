@@ -59,8 +59,7 @@ class EditError(ContextProxyError):
 def entries(form: Form, text: str, place: Place) -> dict[str, Any]:
     """Return the servers in a text by name; an empty one has none.
 
-    Raises:
-        EditError: the text cannot be read, or something else stands at the place.
+    Raises `EditError` if the text cannot be read, or something else stands at the place.
     """
     found: Any = _parsed(form, text)
     for key in place:
@@ -96,10 +95,8 @@ def edited(
     """Return a text without some servers at a place, and with others before those that stay.
 
     In a list of servers, as in YAML files of Continue, the name of an inserted one is added to its entry.
-    With `listed`, the first servers of a file become such a list.
-
-    Raises:
-        EditError: the text cannot be read, or the edit would change something else.
+    With `listed`, the first servers of a file become such a list. Raises `EditError` if the text cannot be
+    read, or the edit would change something else.
     """
     bom, body = (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
     # Where both kinds of line ends stand, none is changed.
@@ -263,7 +260,6 @@ def _skip(text: str, at: int) -> int:
 
 
 def _with_members(text: str, plain: str, at: int, new: Mapping[str, Any]) -> str:
-    """Insert members at the beginning of the object that begins at a position."""
     members = _members(text, plain, at)
     close = _skip(plain, members[-1].value_end if members else at + 1)
     on_one_line = bool(members) and "\n" not in text[at:close]
@@ -366,7 +362,6 @@ def _toml_key_of(statement: str) -> Place:
 
 
 def _path_to_value(tables: Any) -> Place:
-    """Return the keys that lead to the only value in tables."""
     path: Place = ()
     while isinstance(tables, dict) and tables:
         key, tables = next(iter(tables.items()))

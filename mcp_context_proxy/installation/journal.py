@@ -98,9 +98,8 @@ class Journal:
     def install(self, plan: HostPlan) -> Path | None:
         """Change a host's file as planned; return the copy of it as it was, None if there was none.
 
-        Raises:
-            OSError: the copy or the file cannot be written; the file is then as before.
-            EditError: the file has changed since it was read.
+        Raises `OSError` if the copy or the file cannot be written; the file is then as before, and
+        `EditError` if the file has changed since it was read.
         """
         if plan.change is None:
             return None
@@ -136,16 +135,14 @@ class Journal:
         return copy
 
     def _latest(self) -> int:
-        """Return the number of the latest record or copy; 0 if there is none."""
         numbers = [path.name.partition("-")[0] for path in self.folder.iterdir()]
         return max((int(one) for one in numbers if one.isdecimal()), default=0)
 
     def undo(self, record: Path, installation: Installation) -> Undone:
         """Plan the end of an installation.
 
-        Raises:
-            OSError: the file cannot be read.
-            EditError: the file has changed, and our entry cannot be removed from it.
+        Raises `OSError` if the file cannot be read, and `EditError` if the file has changed, and our entry
+        cannot be removed from it.
         """
         file = Path(installation.file)
         copy = None if installation.before is None else self.folder / installation.before
@@ -185,7 +182,6 @@ class Undone(Struct, frozen=True):
     """True if the file gets its earlier bytes back."""
 
     def difference(self) -> list[str]:
-        """Return the lines that change."""
         now, after = (_text(data) for data in (self.now, self.after))
         return FileChange(self.file, now, after or "").difference()
 
@@ -204,10 +200,8 @@ class Undone(Struct, frozen=True):
 def write(change: FileChange, *, private: bool = False) -> None:
     """Replace a file in one step.
 
-    A new one is readable for its owner alone, and so is one that gets secrets (`private`).
-
-    Raises:
-        EditError: the file or its folder cannot be written, or the file has changed since it was read.
+    A new one is readable for its owner alone, and so is one that gets secrets (`private`). Raises `EditError`
+    if the file or its folder cannot be written, or the file has changed since it was read.
     """
     before = None if change.before is None else change.before.encode("utf-8")
     try:
@@ -247,9 +241,8 @@ def _unchanged(file: Path, before: bytes | None) -> None:
 def read_text(file: Path) -> str | None:
     """Return the text of a host's file as it stands there; None if there is no file.
 
-    Raises:
-        OSError: the file cannot be read.
-        EditError: it is no regular file, too large, or not text.
+    Raises `OSError` if the file cannot be read, and `EditError` if it is no regular file, too large, or not
+    text.
     """
     if not file.exists():
         return None
@@ -349,7 +342,6 @@ class HookPlace(Struct, frozen=True, kw_only=True):
     """Sentence about something that a person has to do."""
 
     def path(self, environ: Mapping[str, str]) -> Path:
-        """Return the path of its file on this machine."""
         if folder := environ.get(self.folder_variable):
             return Path(folder) / Path(self.file).name
         return Path.home() / self.file
@@ -390,11 +382,8 @@ HOOK_PLACES: Final[Mapping[str, HookPlace]] = {
 def planned(place: HookPlace, file: Path, command: Sequence[str] | None) -> FileChange | None:
     """Return the change that adds our hook, which starts a command, to a file, or with None removes it.
 
-    None is returned if nothing changes.
-
-    Raises:
-        EditError: the file cannot be edited in place.
-        OSError: it cannot be read.
+    None is returned if nothing changes. Raises `EditError` if the file cannot be edited in place, and
+    `OSError` if it cannot be read.
     """
     before = read_text(file)
     after = _with_hook(place, before, command)
@@ -477,9 +466,8 @@ class Switched(Struct, frozen=True):
 def switch(file: Path, server: str, tool: str | None, enabled: bool) -> Switched:
     """Turn a server, or one of its tools by its own name, on or off.
 
-    Raises:
-        EditError: the file cannot be edited in place, or has no such server; it is then as before.
-        OSError: it cannot be read or written.
+    Raises `EditError` if the file cannot be edited in place, or has no such server; it is then as before, and
+    `OSError` if it cannot be read or written.
     """
     text = read_text(file)
     if text is None:

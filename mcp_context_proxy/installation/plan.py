@@ -93,11 +93,7 @@ class HostPlan(Struct):
 
 
 def servers_in(file: Path, text: str, form: Form, place: Place, environ: Mapping[str, str]) -> Servers:
-    """Sort the servers of a host's file.
-
-    Raises:
-        EditError: the file cannot be read in its form.
-    """
+    """Sort the servers of a host's file; raises `EditError` if the file cannot be read in its form."""
     found = Servers()
     written = entries(form, text, place)
     if not written:
@@ -158,7 +154,6 @@ _ONLY_THERE: Final = {
 
 
 def _mistakes(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the mistakes that a table would have in our configuration."""
     try:
         json.dumps(table, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -220,8 +215,7 @@ class Configuration:
     def __init__(self, file: Path, text: str | None) -> None:
         """Read the servers that are there; `text` is None if there is no such file.
 
-        Raises:
-            EditError: it is not valid TOML.
+        Raises `EditError` if it is not valid TOML.
         """
         self.file, self.before, self.text = file, text, text or ""
         if file.suffix.lower() != ".toml":
@@ -298,10 +292,8 @@ def plan(
     """Plan the installation in one host, and add its servers to our configuration.
 
     With a `place`, such as a project's, its servers move, but our entry stands only with the host's own. It
-    names the variables, each with True if it is set, that the host would keep to itself otherwise.
-
-    Raises:
-        EditError: the host's file cannot be read or edited.
+    names the variables, each with True if it is set, that the host would keep to itself otherwise. Raises
+    `EditError` if the host's file cannot be read or edited.
     """
     own = place is None
     place = place or host.place_in(text or "")
@@ -337,8 +329,7 @@ ELSEWHERE: Final = frozenset({"docker", "podman", "nerdctl", "kubectl", "ssh", "
 def _ours(found: Servers, command: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """Return the name of the entry that serves the same configuration as a command; None if there is none.
 
-    Raises:
-        EditError: there is one that serves another, so that servers which move would be missing there.
+    Raises `EditError` if there is one that serves another, so that servers which move would be missing there.
     """
     ours = _configuration_of({"command": command[0], "args": command[1:]}, environ)
     served = {name: _configuration_of(entry, environ) for name, entry in found.ours.items()}
@@ -386,11 +377,7 @@ def _with_program(entry: Mapping[str, Any], program: Sequence[str]) -> dict[str,
 
 
 def read_configuration(file: Path) -> Configuration:
-    """Read our own configuration.
-
-    Raises:
-        EditError: it cannot be read, or is not valid.
-    """
+    """Read our own configuration; raises `EditError` if it cannot be read, or is not valid."""
     try:
         text = file.read_bytes().decode("utf-8") if file.exists() else None
         if text is not None:

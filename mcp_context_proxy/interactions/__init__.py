@@ -182,7 +182,6 @@ class InteractionMemory:
         return self._store.unembedded(model_id, after, limit)
 
     def unembedded_count(self) -> int:
-        """Return the number of interactions that the model in use has not embedded."""
         model_id = self._model.run(lambda model: model.model_id)
         return max(self._store.count(InteractionScope()) - self._store.vector_count(model_id), 0)
 
@@ -254,8 +253,7 @@ class InteractionMemory:
     ) -> Recall:
         """Return the latest interactions, newest first; by default as many as a search finds.
 
-        Raises:
-            ValueError: the limit is below 1.
+        Raises `ValueError` if the limit is below 1.
         """
         limit = self._keep.top_k if limit is None else limit
         if limit < 1:
@@ -265,16 +263,13 @@ class InteractionMemory:
         return Recall(results, "recent", self._store.count(scope), 0)
 
     def forget(self, scope: InteractionScope) -> int:
-        """Forget interactions for good, all or none; return how many."""
         return self._store.forget(scope)
 
     def forget_one(self, interaction: int) -> bool:
-        """Forget one for good; return whether it was there."""
         return self._store.forget_one(interaction)
 
 
 def check_numbers(top_k: int, time_decay_factor: float | None) -> None:
-    """Raise `ValueError` if the numbers of a search are outside their bounds."""
     if not 1 <= top_k <= MOST_FOUND:
         raise ValueError(f"top_k is {top_k}; it must be between 1 and {MOST_FOUND:,}")
     # Also for a number that is none (NaN): no comparison with it is true.
@@ -428,7 +423,6 @@ class InteractionRecorder:
             await self.drain()
 
     async def run(self) -> None:
-        """Write and embed until cancelled, and then write the interactions that are left."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._embed_all)
             await self._entries.run()
@@ -519,11 +513,8 @@ def backfill(
 ) -> Backfilled:
     """Embed the interactions that have no embedding of the model in use. Blocks; may go on after a break.
 
-    `on_progress` gets the number of interactions tried, and of all.
-
-    Raises:
-        ModelError: there is no model.
-        StoreError: the store cannot be read or written; the embeddings made until then are kept.
+    `on_progress` gets the number of interactions tried, and of all. Raises `ModelError` if there is no model,
+    and `StoreError` if the store cannot be read or written; the embeddings made until then are kept.
     """
     report = on_progress or (lambda _done, _total: None)
     embedded = failed = failed_in_a_row = after = 0

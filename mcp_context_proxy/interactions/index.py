@@ -263,7 +263,6 @@ class InteractionIndex:
         return evidence(cosines, vector, calibration.requests, coverage) >= needed_evidence(among)
 
     def _kept_share(self, chosen: NDArray[np.intp], factor: float | None, now: float) -> NDArray[np.float64]:
-        """Return the factor of the score of each interaction by its type and age."""
         facts, settings = self._facts[chosen], self._settings
         linear = settings.time_decay == "linear"
         shares = np.empty(len(facts), np.float64)
@@ -315,7 +314,6 @@ class InteractionIndex:
             self._known["row"][at[known]] = self._pool.add(vectors)
 
     def _remove(self, gone: NDArray[np.intp]) -> None:
-        """Remove rows; their words and vectors are not kept either."""
         left = np.delete(np.arange(self._count), gone)
         self._counts = [join_counts(self._counts).take(left)]
         self._lexical = LexicalIndex.build(self._counts)

@@ -111,9 +111,8 @@ def import_file(
 ) -> Imported:
     """Import an exported file, or the table of a SQLite file. Nothing is embedded.
 
-    Raises:
-        DataFileError: the file cannot be read, or it has no such table.
-        StoreError: the store failed; the interactions written until then are kept.
+    Raises `DataFileError` if the file cannot be read, or it has no such table, and `StoreError` if the store
+    failed; the interactions written until then are kept.
     """
     done = Imported()
     try:
@@ -294,11 +293,9 @@ class Interactions(InteractionMemory):
     ) -> Imported:
         """Import a file that `export` wrote, or a table of messages in a SQLite file, without embedding them.
 
-        Interactions that are there already are not imported again.
-
-        Raises:
-            DataFileError: the file cannot be read, or it has no such table.
-            StoreError: the store failed; the interactions written until then are kept.
+        Interactions that are there already are not imported again. Raises `DataFileError` if the file cannot
+        be read, or it has no such table, and `StoreError` if the store failed; the interactions written until
+        then are kept.
         """
         return import_file(self, Path(path), table, on_progress)
 
@@ -309,6 +306,5 @@ class Interactions(InteractionMemory):
         self.close()
 
     def close(self) -> None:
-        """Close the model and the store."""
         self._lazy.close()
         self._opened.close()

@@ -16,9 +16,9 @@ import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import IO, Final, Protocol
+from typing import IO, Final, TypeAlias
 
 import anyio
 import msgspec
@@ -91,63 +91,8 @@ class OAuthCredentials(msgspec.Struct, frozen=True, kw_only=True):
         return f"Credentials(server={self.server!r}, resource={self.resource!r}, issuer={self.issuer!r})"
 
 
-class Login(Protocol):
-    """The login to one server. Methods block unless they are coroutines, or say so."""
-
-    @property
-    def place(self) -> str:
-        """Place where it is kept, for a person."""
-
-    def read(self) -> OAuthCredentials | None:
-        """Return the credentials as they were a moment ago; None if there are no usable ones.
-
-        Raises:
-            AuthorizationError: there may be some, but they cannot be read.
-        """
-
-    def read_now(self) -> OAuthCredentials | None:
-        """Return the credentials as they are now, as `read` does."""
-
-    def write(self, new: OAuthCredentials, instead_of: OAuthCredentials | None = None) -> bool:
-        """Keep credentials, instead of certain ones or of any; return False if those are not there any more.
-
-        Raises:
-            OSError: the file cannot be written; the old credentials are still there.
-            StoreError: the store cannot be written.
-            AuthorizationError: there are others, which cannot be read.
-        """
-
-    def write_later(self, new: OAuthCredentials, instead_of: OAuthCredentials | None) -> None:
-        """Write as soon as that is possible again, where it ever may be. Does not block."""
-
-    def delete(self) -> bool:
-        """Give the credentials up; return False if there were none."""
-
-    def renewing(self, *, alone: bool = True) -> AbstractAsyncContextManager[None]:
-        """Lock out others during a renewal, as far as that is possible if it need not be `alone`.
-
-        Raises:
-            AuthorizationError: others cannot be locked out now.
-        """
-
-    async def replaced(self) -> None:
-        """Wait until there are other credentials than now."""
-
-
-class Logins:
-    """The logins of this proxy: its own files, or those that replicas share."""
-
-    def __init__(self, shared: SharedCredentials | None = None) -> None:
-        self.shared = shared
-
-    def of(self, config: ServerConfig) -> Login:
-        """Return the login to a server; nothing is read yet."""
-        file = CredentialFile(config)
-        return file if self.shared is None else SharedLogin(config, self.shared, file)
-
-
 class CredentialFile:
-    """The credential file of one server; see `Login`."""
+    """The login to one server, in a file of its own."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Compute the path, in the user's data folder; nothing is read or written."""
@@ -158,6 +103,7 @@ class CredentialFile:
 
     @property
     def place(self) -> str:
+        """Place where it is kept, for a person."""
         return str(self.path)
 
     def read(self) -> OAuthCredentials | None:
@@ -180,8 +126,7 @@ class CredentialFile:
     def write(self, new: OAuthCredentials, instead_of: OAuthCredentials | None = None) -> bool:
         """Replace the stored credentials, whatever they are: the lock keeps others from changing them.
 
-        Raises:
-            OSError: the file cannot be written; the old credentials are still there.
+        Raises `OSError` if the file cannot be written; the old credentials are still there.
         """
         process.write_private(self.path, msgspec.json.encode(new))
         return True
@@ -214,6 +159,7 @@ class CredentialFile:
             yield
 
     async def replaced(self) -> None:
+        """Wait until there are other credentials than now."""
         before, changed = await in_thread(self.read), anyio.Event()
 
         def note_change() -> None:
@@ -236,7 +182,11 @@ class CredentialFile:
 
 
 class SharedLogin:
-    """The login to one server that all replicas have; see `Login`. Its file is taken over once."""
+    """The login to one server that all replicas have; its file is taken over once.
+
+    Methods raise `StoreError` if the store cannot be written, and `AuthorizationError` if it cannot be
+    read.
+    """
 
     def __init__(self, config: ServerConfig, shared: SharedCredentials, file: CredentialFile) -> None:
         self._config, self._shared, self._file = config, shared, file
@@ -297,7 +247,7 @@ class SharedLogin:
         return found
 
     def write(self, new: OAuthCredentials, instead_of: OAuthCredentials | None = None) -> bool:
-        """Keep credentials, unless others have come meanwhile.
+        """Keep credentials instead of certain ones or of any; return False if those are not there any more.
 
         Tokens that were got with a refresh token count even if another replica was refused the same one.
         """
@@ -341,7 +291,6 @@ class SharedLogin:
 
     @asynccontextmanager
     async def renewing(self, *, alone: bool = True) -> AsyncIterator[None]:
-        """Lock out other replicas during a renewal."""
         async with self._shared.turn(LOGIN, self._name):
             lease = await self._lease(alone=alone)
             try:
@@ -373,8 +322,22 @@ class SharedLogin:
             await anyio.sleep(LOOK_SECONDS)
 
 
+Login: TypeAlias = CredentialFile | SharedLogin
+"""The login to one server. Methods block unless they are coroutines, or say so."""
+
+
+class Logins:
+    """The logins of this proxy: its own files, or those that replicas share."""
+
+    def __init__(self, shared: SharedCredentials | None = None) -> None:
+        self.shared = shared
+
+    def of(self, config: ServerConfig) -> Login:
+        file = CredentialFile(config)
+        return file if self.shared is None else SharedLogin(config, self.shared, file)
+
+
 def _fits(found: OAuthCredentials, config: ServerConfig) -> bool:
-    """Return whether credentials are those of a server as it is configured."""
     wanted = None if config.oauth is None else config.oauth.issuer
     same_issuer = wanted is None or _plain(wanted) == _plain(found.issuer)
     return (found.server, found.resource) == (config.name, config.url or "") and same_issuer

@@ -92,15 +92,13 @@ class Loopback(Struct):
     _came: anyio.Event = field(default_factory=anyio.Event)
 
     def expect(self, address: str) -> None:
-        """Take the result of the login that begins at an address, and of no other."""
         # The parameters of the login come after those that the authorization server may have put there.
         self._state = parse_qs(urlsplit(address).query)["state"][-1].encode()
 
     async def answer(self) -> AuthorizationCodeResult:
         """Wait for the browser to return the result.
 
-        Raises:
-            AuthorizationError: the person or the authorization server has refused.
+        Raises `AuthorizationError` if the person or the authorization server has refused.
         """
         await self._came.wait()
         query = self._query
@@ -162,8 +160,7 @@ def _equal(given: str, expected: bytes) -> bool:
 async def listening(server: str, port: int) -> AsyncIterator[Loopback]:
     """Open a port for the result of a login; 0 takes a free one.
 
-    Raises:
-        AuthorizationError: the port cannot be opened.
+    Raises `AuthorizationError` if the port cannot be opened.
     """
     try:
         listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port)
@@ -247,10 +244,8 @@ async def log_in(
     """Log in as a person, with the authorization code grant and PKCE.
 
     `tell` tells the person about the login first. Then `show` shows a URL to the person, or opens it in a
-    browser; the browser returns the result to `loopback`.
-
-    Raises:
-        AuthorizationError: the login was refused, or is not possible.
+    browser; the browser returns the result to `loopback`. Raises `AuthorizationError` if the login was
+    refused, or is not possible.
     """
     settings = config.oauth or OAuthConfig()
     redirect = AnyUrl(loopback.redirect_uri)
@@ -286,8 +281,7 @@ async def log_in(
 async def log_in_as_client(config: ServerConfig) -> OAuthCredentials:
     """Log in with the client's own secret, without a person: the client credentials grant.
 
-    Raises:
-        AuthorizationError: the login was refused, or is not possible.
+    Raises `AuthorizationError` if the login was refused, or is not possible.
     """
     settings = config.oauth or OAuthConfig()
     kept = InMemoryTokenStorage()
@@ -312,8 +306,7 @@ class LoginProvider(OAuthClientProvider):
     def check_issuer(self) -> OAuthMetadata:
         """Return the metadata of the authorization server.
 
-        Raises:
-            OAuthFlowError: there is none, or a login there would not be safe.
+        Raises `OAuthFlowError` if there is none, or a login there would not be safe.
         """
         metadata = self.context.oauth_metadata
         if metadata is None:
@@ -400,8 +393,7 @@ def _check_resource_metadata(
 ) -> None:
     """Refuse broken metadata of the server, which the SDK would take for none.
 
-    Raises:
-        OAuthFlowError: the response is metadata that cannot be used.
+    Raises `OAuthFlowError` if the response is metadata that cannot be used.
     """
     known = context.protected_resource_metadata is not None or context.oauth_metadata is not None
     of_issuer = any(path in request.url.path for path in ISSUER_PATHS)

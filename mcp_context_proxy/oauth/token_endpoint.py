@@ -101,9 +101,7 @@ class Destinations:
     async def pinned(self, request: httpx2.Request) -> list[httpx2.Request]:
         """Return the request once for each allowed address of its host.
 
-        Raises:
-            OAuthFlowError: no address is allowed.
-            OSError: the host is not known.
+        Raises `OAuthFlowError` if no address is allowed, and `OSError` if the host is not known.
         """
         url = request.url
         if _host(url) in self._configured:
@@ -129,8 +127,7 @@ class Destinations:
     def _allowed(self, url: httpx2.URL, found: Sequence[Address]) -> list[Address]:
         """Return those of the addresses of a host that may be connected to.
 
-        Raises:
-            OAuthFlowError: there are none.
+        Raises `OAuthFlowError` if there are none.
         """
         allowed = [address for address in found if _reach(address) <= self.reach]
         if not allowed:
@@ -212,9 +209,8 @@ class GrantRefusedError(AuthorizationError):
 async def refresh(config: ServerConfig, credentials: OAuthCredentials) -> OAuthCredentials:
     """Return credentials with new tokens for the refresh token.
 
-    Raises:
-        GrantRefusedError: the refresh token is no longer valid.
-        AuthorizationError: the authorization server cannot be reached, or its response cannot be used.
+    Raises `GrantRefusedError` if the refresh token is no longer valid, and `AuthorizationError` if the
+    authorization server cannot be reached, or its response cannot be used.
     """
     data = {
         "grant_type": "refresh_token",
@@ -316,10 +312,8 @@ async def exchange(
 ) -> httpx2.Response:
     """Send a request and return its whole response, of at most so many bytes.
 
-    Raises:
-        OAuthFlowError: the address is not allowed or not encrypted, or the response is too large.
-        httpx2.HTTPError: there is no response.
-        OSError: the host is not known.
+    Raises `OAuthFlowError` if the address is not allowed or not encrypted, or the response is too large, and
+    `httpx2.HTTPError` if there is no response, and `OSError` if the host is not known.
     """
     check_encrypted(str(request.url))
     # A few compressed bytes can stand for any number of others.
@@ -362,8 +356,7 @@ async def _whole(
 def check_encrypted(url: str) -> None:
     """Refuse an address to which tokens would go as plain text.
 
-    Raises:
-        OAuthFlowError: it is neither https nor this machine.
+    Raises `OAuthFlowError` if it is neither https nor this machine.
     """
     parts = httpx2.URL(url)
     if parts.scheme != "https" and not _is_loopback(parts.host):
@@ -389,7 +382,6 @@ def explained(error: BaseException) -> str:
 
 
 def reason(response: httpx2.Response) -> str:
-    """Return the explanation of an authorization server that refused, for a person."""
     return one_line(
         f"its authorization server answered {response.status_code}: {response.text}", REASON_SHOWN
     )
@@ -407,12 +399,10 @@ class InMemoryTokenStorage:
         return None
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Keep the tokens that the flow was for."""
         self.tokens = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         return self.client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        """Keep a new registration."""
         self.client = client_info

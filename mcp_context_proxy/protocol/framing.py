@@ -18,11 +18,9 @@ from weakref import WeakSet
 import anyio
 from msgspec import Struct
 
-from mcp_context_proxy.protocol.envelope import is_large, is_utf8
+from mcp_context_proxy.protocol.envelope import TAKEN_APART_BYTES, is_large, is_utf8
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task
-
-logger = logging.getLogger(__name__)
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +244,8 @@ class MessageReader(PipeReader):
         `resume` goes on reading the pipe; `endless` takes the number of bytes since the last message.
         """
         super().__init__(self._take)
-        self._framer, self._receive, self._receive_large = framer, receive, receive_large
+        self.receive = receive
+        self._framer, self._receive_large = framer, receive_large
         self._resume, self._endless = resume, endless
         self._transport: asyncio.ReadTransport | None = None
         self._held: deque[bytes | Oversized] = deque()
@@ -262,14 +261,16 @@ class MessageReader(PipeReader):
 
     def _take(self, data: bytes) -> None:
         self._unframed += len(data)
+        # Of a chunk of usual size, no message is large.
+        may_be_large = self._unframed > TAKEN_APART_BYTES
         _step.begin()
         try:
             for frame in self._framer.feed(data):
                 self._unframed = 0
-                if self._held or is_large(frame):
+                if self._held or (may_be_large and is_large(frame)):
                     self._held.append(frame)
                 else:
-                    self._receive(frame)
+                    self.receive(frame)
         finally:
             _step.end()
         if self._held:
@@ -288,7 +289,7 @@ class MessageReader(PipeReader):
                 if isinstance(frame, bytes) and is_large(frame):
                     await self._receive_large(frame)
                 else:
-                    self._receive(frame)
+                    self.receive(frame)
                 self._held.popleft()
                 # The next one may come much later, and this one has megabytes.
                 del frame
@@ -305,8 +306,10 @@ class MessageReader(PipeReader):
 
 
 LARGE_BYTES = 64 * 1024
-"""Size from which a frame and its newline are written separately, to avoid a copy of the frame; and bytes of
-small frames that are gathered."""
+"""Size from which a frame and its newline are written separately, to avoid a copy of the frame."""
+
+SMALL_BYTES, GATHERED = 8 * 1024, 8
+"""Size up to which frames are gathered, and how many are written together."""
 
 LOOK_SECONDS = 1.0
 """Time between two looks at whether the other side reads."""
@@ -374,8 +377,9 @@ class PipeWriter(asyncio.BaseProtocol):
     frames that come meanwhile follow it.
 
     Of small frames that come in one step of the event loop, the first is written at once, for a caller that
-    waits, and the others together when the step is over: a write of its own costs more than all else that is
-    done with a small frame.
+    waits, and the others a few at a time, the last when the step is over: a write of its own costs more than
+    all else that is done with a small frame, and without any the other side would have nothing to do
+    meanwhile.
     """
 
     def __init__(self) -> None:
@@ -389,8 +393,7 @@ class PipeWriter(asyncio.BaseProtocol):
         self._left: deque[memoryview] = deque()
         """What is not handed to the pipe yet, in order."""
         self._gathered: list[bytes] = []
-        """Small frames of this step of the event loop, after the first."""
-        self._gathered_bytes = 0
+        """Small frames of this step of the event loop, after the first, each with its newline."""
         self._gathers = False
         """True from the first small frame of a step until the step is over."""
 
@@ -400,17 +403,20 @@ class PipeWriter(asyncio.BaseProtocol):
 
     def write_line(self, frame: bytes) -> None:
         """Write a frame, on one line, and a newline; nothing if the pipe is closed."""
-        if self._pipe is None or self.closed.is_set():
+        if self._pipe is None:
             return
         frame = on_one_line(frame)
         if self._left:
             self._left += (memoryview(frame), memoryview(b"\n"))
+        elif len(frame) < SMALL_BYTES and self._gathers:
+            self._gathered.append(frame + b"\n")
+            if len(self._gathered) >= GATHERED:
+                self._write_gathered()
         elif len(frame) < LARGE_BYTES:
-            if self._gathers:
-                self._gather(frame)
-            else:
+            self._write_gathered()
+            self._pipe.write(frame + b"\n")
+            if not self._gathers:
                 self._gathers = True
-                self._pipe.write(frame + b"\n")
                 _step.gathers_for(self)
         elif len(frame) <= PIECE_BYTES:
             self._write_gathered()
@@ -422,12 +428,6 @@ class PipeWriter(asyncio.BaseProtocol):
             self.writable.clear()
             self._write_piece()
 
-    def _gather(self, frame: bytes) -> None:
-        self._gathered += (frame, b"\n")
-        self._gathered_bytes += len(frame) + 1
-        if self._gathered_bytes > LARGE_BYTES:
-            self._write_gathered()
-
     def end_step(self) -> None:
         """Write the frames that are gathered."""
         self._gathers = False
@@ -435,7 +435,7 @@ class PipeWriter(asyncio.BaseProtocol):
 
     def _write_gathered(self) -> None:
         if self._gathered and self._pipe is not None:
-            frames, self._gathered, self._gathered_bytes = self._gathered, [], 0
+            frames, self._gathered = self._gathered, []
             self._pipe.write(b"".join(frames))
 
     def sent_at_once(self, frame: bytes) -> bool:
@@ -477,7 +477,7 @@ class PipeWriter(asyncio.BaseProtocol):
     def unwritten(self) -> int:
         """Number of bytes that the system has not taken yet."""
         waiting = 0 if self._pipe is None else self._pipe.get_write_buffer_size()
-        return waiting + self._gathered_bytes + sum(map(len, self._left))
+        return waiting + sum(map(len, self._gathered)) + sum(map(len, self._left))
 
     def hand_over(self) -> None:
         """Hand everything that is left to the pipe in one go, because the event loop is about to end."""
@@ -517,9 +517,9 @@ class PipeWriter(asyncio.BaseProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Record that the pipe is closed."""
         del exc
+        self._pipe = None
         self._left.clear()
         self._gathered.clear()
-        self._gathered_bytes = 0
         self.closed.set()
         self.writable.set()
 

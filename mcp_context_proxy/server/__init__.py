@@ -72,17 +72,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Makes a request of the client; a modern client cannot be asked so."""
     meta: eras.Meta | None = None
     """The ``_meta`` of the request, if the front has decoded it."""
-    release: Callable[[], None]
+    release: Callable[[], None] | None = None
     """Gives back the room of the request at the front: the limits of its server count it from now on."""
 
     @property
     def name_room(self) -> int:
         """The length of the longest name that the client has room for, by the host that it says it is."""
-        try:
-            said = envelope.members(self.client_info).get("name") if self.client_info is not None else None
-        except msgspec.DecodeError:
-            said = None
-        return name_room(envelope.text(said) or "")
+        return name_room(eras.name_of(self.client_info) or "")
 
     def name_of(self, tool: Tool) -> str:
         """Return the name under which the client gets a tool: the longest that it has room for."""
@@ -172,7 +168,7 @@ class Profiles:
         """Return the principal of a client, by the name under which it introduces itself."""
         if not self.active:
             return principal
-        said = _name_in(client_info)
+        said = eras.name_of(client_info) or ""
         if len(said) > NAME_CHARACTERS:
             return self._of(principal, said)
         key = principal, principal.launched, principal.presets, said
@@ -247,13 +243,6 @@ def _nothing(name: str) -> Profile:
 def _unknown(name: str) -> str:
     shown = one_line(name, NAME_CHARACTERS)
     return f"there is no profile {shown!r}: a table [clients.{shown}] in the configuration would define it"
-
-
-def _name_in(client_info: Raw | None) -> str:
-    try:
-        return "" if client_info is None else eras.name_of(client_info) or ""
-    except msgspec.DecodeError:
-        return ""
 
 
 async def _roots(caller: Caller) -> tuple[str, ...]:

@@ -118,7 +118,6 @@ class PendingInput:
         self._group: TaskGroup | None = None
 
     async def run(self) -> None:
-        """Own the calls until cancelled."""
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
@@ -353,7 +352,6 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _ask_by_result(self, tool: Tool, params: Members, caller: Caller, question: Members) -> bytes:
         async def work(ask: Ask, notify: Notify) -> bytes:
-            del notify
             return await _verdict(caller, ask, question)
 
         subject = f"consent {tool.server} {tool.name}"

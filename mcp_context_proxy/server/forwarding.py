@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from mcp_context_proxy.downstream.inbound import PROGRESS, waiting_facts
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
-from mcp_context_proxy.protocol.eras import Era, client_capabilities, reaches
+from mcp_context_proxy.protocol.eras import HANDSHAKE, MODERN, Era, client_capabilities, reaches
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import named, quoted
 from mcp_context_proxy.server import Caller, questions
@@ -110,31 +110,31 @@ class Forwarder:
             RequestError: the client refused a request of the server, or continues an unknown call.
         """
         meta = eras.meta_of(params) if caller.meta is None else caller.meta
+        request = _Request(client, method, params, meta, caller, subject, judge)
         with ProgressRelay(caller, meta) as relay:
-            result = await self._result(_Request(client, method, params, meta, caller, subject, judge), relay)
-        if caller.era is Era.HANDSHAKE and client.era is not Era.MODERN:
+            if caller.era is client.era:
+                # A server of the handshake era asks meanwhile; the questions of a modern one are its result.
+                ask = self._ask(request, caller.ask) if caller.era is HANDSHAKE else None
+                result = await self._send(request, params, _outgoing(request, relay, ask))
+            else:
+                result = await self._relayed(request, relay)
+        if caller.era is HANDSHAKE and client.era is not MODERN:
             # Nothing to fit, so nothing is parsed: the bytes pass as they came.
             return result
         if len(result) > envelope.TAKEN_APART_BYTES:
             return await in_thread(eras.fit_result_to_client, method, result, caller.era)
         return eras.fit_result_to_client(method, result, caller.era)
 
-    def _result(self, request: _Request, notify: Notify) -> Awaitable[bytes]:
-        """Return the server's result; its questions on the way are relayed as the caller's era allows."""
-        if request.caller.era is Era.MODERN and request.client.era is Era.MODERN:
-            # Its questions are results: no coroutine is needed that asks them.
-            return self._send(request, request.params, _outgoing(request, notify))
-        return self._relayed(request, notify)
-
     async def _relayed(self, request: _Request, notify: Notify) -> bytes:
+        """Return the result of a server of the other era, or of one whose era is not known yet."""
         client, caller = request.client, request.caller
-        if caller.era is Era.HANDSHAKE:
+        if caller.era is HANDSHAKE:
             outgoing = _outgoing(request, notify, self._ask(request, caller.ask))
             result = await self._send(request, request.params, outgoing)
-            if client.era is Era.MODERN:
+            if client.era is MODERN:
                 return await self._resolve_input_required(request, outgoing, result)
             return result
-        if client.era is not Era.HANDSHAKE or request.method not in INPUT_METHODS:
+        if client.era is not HANDSHAKE or request.method not in INPUT_METHODS:
             return await self._send(request, request.params, _outgoing(request, notify))
         try:
             if "requestState" in request.params or client_capabilities(caller.capabilities):
@@ -212,7 +212,7 @@ class Forwarder:
 
     async def _send(self, request: _Request, params: Members, outgoing: Outgoing) -> bytes:
         client = request.client
-        if request.caller.era is Era.MODERN and "inputResponses" in params:
+        if request.caller.era is MODERN and "inputResponses" in params:
             for answer in questions.answers_in(params):
                 self._note_question(request, "inputResponses", answer)
         try:
@@ -222,7 +222,7 @@ class Forwarder:
                 result = await self._traced(self.tracing, request, params, outgoing)
         except RemoteError as error:
             raise await questions.checked_error(client, error) from error
-        if request.caller.era is Era.MODERN and eras.may_require_input(result):
+        if request.caller.era is MODERN and eras.may_require_input(result):
             # Whatever the server's era: the client would answer such a result of any server.
             parts, required = await _requests_in(client.name, result, client.limits)
             if required is None:
@@ -282,11 +282,11 @@ def _members(raw: Raw) -> Members:
 def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outgoing:
     client, caller, session, meta = request.client, request.caller, request.caller.session, request.meta
     level = meta.get(eras.LOG_LEVEL_KEY)
-    if session is None and client.era is Era.HANDSHAKE and level is not None:
+    if session is None and client.era is HANDSHAKE and level is not None:
         client.subscriptions.include_log_level(envelope.text(level) or "")
     if session is not None:
         # A handshake-era server is told once, not with each request, and only a level that a client set.
-        name = session.log_level or (DEFAULT_LOG_LEVEL if client.era is Era.MODERN else None)
+        name = session.log_level or (DEFAULT_LOG_LEVEL if client.era is MODERN else None)
         level = None if name is None else envelope.raw(name)
     return Outgoing(
         subject=request.subject,
@@ -402,5 +402,5 @@ class ProgressRelay:
         if self._timer is not None:
             self._timer.cancel()
         # Nobody waits for the progress of a cancelled request.
-        if kind is None or issubclass(kind, Exception):
+        if self._waiting is not None and (kind is None or issubclass(kind, Exception)):
             self._send_waiting(last=True)

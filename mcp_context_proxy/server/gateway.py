@@ -36,7 +36,7 @@ from mcp_context_proxy.protocol.envelope import (
     Members,
     RequestError,
 )
-from mcp_context_proxy.protocol.eras import LOG_LEVELS, Era, most_verbose
+from mcp_context_proxy.protocol.eras import LOG_LEVELS, MODERN, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import quoted
 from mcp_context_proxy.server import Caller, Profiles, meta_definitions
@@ -155,10 +155,10 @@ class Gateway:
             RequestError: the request is refused or failed; nothing else is ever raised but a cancellation.
         """
         handler = self._handlers.get(method)
-        if handler is None or (caller.era is Era.MODERN and method in HANDSHAKE_ONLY):
+        if handler is None or (caller.era is MODERN and method in HANDSHAKE_ONLY):
             raise RequestError(METHOD_NOT_FOUND, "Method not found", method)
         try:
-            fault = eras.params_fault(method, params, modern=caller.era is Era.MODERN, meta=caller.meta)
+            fault = eras.params_fault(method, params, modern=caller.era is MODERN, meta=caller.meta)
             if (odd := envelope.misread(params)) is not None:
                 fault = f"{method} has {quoted(odd[0])}, which some servers read as {odd[1]!r}"
             if fault is not None:
@@ -168,19 +168,18 @@ class Gateway:
                 caller.session.rights = caller.rights
             if handler != self._call or self.tracing is not None:
                 await in_task()
-            with self.drain.request():
+            with _Request(self.drain):
                 if self.profiles.active or caller.rights.profile is not None:
                     await in_task()
                     caller = await self.profiles.admit(caller)
+                if self.sharing is not None:
+                    params = await self.sharing.fetch(params, caller)
                 with assigned(ACTING, caller.rights):
-                    if self.tracing is None and self.sharing is None:
-                        return await handler(params, caller)
-                    if self.sharing is None:
-                        return await self._traced(handler, method, params, caller)
-                params = await self.sharing.fetch(params, caller)
-                with assigned(ACTING, caller.rights):
-                    result = await self._traced(handler, method, params, caller)
-                return await self.sharing.keep(params, caller, result)
+                    if self.tracing is None:
+                        result = await handler(params, caller)
+                    else:
+                        result = await self._traced(self.tracing, handler, method, params, caller)
+                return result if self.sharing is None else await self.sharing.keep(params, caller, result)
         except RequestError:
             raise
         except RecursionError:
@@ -193,10 +192,10 @@ class Gateway:
                 INTERNAL_ERROR, "internal error of the proxy; its log has the details"
             ) from None
 
-    async def _traced(self, handler: Handler, method: str, params: Members, caller: Caller) -> bytes:
-        if self.tracing is None:
-            return await handler(params, caller)
-        with self.tracing.request(method, params, caller.era) as traced:
+    async def _traced(
+        self, tracing: Tracing, handler: Handler, method: str, params: Members, caller: Caller
+    ) -> bytes:
+        with tracing.request(method, params, caller.era) as traced:
             result = await handler(params, caller)
             traced.answered(result)
             return result
@@ -326,32 +325,21 @@ class Drain:
         """True once balancers should choose another proxy; everything is still served."""
         self.stopping = False
         """True once new requests are refused."""
-        self._requests: set[_Request] = set()
+        self.requests: set[_Request] = set()
+        """Requests that are being answered; what they are part of counts as under way."""
         self._busy = 0
         self._idle: anyio.Event | None = None
         """Set when nothing is under way; None while nobody waits for that."""
 
     def busy(self) -> _Busy:
-        """Delay the stop while something is done inside, such as writing a response."""
+        """Delay the stop while a request is answered inside, and its response is written."""
         return _Busy(self)
 
-    def request(self) -> _Request:
-        """Answer a request inside; it is cancelled when the time for finishing is over.
-
-        Raises:
-            RequestError: the proxy is stopping, and the request was refused or given up.
-        """
-        return _Request(self)
-
-    def begin(self, request: _Request | None = None) -> None:
-        """Count something that is under way; a request is given up when the time is over."""
+    def begin(self) -> None:
+        """Delay the stop until `end`."""
         self._busy += 1
-        if request is not None:
-            self._requests.add(request)
 
-    def end(self, request: _Request | None = None) -> None:
-        if request is not None:
-            self._requests.discard(request)
+    def end(self) -> None:
         self._busy -= 1
         if not self._busy and self._idle is not None:
             self._idle.set()
@@ -361,7 +349,7 @@ class Drain:
         self.leaving = self.stopping = True
         with anyio.move_on_after(seconds):
             await self._wait_until_idle()
-        for request in tuple(self._requests):
+        for request in tuple(self.requests):
             request.cancel()
         with anyio.move_on_after(LAST_RESPONSES_SECONDS):
             await self._wait_until_idle()
@@ -388,7 +376,11 @@ class _Busy:
 
 
 class _Request(Cancellable):
-    """Answers a request while it is entered; see `Drain.request`."""
+    """A request that is answered inside; it is cancelled when the time for finishing is over.
+
+    Raises:
+        RequestError: the proxy is stopping, and the request was refused or given up.
+    """
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
@@ -396,17 +388,14 @@ class _Request(Cancellable):
     def __enter__(self) -> Self:
         if self._drain.stopping:
             raise RequestError(SHUTTING_DOWN, "shutting down: the proxy was told to stop; it did not run")
-        self._drain.begin(self)
+        self._drain.requests.add(self)
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        try:
-            super().__exit__(kind, error, trace)
-        finally:
-            self._drain.end(self)
-        if self.caught:
+        self._drain.requests.discard(self)
+        if super().__exit__(kind, error, trace):
             raise RequestError(
                 SHUTTING_DOWN, "shutting down: the request was given up; it may or may not have run"
             ) from None

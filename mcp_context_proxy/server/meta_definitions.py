@@ -116,15 +116,12 @@ OTHER_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def in_our_words(raw: Raw, kind: type[Struct]) -> Raw | None:
     """Return arguments as they are named and formed here; None if that changes none of them."""
+    change = {CallArguments: _of_call, SearchArguments: _of_search}.get(kind)
     try:
         given = dict(envelope.members(raw))
     except msgspec.DecodeError:
         return None
-    changed = given
-    if kind is CallArguments:
-        changed = _of_call(given)
-    elif kind is SearchArguments:
-        changed = _of_search(given)
+    changed = given if change is None else change(given)
     return None if changed == given else envelope.raw(changed)
 
 
@@ -272,7 +269,6 @@ def _schemas(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _filters_line(schema: Mapping[str, Any]) -> str:
-    """Return the filters of a search by type of value, in one line for a model."""
     by_type: dict[str, list[str]] = {}
     for name, told in schema.items():
         if name not in _NOT_FOR_MODELS:
@@ -437,100 +433,78 @@ def definitions(setup: Setup, whole: bool = False) -> list[Raw]:
     documents = " Rules and references are found too." if setup.has_documents else ""
     unsearchable = without | (set() if setup.has_documents else {"kinds"})
     unsearchable |= set() if setup.reranks else {"best"}
-    search = {
-        "name": SEARCH,
-        "description": (
-            f"{LISTED if setup.lists_all else UNLISTED}{documents} Servers: {_names(setup, NAMES_BYTES)}."
-        ),
-        "inputSchema": input_schema(SearchArguments, frozenset(unsearchable)),
-        "annotations": {"readOnlyHint": True, "openWorldHint": False},
-        **ALWAYS_LOAD,
-    }
-    call = {
-        "name": CALL,
-        "description": f"Call any tool, listed or not, by its name from {SEARCH}.",
-        "inputSchema": input_schema(CallArguments, without),
-        "annotations": {"readOnlyHint": False, "destructiveHint": True},
-        **ALWAYS_LOAD,
-    }
-    call_read_only = {
-        "name": CALL_READ_ONLY,
-        "description": f"{CALL} for read-only tools, which {SEARCH} marks {READ_MARK}.",
-        # The purpose of a read tells little, and is understood all the same.
-        "inputSchema": input_schema(CallArguments, without | {"goal"}),
-        "annotations": {"readOnlyHint": True},
-        **ALWAYS_LOAD,
-    }
-    tools: list[dict[str, Any]] = [] if whole else [search, call, call_read_only]
-    tools += [_read_document()] if setup.has_documents else []
-    tools += [_set_context()] if setup.set_context else []
-    tools += [_manage()] if setup.manage else []
-    tools += [_recall()] if setup.recall else []
-    return [envelope.raw(tool) for tool in tools]
-
-
-def _set_context() -> dict[str, Any]:
-    return {
-        "name": SET_CONTEXT,
-        "title": "Set the context",
-        "description": (
+    tools: list[Raw] = []
+    if not whole:
+        about = LISTED if setup.lists_all else UNLISTED
+        tools = [
+            _tool(
+                SEARCH,
+                f"{about}{documents} Servers: {_names(setup, NAMES_BYTES)}.",
+                input_schema(SearchArguments, unsearchable),
+                readOnlyHint=True,
+                openWorldHint=False,
+            ),
+            _tool(
+                CALL,
+                f"Call any tool, listed or not, by its name from {SEARCH}.",
+                input_schema(CallArguments, without),
+                readOnlyHint=False,
+                destructiveHint=True,
+            ),
+            _tool(
+                CALL_READ_ONLY,
+                f"{CALL} for read-only tools, which {SEARCH} marks {READ_MARK}.",
+                # The purpose of a read tells little, and is understood all the same.
+                input_schema(CallArguments, without | {"goal"}),
+                readOnlyHint=True,
+            ),
+        ]
+    if setup.has_documents:
+        text = f"Read a document that {SEARCH} names: whole, one section, or a file of a skill."
+        # A model that reads has a context, or needs none.
+        schema = input_schema(ReadArguments, frozenset({"context_id"}))
+        tools.append(_tool(READ_DOCUMENT, text, schema, **_LOCAL_READ))
+    if setup.set_context:
+        text = (
             "Say what the conversation is about, so that the listed tools fit it. Returns what was selected, "
             "and a context_id for later calls."
-        ),
-        "inputSchema": input_schema(ContextArguments),
-        "annotations": {"readOnlyHint": True, "openWorldHint": False},
-        **ALWAYS_LOAD,
-    }
-
-
-def _manage() -> dict[str, Any]:
-    return {
-        "name": MANAGE,
-        "title": "Manage the context",
-        "description": (
+        )
+        schema, hints = input_schema(ContextArguments), {"readOnlyHint": True, "openWorldHint": False}
+        tools.append(_tool(SET_CONTEXT, text, schema, "Set the context", **hints))
+    if setup.manage:
+        text = (
             "Add an item to the context of this conversation, remove one, or list what is in it. What is "
             "added is part of every later request, what is removed of none. What a person has decided stays."
-        ),
-        "inputSchema": input_schema(ManageArguments),
-        "annotations": {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False},
-        **ALWAYS_LOAD,
-    }
-
-
-def _recall() -> dict[str, Any]:
-    return {
-        "name": RECALL,
-        "title": "Recall interactions",
-        "description": (
+        )
+        hints = {"readOnlyHint": False, "destructiveHint": False, "openWorldHint": False}
+        tools.append(_tool(MANAGE, text, input_schema(ManageArguments), "Manage the context", **hints))
+    if setup.recall:
+        text = (
             "Find what was searched, called or said before, in this conversation or an earlier one. Older "
             "interactions count less."
-        ),
-        "inputSchema": input_schema(RecallArguments),
-        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
-        **ALWAYS_LOAD,
-    }
-
-
-def _read_document() -> dict[str, Any]:
-    return {
-        "name": READ_DOCUMENT,
-        "description": f"Read a document that {SEARCH} names: whole, one section, or a file of a skill.",
-        # A model that reads has a context, or needs none.
-        "inputSchema": input_schema(ReadArguments, frozenset({"context_id"})),
-        "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
-        **ALWAYS_LOAD,
-    }
+        )
+        tools.append(_tool(RECALL, text, input_schema(RecallArguments), "Recall interactions", **_LOCAL_READ))
+    return tools
 
 
 @cache
 def read_result() -> Raw:
     """Return the definition of the tool that reads shortened results, which is listed once there is one."""
+    text = "Read what was left out of a shortened result: by page, JSON path or pattern."
+    return _tool(READ_RESULT, text, input_schema(ReadResultArguments), **_LOCAL_READ)
+
+
+_LOCAL_READ: Final = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False}
+
+
+def _tool(name: str, text: str, schema: Mapping[str, Any], title: str | None = None, /, **hints: bool) -> Raw:
     return envelope.raw(
         {
-            "name": READ_RESULT,
-            "description": "Read what was left out of a shortened result: by page, JSON path or pattern.",
-            "inputSchema": input_schema(ReadResultArguments),
-            "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
+            "name": name,
+            **({} if title is None else {"title": title}),
+            "description": text,
+            "inputSchema": schema,
+            "annotations": hints,
             **ALWAYS_LOAD,
         }
     )

@@ -312,9 +312,9 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
     async def _manage(self, wanted: ManageArguments, params: Members, caller: Caller) -> bytes:
         if not self.manage():
             return failure(f"{MANAGE} is switched off; [context] manage_tool switches it on")
-        session: SessionContext | None = self._handle(wanted.context_id, params, caller) or caller.session
-        if session is None:
-            session = self._new_handle(caller)
+        session: SessionContext = (
+            self._handle(wanted.context_id, params, caller) or caller.session or self._new_handle(caller)
+        )
         if wanted.action != "list":
             if wanted.type is None or wanted.name is None:
                 raise _UnusableArgumentsError(f"to {wanted.action} an item, give its type and name")
@@ -432,7 +432,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
                 said = wanted.goal and self.redact(wanted.goal)
                 result = await self.calls.call_tool(tool, sent, caller, goal=said, through=through)
-                fits = b'"isError"' not in result or outcome_of(result) is not Outcome.FAILED
+                fits = result.find(b'"isError"') < 0 or outcome_of(result) is not Outcome.FAILED
                 differs = "" if fits else misfit(tool, caller.name_of(tool), arguments)
                 return with_note(result, differs) if differs else result
             self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)

@@ -12,13 +12,12 @@ modern era may ask ``server/discover``, and each of its requests states a versio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
 import msgspec
-from msgspec import DecodeError, Raw
+from msgspec import Raw
 
 from mcp_context_proxy.config.host_profiles import shows_instructions
 from mcp_context_proxy.context.delivery import SessionIntroduction
@@ -240,12 +239,8 @@ class Negotiation:
         return _introduced(hello, self._introduction_to(rights, hello.client_info).text)
 
     def _introduction_to(self, rights: Principal, client_info: Raw | None) -> SessionIntroduction:
-        name = None
-        if client_info is not None:
-            with suppress(DecodeError):
-                name = envelope.text(envelope.members(client_info).get("name"))
         with assigned(ACTING, rights):
-            return self._introduction(shows_instructions(name or ""))
+            return self._introduction(shows_instructions(eras.name_of(client_info) or ""))
 
     def _rights_of(self, params: Members, rights: Principal) -> Principal:
         """Return the rights of a modern request, with the limits of its client's profile."""
@@ -277,7 +272,6 @@ class Negotiation:
         return Era.MODERN
 
     def discover(self, params: Members, rights: Principal) -> bytes:
-        """Return the result of ``server/discover`` for a client with these rights."""
         client_info = eras.meta_of(params).get(eras.CLIENT_INFO_KEY)
         introduction = self._introduction_to(self._rights_of(params, rights), client_info)
         members: Members = {

@@ -360,15 +360,16 @@ class ChangeNotifier:
         uri = envelope.text(params.get("uri")) if method == RESOURCE_UPDATED else None
         if self.elsewhere is not None:
             self.elsewhere(server, method, uri)
-        if uri is not None and self._watches.accepts(server, uri):
-            waiting = self._updated.setdefault(server, _Updates())
-            waiting.put(uri, params)
-            self._other_changed.set()
+        if uri is not None:
+            self._take_update(server, uri, params)
 
     def updated_elsewhere(self, server: str, uri: str) -> None:
         """Take the word of another replica that a server has announced an updated resource."""
+        self._take_update(server, uri, {"uri": envelope.raw(uri)})
+
+    def _take_update(self, server: str, uri: str, params: Members) -> None:
         if self._watches.accepts(server, uri):
-            self._updated.setdefault(server, _Updates()).put(uri, {"uri": envelope.raw(uri)})
+            self._updated.setdefault(server, _Updates()).put(uri, params)
             self._other_changed.set()
 
     @contextmanager

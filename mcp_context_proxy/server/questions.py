@@ -399,7 +399,7 @@ def secret_field(schema: Any, message: str) -> str:
         labels = [name, described.get("title")]
         if (
             described.get("format") == "password"
-            or any(_SECRET_LABEL.search(text) or _SECRET.search(text) for text in _spellings(*labels))
+            or names_secret(*labels)
             or any(_SECRET.search(text) for text in _spellings(described.get("description")))
         ):
             return f"the field {quoted(name)}"
@@ -408,9 +408,9 @@ def secret_field(schema: Any, message: str) -> str:
     return ""
 
 
-def names_secret(label: str) -> bool:
+def names_secret(*labels: Any) -> bool:
     """Return whether a label, such as the name of an argument, says that its value is a secret."""
-    return any(_SECRET_LABEL.search(text) or _SECRET.search(text) for text in _spellings(label))
+    return any(_SECRET_LABEL.search(text) or _SECRET.search(text) for text in _spellings(*labels))
 
 
 def _fields(schema: Any) -> Iterator[tuple[str, Any]]:

@@ -7,8 +7,7 @@ it was is named, never replaced by its form of today.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -18,14 +17,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.catalog import definitions
 from mcp_context_proxy.catalog.document_reading import DocumentPart
 from mcp_context_proxy.catalog.names import EXPOSED
-from mcp_context_proxy.context import (
-    SESSION_MODES,
-    ContextItem,
-    Delivery,
-    Mode,
-    RequestContext,
-    key_of,
-)
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, Mode, RequestContext, key_of
 from mcp_context_proxy.context.delivery import ToldDocument, text_given, told_again
 from mcp_context_proxy.context.engine import ContextEngine
 from mcp_context_proxy.context.search import Found, Scope
@@ -121,7 +113,6 @@ def recalled_text(lines: Sequence[str]) -> str:
 
 
 def documents_of(context: RequestContext, snapshot: Snapshot) -> list[Document]:
-    """Return the current rules and references of a context: by priority, rules before references."""
     keys = ((item.type, item.name) for item in context.of(Kind.RULE, Kind.REFERENCE))
     found = [item for key in keys if isinstance(item := item_by(snapshot, key), Document)]
     return sorted(found, key=lambda document: (document.priority, document.kind is not Kind.RULE))
@@ -145,7 +136,6 @@ def document_messages(
 
 
 def document_message(document: Document) -> str:
-    """Return a rule or reference as a message of a conversation."""
     return f"{LABELS[document.kind]}: {document.name}\n\n{document.text.strip()}"
 
 
@@ -179,7 +169,6 @@ RECALLED_CHARACTERS: Final = 500
 
 
 def recall_text(found: Recall) -> str:
-    """Return recalled interactions as a model reads them."""
     lines = [found.note] if found.note else []
     for one in found.results:
         interaction = one.interaction
@@ -197,19 +186,12 @@ def recall_text(found: Recall) -> str:
 
 def recall_data(found: Recall) -> dict[str, Any]:
     """Return recalled interactions as data, for MCP, REST and the command line."""
-    results = [
-        {
-            "id": one.interaction.id,
-            "agent_name": one.interaction.agent_name,
-            "interaction_type": one.interaction.interaction_type,
-            "content": one.interaction.content,
-            "time": one.interaction.time,
-            "score": None if one.score is None else round(one.score, 4),
-            "cosine": None if one.cosine is None else round(one.cosine, 4),
-            "times": one.times,
-        }
-        for one in found.results
-    ]
+    results = []
+    for one in found.results:
+        data = msgspec.structs.asdict(one.interaction)
+        del data["owner"]
+        score, cosine = (None if number is None else round(number, 4) for number in (one.score, one.cosine))
+        results.append({**data, "score": score, "cosine": cosine, "times": one.times})
     return {
         "method": found.method,
         "results": results,
@@ -229,7 +211,7 @@ def search_data(
     context, found = answer.context, answer.found
 
     def item(result: Result) -> Mapping[str, Any]:
-        return item_data(result, with_schema=True, name_of=name_of, figures=figures)
+        return item_data(result, name_of, figures)
 
     data: dict[str, Any] = {
         "query": context.query,
@@ -259,10 +241,8 @@ def search_data(
     return data
 
 
-def item_data(
-    result: Result, with_schema: bool, name_of: NameOf = EXPOSED, figures: Figures = NO_FIGURES
-) -> Mapping[str, Any]:
-    """Return a found item as data; a tool with its title and its ``figures``, where these are known."""
+def item_data(result: Result, name_of: NameOf = EXPOSED, figures: Figures = NO_FIGURES) -> Mapping[str, Any]:
+    """Return a found item as data; a tool with its schema, and its title and ``figures`` where known."""
     item = result.item
     common = {"score": round(result.score, 4), "why": result.why}
     if result.learned > 0:
@@ -278,7 +258,6 @@ def item_data(
             "excerpt": result.chunk,
             **common,
         }
-    schema = {"inputSchema": envelope.members(item.definition)["inputSchema"]} if with_schema else {}
     read_only = {"call_through": CALL_READ_ONLY} if item.tool_class is ToolClass.READ else {}
     return {
         "type": "tool",
@@ -287,7 +266,7 @@ def item_data(
         "server": item.server,
         "description": item.description,
         **({} if (counted := figures.get(item.key)) is None else counted.as_data()),
-        **schema,
+        "inputSchema": envelope.members(item.definition)["inputSchema"],
         **read_only,
         **common,
     }
@@ -418,7 +397,6 @@ class PastRequests(Struct, frozen=True):
 
     def _rendered(self, context: RequestContext) -> RenderedRequest:
         then, missing = self._as_it_was(context)
-        results = partial(_results, context, then)
         if context.origin == "list":
             tools = [then[item.type, item.name] for item in context.items if (item.type, item.name) in then]
             listed = [definitions.tool_definition(tool) for tool in tools if isinstance(tool, Tool)]
@@ -431,8 +409,8 @@ class PastRequests(Struct, frozen=True):
         if context.origin == "context":
             return RenderedRequest(context_text(context, snapshot), missing)
         found = Found(
-            tools=_ranking(context, [*results(context.items, {Kind.TOOL})], context.near_misses, then),
-            documents=_ranking(context, [*results(context.items, DOCUMENT_KINDS)], (), then),
+            tools=_ranking(context, then, (Kind.TOOL,), context.near_misses),
+            documents=_ranking(context, then, DOCUMENT_KINDS, ()),
             # Sentences that tell a tool from its siblings need all of these.
             snapshot=replace(self._snapshot(), tools={**self._snapshot().tools, **snapshot.tools}),
             brought=tuple(
@@ -492,12 +470,11 @@ class PastRequests(Struct, frozen=True):
 
 
 def _results(
-    context: RequestContext, then: Mapping[ItemKey, Item], items: Iterable[ContextItem], kinds: Iterable[Kind]
+    context: RequestContext, then: Mapping[ItemKey, Item], kinds: Collection[Kind]
 ) -> Iterator[Result]:
     """Yield the results of the search of some kinds, in its order."""
-    wanted = frozenset(kinds)
     twins: dict[str, list[Tool]] = {}
-    scored = [one for one in items if one.type in wanted and one.score is not None]
+    scored = [one for one in context.items if one.type in kinds and one.score is not None]
     if context.rerank is None or not context.rerank.used:
         scored.sort(key=lambda one: -(one.score or 0.0))
     for one in scored:
@@ -520,14 +497,15 @@ def _result(item: Item, one: ContextItem) -> Result:
 
 def _ranking(
     context: RequestContext,
-    results: list[Result],
-    near: Iterable[ContextItem],
     then: Mapping[ItemKey, Item],
+    kinds: Collection[Kind],
+    near: Iterable[ContextItem],
 ) -> Ranking:
+    results = tuple(_results(context, then, kinds))
     misses = ((then.get((one.type, one.name)), one) for one in near)
     return Ranking(
         query=context.query,
-        results=tuple(results),
+        results=results,
         considered=sum(context.searched or ()),
         method="hybrid",
         note=None,
@@ -571,7 +549,7 @@ def _compared(then: RequestContext, now: RequestContext, snapshot: Snapshot) -> 
             type=key[0],
             name=key[1],
             change=change,
-            definition=_definition_change(was or here, snapshot),
+            definition=_definition_change((before.get(key) or after[key])[0], snapshot),
             then=place,
             now=today,
             score_then=None if was is None else was.score,
@@ -589,8 +567,7 @@ def _places(context: RequestContext, without: Set[ItemKey]) -> dict[ItemKey, tup
     return {(one.type, one.name): (one, place) for place, one in enumerate(selected, 1)}
 
 
-def _definition_change(one: ContextItem | None, snapshot: Snapshot) -> DefinitionChange:
-    assert one is not None
+def _definition_change(one: ContextItem, snapshot: Snapshot) -> DefinitionChange:
     today = item_by(snapshot, (one.type, one.name))
     if today is None:
         # One that waits for approval is there, with another definition.

@@ -101,8 +101,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
     """Counts the documents that are read; None to count none."""
 
     async def list(self, params: Members, caller: Caller) -> Members:
-        """Return the result of ``resources/list``: the proxy's own resources, then the servers'."""
-        del params, caller
         snapshot = self.catalog.snapshot
         # A file of a skill is listed with its skill.
         hidden = self.skills.sources(snapshot)
@@ -112,8 +110,6 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         return {"resources": await encoded_list((), _definition, items)}
 
     async def templates(self, params: Members, caller: Caller) -> Members:
-        """Return the result of ``resources/templates/list``."""
-        del params, caller
         foreign = self.catalog.snapshot.templates.values()
         listed = await encoded_list((TEMPLATE,), definitions.resource_definition, foreign)
         return {"resourceTemplates": listed}
@@ -302,7 +298,6 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
     """Waits for the catalog, if a server has just become ready."""
 
     async def list(self, params: Members, caller: Caller) -> Members:
-        del params, caller
         prompts = self.catalog.snapshot.prompts.values()
         return {"prompts": await encoded_list((), definitions.prompt_definition, prompts, (DEFINITION,))}
 
@@ -379,17 +374,19 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
 
     async def _resolve(self, name: str, params: Members, caller: Caller) -> Prompt:
         """Return the prompt that a request names; `catalog.names` tells which names a prompt has."""
-        prompts, servers = self.catalog.snapshot.prompts, self.catalog.snapshot.servers
-        prompt = names.by_full_name(prompts, name, servers)
+        snapshot = self.catalog.snapshot
+        prompt = names.by_full_name(snapshot.prompts, name, snapshot.servers)
         if prompt is None:
             await self.catch_up()
-            prompts, servers = self.catalog.snapshot.prompts, self.catalog.snapshot.servers
-            prompt = names.by_full_name(prompts, name, servers)
+            snapshot = self.catalog.snapshot
+            prompt = names.by_full_name(snapshot.prompts, name, snapshot.servers)
         if prompt is None:
             with downstream_errors(caller.era):
-                self.fleet.raise_if_unavailable(names.owner(name, servers))
+                self.fleet.raise_if_unavailable(names.owner(name, snapshot.servers))
             self._raise_if_withheld(name)
-            near = await in_thread(names.suggested, prompts, name, servers, names.COMPARED_IN_THREAD)
+            near = await in_thread(
+                names.suggested, snapshot.prompts, name, snapshot.servers, names.COMPARED_IN_THREAD
+            )
             raise RequestError(INVALID_PARAMS, str(UnknownItemError("prompt", name, near)))
         if names.is_full(name):
             return prompt

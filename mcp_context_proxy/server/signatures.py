@@ -113,7 +113,6 @@ class ToolSignature:
         self._nested, self._steps = 0, 0
 
     def text(self, name: str, detail: Detail) -> str:
-        """Return the call signature of the tool under this name."""
         # A schema that leaves open whether there are any parameters; the protocol demands at least its type.
         if not isinstance(self._root, dict) or not self._root.keys() - {"$schema", "title", "description"}:
             return f"{name}(parameters not told by its server)"
@@ -125,7 +124,7 @@ class ToolSignature:
         """A line for each parameter whose description says more than its name, the required ones first."""
         told = [name for name in self.properties if name in self.needed]
         told += [name for name, strength in self._spoken_of.items() if strength == 2][:ALWAYS_NAMED]
-        known = {*terms(identifier_words(self._tool.name)), *terms(_first_sentence(self._tool))}
+        known = {*terms(identifier_words(self._tool.name)), *terms(_first_sentence(self._tool.description))}
         notes = list[str]()
         for name in told[:NOTES]:
             schema = self.properties[name]
@@ -317,7 +316,7 @@ def _may_be(value: Raw, schema: Any) -> bool:
 def _note(name: str, schema: Mapping[str, Any], known: set[str]) -> str:
     """Return what a parameter's description says beyond its name; empty if it says no more."""
     described, form = schema.get("description"), schema.get("pattern")
-    text = one_line(next(_sentences(described), ("", ""))[0]) if isinstance(described, str) else ""
+    text = one_line(_first_sentence(described)) if isinstance(described, str) else ""
     if len(text) > NOTE_CHARACTERS:
         text = f"{text[: NOTE_CHARACTERS - 4].rpartition(' ')[0]} ..."
     is_example = any(mark in text for mark in "'\"`<(0123456789")
@@ -407,9 +406,8 @@ def cut_to_sentences(sentences: Sequence[str], characters: int) -> str:
     return f"{cut.rpartition(' ')[0] or cut} ..."
 
 
-def _first_sentence(tool: Tool) -> str:
-    """Return the first sentence of a description."""
-    return next(_sentences(tool.description), ("", ""))[0]
+def _first_sentence(description: str) -> str:
+    return next(_sentences(description), ("", ""))[0]
 
 
 _BULLET: Final = pattern(r"(?:[-*+>=|•–]|\d{1,2}[.)])\s")

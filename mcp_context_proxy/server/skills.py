@@ -77,7 +77,6 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
 
     async def list(self, params: Members, caller: Caller) -> Members:
         """Return the result of ``skills/list``: the user's own skills, then those of the servers."""
-        del params, caller
         places = self._places()
         own = await in_thread(lambda: list(own_skills(places))) if places else []
         return {"skills": await encoded_list((), entry_of, [*own, *self.catalog.snapshot.skills.values()])}
@@ -110,11 +109,9 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             if skill.source != source:
                 raise UnfitError("it is the entry of another skill")
         except UnfitError as error:
-            raise RequestError(
-                INTERNAL_ERROR,
-                f"server {client.name!r}: its entry of {uri!r} is refused: {_reason(error)}",
-                {"server": client.name},
-            ) from None
+            why = one_line(str(error), REASON_CHARACTERS)
+            text = f"server {client.name!r}: its entry of {uri!r} is refused: {why}"
+            raise RequestError(INTERNAL_ERROR, text, {"server": client.name}) from None
         self._held[uri] = client.listing.skills, skill
         self._held.move_to_end(uri)
         if len(self._held) > ENTRIES_HELD:
@@ -375,21 +372,12 @@ def _children(page: Members, folder: str, uri: str, limits: Limits) -> Iterator[
             yield {**members, "uri": envelope.raw(f"{uri}/{name}")}
 
 
-def _reason(error: Exception) -> str:
-    return one_line(str(error), REASON_CHARACTERS)
-
-
 def _type_of(name: str) -> str:
     return mimetypes.guess_type(name)[0] or ("text/plain" if "." not in name else "application/octet-stream")
 
 
 def _is_plain(name: str) -> bool:
-    return (
-        bool(name)
-        and name not in (".", "..")
-        and name.isprintable()
-        and {"/", "\\", "?", "#", "%"}.isdisjoint(name)
-    )
+    return name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\?#%")
 
 
 def _no_skill(uri: str) -> RequestError:

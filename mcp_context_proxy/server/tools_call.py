@@ -45,7 +45,7 @@ from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolKey
 from mcp_context_proxy.learning import Signal, Use, WorkingSet
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import Members, RequestError
-from mcp_context_proxy.protocol.eras import Era, Outcome, outcome_of
+from mcp_context_proxy.protocol.eras import ASKS, FAILED, HANDSHAKE, SUCCEEDED, Outcome, outcome_of
 from mcp_context_proxy.protocol.framing import after_step
 from mcp_context_proxy.protocol.strangers import bounded, mark_untrusted
 from mcp_context_proxy.results import SMALL_BYTES, LargeResults
@@ -149,8 +149,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
 
     def _follow_up(self) -> None:
         """Take the calls of this step of the event loop: their answers are written."""
-        waiting = self._waiting[:]
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, []
         for ended in waiting:
             self._take(ended)
 
@@ -158,25 +157,26 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         tool, params, caller = ended.tool, ended.params, ended.caller
         outcome = outcome_of(ended.outcome) if isinstance(ended.outcome, bytes) else ended.outcome
         ms = ended.seconds * 1000
-        self._audited(
-            tool,
-            params,
-            caller,
-            outcome.name.lower(),
-            "allowed",
-            ended.rule,
-            ms,
-            session=ended.session,
-            result_bytes=ended.size,
-        )
-        if outcome is Outcome.ASKS:
+        if self.audit is not None:
+            self._audited(
+                tool,
+                params,
+                caller,
+                outcome.name.lower(),
+                "allowed",
+                ended.rule,
+                ms,
+                ended.session,
+                ended.size,
+            )
+        if outcome is ASKS:
             return
         if self.usage is not None:
-            failed = outcome is Outcome.FAILED
+            failed = outcome is FAILED
             self.usage.called(tool.server, tool.name, ms, failed, ended.size, caller.rights.owner)
         if self.log is not None:
             self.log.called(tool, params, caller, ended.goal)
-        if outcome is Outcome.SUCCEEDED:
+        if outcome is SUCCEEDED:
             self._attribute(tool, ended.session, caller, ended.goal, ended.seconds)
 
     def failed(
@@ -225,25 +225,25 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         decision: str,
         rule: str | None,
         ms: float | None = None,
-        *,
         session: SessionContext | None = None,
         result_bytes: int | None = None,
     ) -> None:
+        if self.audit is None:
+            return
         session = session or caller.session
-        if self.audit is not None:
-            self.audit.called(
-                tool,
-                params.get("arguments"),
-                outcome,
-                decision=decision,
-                rule=rule,
-                principal=caller.principal,
-                subject=caller.rights.label,
-                client_info=caller.client_info,
-                session=None if session is None else session.id,
-                ms=ms,
-                result_bytes=result_bytes,
-            )
+        self.audit.called(
+            tool,
+            params.get("arguments"),
+            outcome,
+            decision=decision,
+            rule=rule,
+            principal=caller.principal,
+            subject=caller.rights.label,
+            client_info=caller.client_info,
+            session=None if session is None else session.id,
+            ms=ms,
+            result_bytes=result_bytes,
+        )
 
     def _attribute(
         self, tool: Tool, session: SessionContext | None, caller: Caller, goal: str | None, seconds: float
@@ -416,14 +416,12 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             return eras.fit_result_to_client("tools/call", failure(str(error)), caller.era)
 
     async def resolve(self, name: str, params: Members, caller: Caller) -> Tool:
-        """Return the tool that a request names; `catalog.names` tells which names a tool has.
+        """Look for the tool that a request names; `catalog.names` tells which names a tool has.
 
         Raises:
             UnknownItemError: no tool has that name, it is turned off, or it cannot be told which is meant.
             ServerUnavailableError: the name belongs to a server of which nothing is known yet.
         """
-        if (tool := self.known(name, params, caller)) is not None:
-            return tool
         await in_task()
         # A host may remember a tool from last time and call it before its server is up.
         server = names.owner(name, self.catalog.snapshot.servers)
@@ -445,7 +443,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         """Return the tool that a request names just as it is listed; None if it has to be looked for."""
         snapshot = (self.catalog if caller.rights.limited else self.catalog.whole).snapshot
         tool = snapshot.tools.get(name) or snapshot.wider.get(name)
-        if tool is not None:
+        if tool is not None and SEPARATOR not in name:
             self._note_meant(name, tool, params, caller)
         return tool
 
@@ -466,52 +464,49 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
 
         Every call of a tool passes here, so this is where a person is asked for consent, if it needs any.
 
-        Args:
-            tool: The tool.
-            params: Params of the call; its name and arguments are fitted.
-            caller: The client.
-            goal: Purpose of the call in the model's words; the server never sees it.
-            through: Name that was called, if it is not the listed one of the tool.
+        The server never sees `goal`, the purpose of the call in the model's words. `through` is the name that
+        was called, if it is not the listed one of the tool.
 
         Raises:
             DownstreamError: see `Link.request`.
             RequestError: the call continues one that nobody knows.
         """
-        tool = await self.as_listed(tool, params, caller)
+        client = self.fleet.clients[tool.server]
+        if client.connected is None:
+            tool = await self.as_listed(tool, params, caller)
         sent = {**params, "name": envelope.raw(tool.name)}
         arguments = params.get("arguments")
-        if arguments is not None and envelope.starts_with(arguments, b'"'):
-            large = len(arguments) > envelope.TAKEN_APART_BYTES
-            sent["arguments"] = (
-                await in_thread(object_in_text, arguments) if large else object_in_text(arguments)
-            )
-        elif arguments is not None and envelope.starts_with(arguments, b"n"):
-            del sent["arguments"]
+        if arguments is not None and not envelope.starts_with(arguments, b"{"):
+            if envelope.starts_with(arguments, b"n"):
+                del sent["arguments"]
+            elif len(arguments) > envelope.TAKEN_APART_BYTES:
+                sent["arguments"] = await in_thread(object_in_text, arguments)
+            else:
+                sent["arguments"] = object_in_text(arguments)
         asks, rule = bool(tool.asked_by) or (tool.interactive and through is not None), None
         if asks:
             await in_task()
             rule = tool.asked_by or "interactive"
             try:
                 # Nobody is asked about a call that is refused in any case.
-                await self.fleet.clients[tool.server].refuse_secrets(sent, f"tool {tool.name!r}")
+                await client.refuse_secrets(sent, f"tool {tool.name!r}")
             except DownstreamError as error:
                 self.ended.failed(tool, params, caller, error, 0.0, rule)
                 raise
             agreed = await self.consent.obtain(tool, sent, caller, self._session_of(params, caller), through)
             if isinstance(agreed, bytes):
-                if outcome_of(agreed) is not Outcome.ASKS:
+                if outcome_of(agreed) is not ASKS:
                     self.ended.refused(tool, params, caller, rule)
                 return eras.fit_result_to_client("tools/call", agreed, caller.era)
             sent = agreed
-            if caller.era is Era.HANDSHAKE:
-                try:
-                    await self._raise_if_changed(tool, params, caller)
-                except (DownstreamError, UnknownItemError):
-                    self.ended.refused(tool, params, caller, rule)
-                    raise
         began = time.perf_counter()
         try:
-            client = self.fleet.clients[tool.server]
+            if asks and caller.era is HANDSHAKE:
+                # A client of the modern era calls again with the answer, so that all is looked at anew.
+                await self.as_listed(tool, params, caller)
+                self._raise_if_other(tool, caller)
+                began = time.perf_counter()
+            client = self.fleet.clients[tool.server]  # as it is now, after a person was asked
             judge = partial(self._raise_if_other, tool, caller)
             subject = f"tool {tool.name!r}"
             result = await self.forwarder.forward(client, "tools/call", sent, caller, subject, judge)
@@ -532,7 +527,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             tool, params, caller, session, goal=goal, result=result, seconds=seconds, rule=rule
         )
         # Nearly every result is small and in one form, and ends here.
-        if len(result) > SMALL_BYTES or b'"structuredContent"' in result:
+        if len(result) > SMALL_BYTES or result.find(b'"structuredContent"') >= 0:
             return await self._fitted(tool, params, caller, result, direct=through is None)
         return mark_untrusted(tool.server, result) if client.config.spotlight else result
 
@@ -557,15 +552,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             found = names.tool_named(snapshot, tool.name, tool.server, name_of=caller.name_of)
         return found
 
-    async def _raise_if_changed(self, tool: Tool, params: Members, caller: Caller) -> None:
-        """Refuse a call that a person has accepted after its tool became another one, or none.
-
-        A client of the modern era calls again with the answer, so that all is looked at anew.
-        """
-        await self.as_listed(tool, params, caller)
-        self._raise_if_other(tool, caller)
-
     def _raise_if_other(self, tool: Tool, caller: Caller) -> None:
+        """Refuse a call whose tool became another one, or none, while it waited."""
         now = self._now(tool, caller)
         if now.fingerprint != tool.fingerprint or (now.asked_by and not tool.asked_by):
             raise ChangedToolError(caller.name_of(tool))
@@ -591,6 +579,8 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         return fitted
 
     def _session_of(self, params: Members, caller: Caller) -> SessionContext | None:
+        if "_meta" not in params:
+            return caller.session
         try:
             return handle_of(params, self.handles, caller.principal) or caller.session
         except RequestError:  # an expired handle is no reason to fail the call

@@ -268,7 +268,6 @@ class ToolList:
         )
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:
-        """Return the exposed names that are listed without a query."""
         return self.base_of(snapshot).names
 
     def lists_all(self, snapshot: Snapshot) -> bool:

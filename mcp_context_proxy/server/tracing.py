@@ -103,7 +103,6 @@ class TracedRequest:
         """The params to be sent on: they name the span."""
 
     def answered(self, result: bytes) -> None:
-        """Set the status of the span by the result."""
         if self._method != "tools/call" or not self._span.is_recording():
             return
         if outcome_of(result) is Outcome.FAILED:

@@ -93,11 +93,9 @@ class ToolFigures(Struct, frozen=True):
 
     @property
     def success_rate(self) -> float:
-        """Share of the calls that did not fail, 0 to 1."""
         return 1.0 - self.errors / self.calls if self.calls else 1.0
 
     def as_data(self) -> dict[str, Any]:
-        """Return the figures that a client gets with a tool."""
         return {
             "calls": self.calls,
             "success_rate": round(self.success_rate, 4),
@@ -134,7 +132,6 @@ class Batch:
         return ((slot, usage) for (slot, _), usage in self._documents.items())
 
     def add_documents(self, documents: Iterable[DocumentUsage]) -> None:
-        """Count uses of documents, each in the slot of its time."""
         for usage in documents:
             key = UsageSlot.of(usage.last), usage.key
             known = self._documents.get(key)
@@ -182,7 +179,6 @@ class Batch:
         self.searches[slot] = usage if known is None else known.plus(usage)
 
     def take(self, later: Batch) -> None:
-        """Add all counts of a later batch."""
         for key, calls in later._calls.items():
             known = self._calls.get(key)
             self._calls[key] = calls if known is None else known.plus(calls)

@@ -142,9 +142,10 @@ class UsageRecorder:
         self, server: str, tool: str, ms: float | None, failed: bool, result_bytes: int, owner: str = ""
     ) -> None:
         """Count a call of an owner that has ended; `ms` is None where it was never sent."""
+        if not self._calls:
+            self._called.set()
+            self._to_count.set()
         self._calls.append(((server, tool), ms, failed, result_bytes, owner))
-        self._called.set()
-        self._to_count.set()
         self.counters.called(server, ms, failed)
 
     def searched(self, row: SearchRow, shown: int) -> None:
@@ -175,13 +176,11 @@ class UsageRecorder:
         self.counters.top_used += row.rank == 1
 
     def documents(self, uses: Collection[DocumentUsage]) -> None:
-        """Count uses of rules and references."""
         if uses:
             self._records.add(lambda batch: batch.add_documents(uses))
             self._to_count.set()
 
     def read(self, document: Document) -> None:
-        """Count that a document was read by its name or URI."""
         self.documents([DocumentUsage(document.kind, document.name, reads=1, last=self._clock())])
 
     def introduced(self, documents: Iterable[tuple[str, str]]) -> None:
@@ -194,7 +193,6 @@ class UsageRecorder:
         self._to_count.set()
 
     async def run(self) -> None:
-        """Write until cancelled, and then the counts that are left."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._records.run)
@@ -210,7 +208,6 @@ class UsageRecorder:
                 await self.flush()
 
     async def flush(self) -> None:
-        """Write everything that was counted before."""
         if self._calls:
             # Those of a quarter of a second: by the hour and the day in which they are counted, it is now.
             calls, now = list(self._calls), self._clock()
@@ -427,11 +424,9 @@ class SessionRecorder:
         self._uses.add(ToolSession(*tool, of_session, now))
 
     async def run(self) -> None:
-        """Write until cancelled, and then the uses that are left."""
         await self._uses.run()
 
     async def flush(self) -> None:
-        """Write every use that was recorded before."""
         await self._uses.flush()
 
     def _write(self, uses: Sequence[ToolSession]) -> None:
@@ -470,7 +465,6 @@ class LoopStalls:
         self.count, self.seconds = 0, 0.0
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         while True:
             before = time.perf_counter()
             await anyio.sleep(TICK_SECONDS)

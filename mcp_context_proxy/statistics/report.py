@@ -388,7 +388,6 @@ class Reports:
         return sorted(reports, key=lambda one: (-one.calls, one.server, one.name))
 
     def documents(self, since: float) -> list[DocumentStatistics]:
-        """Return every rule and reference that was used, the most used first."""
         tokens = {row.tool: row.tokens for row in self._store.definitions() if row.server == DOCUMENTS}
         reports = [
             DocumentStatistics(
@@ -442,7 +441,6 @@ class Reports:
         )
 
     def latest(self, limit: int) -> list[SearchCounted]:
-        """Return the latest searches one by one, newest first."""
         return [
             SearchCounted(
                 id=row.id,
@@ -462,7 +460,6 @@ class Reports:
         ]
 
     def trial(self, since: float, until: float) -> Trial:
-        """Return the comparison of requests with and without learned pairs in a period."""
         return compared(self._store.compared(since), until - since)
 
     def timeline(self, since: float, until: float) -> tuple[int, list[Stretch]]:

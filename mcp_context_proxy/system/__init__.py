@@ -38,7 +38,6 @@ BEGINNING: Final = """\
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
-    """Return the place of the user's own configuration."""
     from pathlib import Path  # noqa: PLC0415 - takes longer than all that a prompt hook does here
 
     return Path(default_file(environ))
@@ -109,7 +108,6 @@ INHERITED: Final = (
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether the name of a variable is one of some names and patterns."""
     names, globs = _sorted_out(tuple(patterns))
     name = _folded(name)
     return name in names or any(fnmatchcase(name, one) for one in globs)

@@ -76,7 +76,6 @@ def _readers_of(pipes: set[int]) -> set[int]:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Send a signal to a group; return whether the group was there."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

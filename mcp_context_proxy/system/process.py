@@ -50,9 +50,10 @@ SWITCH_SECONDS = 0.0005
 request waits that long for the thread that reads a catalog: the event loop woke up 10 ms late in the median,
 now 4 ms, for the same processor time."""
 
-YOUNGER_COLLECTIONS = 100
-"""Searches of younger objects for garbage before all objects are searched, which stops every thread: for up
-to 60 ms, eight times, while 100,000 tools are indexed with Python's default of 10, and for nothing."""
+GARBAGE_SEARCHES = (5_000, 5, 40)
+"""New objects until they are searched for garbage, such searches until those that they left are searched,
+and those until all objects are, which stops every thread: for up to 60 ms, eight times, while 100,000 tools
+are indexed with Python's defaults, and for nothing. A burst of calls has a thousand objects under way."""
 
 OPEN_FILES_WANTED = 65_536
 """Enough for 1,000 servers and their clients, ten times over."""
@@ -229,9 +230,8 @@ def limit_malloc_arenas() -> None:
 
 
 def collect_garbage_seldom() -> None:
-    """Have the garbage collector search all objects less often than by default."""
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, YOUNGER_COLLECTIONS)
+    """Have the garbage collector search new objects, and all of them, less often than by default."""
+    gc.set_threshold(*GARBAGE_SEARCHES)
 
 
 def trim_now() -> None:
@@ -322,7 +322,6 @@ def resident_of_groups(groups: Collection[int]) -> dict[int, int]:
 
 
 def resident() -> int | None:
-    """Return the resident memory of this process in bytes; None where it cannot be read."""
     try:
         return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # no such file, or no free descriptor to read it with
@@ -332,8 +331,7 @@ def resident() -> int | None:
 def make_private_folder(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700; existing folders stay as they are.
 
-    Raises:
-        OSError: the folder cannot be created.
+    Raises `OSError` if the folder cannot be created.
     """
     # `mkdir(parents=True)` would give the parents the mode of the umask: whoever may write there may replace
     # it.
@@ -364,10 +362,8 @@ def private_opener(path: str, flags: int) -> int:
 def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
     """Write a file whole that only its owner may read: readers find the former content or all of this.
 
-    With `new`, a file that is there already stays: of two processes one wins.
-
-    Raises:
-        OSError: it cannot be written; the former content is still there.
+    With `new`, a file that is there already stays: of two processes one wins. Raises `OSError` if it cannot
+    be written; the former content is still there.
     """
     make_private_folder(path.parent)
     descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -478,7 +474,6 @@ def starting_group(stdin: int) -> Iterator[None]:
 
 
 def group_started(group: int) -> None:
-    """Record a process that was started as the leader of its group."""
     with _lock:
         _running.add(group)
         _tell(b"+%d\n" % group)
@@ -500,7 +495,6 @@ def group_installed(group: int) -> None:
 
 
 def group_ended(group: int) -> None:
-    """Remove a group that has ended."""
     group_installed(group)
     with _lock:
         _running.discard(group)

@@ -242,7 +242,6 @@ class Flight:
             self._step(self._coroutine.send, None)
 
     def cancel(self) -> None:
-        """Cancel the flight, wherever it waits."""
         if self._scope is not None:
             self._scope.cancel()
         elif self._coroutine is not None and self._reply is not None:
@@ -251,7 +250,6 @@ class Flight:
             self._cancelled = True
 
     def wait_for(self, reply: Reply[Any]) -> None:
-        """Note the reply that the coroutine awaits."""
         self._reply = reply
 
     def _step(self, go_on: Callable[[Any], Any], sent: object) -> None:
@@ -310,7 +308,6 @@ class Cancellable:
         return self
 
     def open(self) -> None:
-        """Open a scope in the task."""
         self._scope = anyio.CancelScope()
         self._scope.__enter__()
         if self.cancelled:
@@ -384,7 +381,6 @@ class Reply(Generic[T]):
         self._resume()
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in the request that waits."""
         self._error = error
         self._resume()
 
@@ -443,13 +439,11 @@ class BatchWriter(Generic[T]):
         self._wake, self._writing = anyio.Event(), anyio.Lock()
 
     def add(self, entry: T) -> None:
-        """Have an entry written soon. Does not block."""
         self._waiting.append(entry)
         self._wake.set()
 
     @property
     def unwritten(self) -> list[T]:
-        """The entries that are not in the store yet, oldest first."""
         return [*self._in_flight, *self._waiting]
 
     async def run(self) -> None:

@@ -136,6 +136,8 @@ class KnownSecrets:
         forms = self._foreign.get(server)
         if forms is None:
             forms = self._foreign[server] = self._forms_for(server)
+        if forms.shortest == inf:
+            return None
         for name, raw in params.items():
             for part in (raw, name):
                 if len(part) >= forms.shortest and (found := forms.first_in(part)) is not None:

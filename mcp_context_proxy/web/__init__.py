@@ -16,7 +16,7 @@ import re
 import typing
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
@@ -58,7 +58,6 @@ LIST_CHARACTERS = 1000
 
 
 def needs(role: Role) -> str:
-    """Return the sentence for somebody who lacks a role."""
     return (
         "This needs an administrator's token, the proxy's own or one that was added with --admin, or the "
         f"role {role.name.lower()}."
@@ -119,13 +118,9 @@ def answer_form(
 
 
 class Given(Struct, frozen=True):
-    """A decoded request."""
+    """Facts of a request beside its query and its body."""
 
     path: dict[str, str]
-    query: Any
-    """Value of the operation's `query` type."""
-    body: Any
-    """Value of the operation's `body` type; None if it takes none."""
     agent: str | None = None
     """Value of the header `AGENT_HEADER`."""
     principal: Principal = THE_USER
@@ -142,15 +137,14 @@ Handler: TypeAlias = Callable[..., Coroutine[Any, Any, object]]
 class Operation:
     """One method on one path; decorates the method of an `Api` that serves it.
 
-    The docstring of the method is the summary of the operation.
+    The docstring of the method is the summary of the operation, and the types of its parameters are those of
+    the request: `given` has the facts of each, `wanted` is the query, and `body` the body.
     """
 
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
-    answer: type[msgspec.Struct] = field(kw_only=True)
-    """Form of the JSON that the handler's result is encoded to."""
-    query: type[msgspec.Struct] = NoParameters
-    body: type[msgspec.Struct] | None = None
+    answer: type[Struct] = Struct
+    """Form of the JSON that the handler's result is encoded to; by default the type that it returns."""
     problems: tuple[HTTPStatus, ...] = ()
     """Errors beside those that every operation can have."""
     role: Role = Role.USE
@@ -163,14 +157,24 @@ class Operation:
     """True if it decides for the user: whoever asks must be known by a token, also where no other operation
     needs one."""
     name: str = ""
-    """Its ``operationId``: the handler's name in camel case."""
+    """Its ``operationId``: the handler's name in camel case. This and all that follows is the handler's."""
     summary: str = ""
+    query: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | None = None
     handler: Handler | None = None
 
     def __call__(self, handler: Handler) -> Operation:
         first, *others = handler.__name__.strip("_").split("_")
-        name = first + "".join(map(str.capitalize, others))
-        return replace(self, name=name, summary=handler.__doc__ or "", handler=handler)
+        types = typing.get_type_hints(handler, include_extras=True)
+        return replace(
+            self,
+            name=first + "".join(map(str.capitalize, others)),
+            summary=handler.__doc__ or "",
+            answer=types["return"] if self.answer is Struct else self.answer,
+            query=types.get("wanted"),
+            body=types.get("body"),
+            handler=handler,
+        )
 
 
 Order: Final = partial(Operation, "POST", role=Role.OPERATE, decides=True)
@@ -181,7 +185,7 @@ class Api:
     """A group of operations that share parts of the proxy."""
 
     def operations(self) -> list[Operation]:
-        """Return the operations, each with a handler that takes a `Given` alone."""
+        """Return the operations, each with its handler bound to this."""
         members = vars(type(self)).values()
         declared = (member for member in members if isinstance(member, Operation))
         return [replace(one, handler=MethodType(one.handler, self)) for one in declared if one.handler]
@@ -213,7 +217,6 @@ def refused(status: int, detail: str, shown: Shown = clean_json) -> Response:
 
 
 async def on_http_error(_request: Request, error: Exception) -> Response:
-    """Return the error response for a path or method that does not exist."""
     assert isinstance(error, HTTPException)
     answer = refused(error.status_code, f"{error.detail}.")
     answer.headers.update(error.headers or {})
@@ -233,7 +236,10 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
         if operation.decides and not is_proven(request.scope):
             return refused(HTTPStatus.FORBIDDEN, NEEDS_TOKEN, shown)
         try:
-            answer = await operation.handler(await _decoded(operation, request))
+            given = Given(
+                dict(request.path_params), request.headers.get(AGENT_HEADER), rights_of(request.scope)
+            )
+            answer = await operation.handler(given, **await _decoded(operation, request))
         except BadRequestError as error:
             return refused(error.status, error.detail, shown)
         except (UnknownItemError, UnknownFilterError) as error:
@@ -247,30 +253,30 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
     return Route(operations[0].path, endpoint, methods=list(by_method))
 
 
-async def _decoded(operation: Operation, request: Request) -> Given:
+async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
+    """Return the query and the body of a request, as far as the handler takes them."""
+    form = operation.query or NoParameters
     pairs = request.query_params.multi_items()
     given: dict[str, Any] = dict(pairs)
     if len(given) < len(pairs):
         raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "A query parameter is given twice.")
-    for name in _lists(operation.query) & given.keys():
+    for name in _lists(form) & given.keys():
         if len(given[name]) > LIST_CHARACTERS:
             detail = f"The parameter {name} is longer than {LIST_CHARACTERS:,} characters."
             raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         given[name] = [word.strip() for word in given[name].split(",") if word.strip()]
-    agent, principal = request.headers.get(AGENT_HEADER), rights_of(request.scope)
-    form = operation.query
     try:
         query = msgspec.convert(given, form, strict=False)
-        if operation.body is None:
-            return Given(dict(request.path_params), query, None, agent, principal)
-        decoded, form = msgspec.json.decode(await _body(request)), operation.body
-        body = msgspec.convert(_with_integers(decoded), form)
+        values = {} if operation.query is None else {"wanted": query}
+        if operation.body is not None:
+            decoded, form = msgspec.json.decode(await _body(request)), operation.body
+            values["body"] = msgspec.convert(_with_integers(decoded), form)
     except (msgspec.ValidationError, RecursionError) as error:
         detail = in_words(error, form, "The body")
         raise BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{detail}.") from None
     except msgspec.DecodeError as error:
         raise BadRequestError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from None
-    return Given(dict(request.path_params), query, body, agent, principal)
+    return values
 
 
 @cache
@@ -314,7 +320,8 @@ _AGENT: Final = {
 def document(base: str, operations: Iterable[Operation]) -> JSON:
     """Return the OpenAPI document for operations below the path `base`."""
     operations = list(operations)
-    types: set[type[msgspec.Struct]] = {Problem, *(operation.query for operation in operations)}
+    types: set[type[msgspec.Struct]] = {Problem, NoParameters}
+    types |= {operation.query for operation in operations if operation.query is not None}
     types |= {operation.answer for operation in operations}
     types |= {operation.body for operation in operations if operation.body is not None}
     named = sorted(types, key=lambda form: form.__name__)
@@ -325,7 +332,7 @@ def document(base: str, operations: Iterable[Operation]) -> JSON:
         described = _operation(operation, by_type, components)
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     for operation in operations:
-        components.pop(operation.query.__name__, None)
+        components.pop((operation.query or NoParameters).__name__, None)
     return {
         "openapi": "3.1.0",
         "info": {"title": "mcp-context-proxy", "version": __version__, "license": {"name": "Apache-2.0"}},
@@ -345,7 +352,7 @@ def _operation(
     def response(description: str, media_type: str, form: type[msgspec.Struct]) -> JSON:
         return {"description": description, "content": {media_type: {"schema": schemas[form]}}}
 
-    query = components[operation.query.__name__]
+    query = components[(operation.query or NoParameters).__name__]
     parameters: list[JSON] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in _PATH_PARAMETER.findall(operation.path)

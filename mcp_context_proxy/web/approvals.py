@@ -111,7 +111,6 @@ class ApprovalsApi(Api):
     @Operation(
         "GET",
         "/approvals",
-        answer=ApprovalsAnswer,
         role=Role.VIEW,
         decides=True,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
@@ -122,24 +121,18 @@ class ApprovalsApi(Api):
 
     @Order(
         "/approvals/{server}/approve",
-        body=ToApprove,
-        answer=Decided,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )
-    async def _approve(self, given: Given) -> Decided:
+    async def _approve(self, given: Given, body: ToApprove) -> Decided:
         """Approve definitions of a server as they were shown."""
-        body: ToApprove = given.body
         return await self._decide(given, body.names, State.APPROVED, expected=body.hash)
 
     @Order(
         "/approvals/{server}/reject",
-        body=ToReject,
-        answer=Decided,
         problems=(HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     )
-    async def _reject(self, given: Given) -> Decided:
+    async def _reject(self, given: Given, body: ToReject) -> Decided:
         """Withhold the present definitions of a server until they are approved."""
-        body: ToReject = given.body
         return await self._decide(given, body.names, State.REJECTED)
 
     def _changed(self) -> list[ChangedDefinition]:
@@ -223,17 +216,9 @@ class AuditApi(Api):
         """Read a file; without one, nothing is recorded."""
         self._log, self._file = log, file
 
-    @Operation(
-        "GET",
-        "/audit",
-        query=AuditWanted,
-        answer=AuditAnswer,
-        problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
-        role=Role.VIEW,
-    )
-    async def _list_audit(self, given: Given) -> AuditAnswer:
+    @Operation("GET", "/audit", problems=(HTTPStatus.SERVICE_UNAVAILABLE,), role=Role.VIEW)
+    async def _list_audit(self, given: Given, wanted: AuditWanted) -> AuditAnswer:
         """The latest entries of the audit, newest first."""
-        wanted: AuditWanted = given.query
         if self._file is None:
             return AuditAnswer(False, [])
         await self._log.flush()

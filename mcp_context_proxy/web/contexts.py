@@ -241,10 +241,10 @@ class ContextsApi(Api):
         self._contexts, self._catalog, self._changes, self._log = contexts, catalog, changes, log
         self._past = past
 
-    @Operation("GET", "/requests", query=RequestsWanted, answer=RequestsResponse)
-    async def _list_requests(self, given: Given) -> dict[str, Any]:
+    @Operation("GET", "/requests", answer=RequestsResponse)
+    async def _list_requests(self, given: Given, wanted: RequestsWanted) -> dict[str, Any]:
         """The latest request contexts, newest first."""
-        session, limit = given.query.session, given.query.limit
+        session, limit = wanted.session, wanted.limit
         if given.principal.may(Role.VIEW):
             contexts = await self._contexts.requests(session, limit)
         else:
@@ -253,13 +253,11 @@ class ContextsApi(Api):
         behind = await self._contexts.tokens_behind()
         return {"requests": list(map(as_data, contexts)), "tokens_behind": behind}
 
-    @Operation(
-        "GET", "/requests/{request}", query=Describe, answer=RequestResponse, problems=(HTTPStatus.NOT_FOUND,)
-    )
-    async def _get_request(self, given: Given) -> dict[str, Any]:
-        """What was chosen for one request, how and why."""
+    @Operation("GET", "/requests/{request}", answer=RequestResponse, problems=(HTTPStatus.NOT_FOUND,))
+    async def _get_request(self, given: Given, wanted: Describe) -> dict[str, Any]:
+        """Choice for one request, how it was made and why."""
         data = as_data(await self._request(given))
-        return self._described(data, *ITEM_LISTS) if given.query.describe else data
+        return self._described(data, *ITEM_LISTS) if wanted.describe else data
 
     @Operation("GET", "/requests/{request}/text", answer=RenderedResponse, problems=(HTTPStatus.NOT_FOUND,))
     async def _render_request(self, given: Given) -> RenderedRequest:
@@ -278,81 +276,57 @@ class ContextsApi(Api):
             raise BadRequestError(HTTPStatus.NOT_FOUND, detail)
         return context
 
-    @Operation(
-        "POST",
-        "/context",
-        body=ContextWanted,
-        answer=RequestResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-        names_agent=True,
-    )
-    async def _build_context(self, given: Given) -> dict[str, Any]:
+    @Operation("POST", "/context", answer=RequestResponse, problems=(HTTPStatus.NOT_FOUND,), names_agent=True)
+    async def _build_context(self, given: Given, body: ContextWanted) -> dict[str, Any]:
         """The request context for a query."""
-        wanted: ContextWanted = given.body
-        session = None if wanted.session is None else self._session(given, wanted.session)
+        session = None if body.session is None else self._session(given, body.session)
         # A context of a session is that of its client, whoever looks at it.
         with assigned(ACTING, given.principal if session is None else session.rights):
             context = await self._contexts.build(
-                wanted.query[:QUERY_CHARACTERS],
+                body.query[:QUERY_CHARACTERS],
                 session,
-                wanted.options.overrides(),
-                remember=wanted.record,
+                body.options.overrides(),
+                remember=body.record,
                 owner=given.principal.name,
             )
-        if wanted.record and self._log is not None:
+        if body.record and self._log is not None:
             self._log.searched(context.query, given.agent, given.principal.owner)
         data = as_data(context)
-        return self._described(data, *ITEM_LISTS) if wanted.describe else data
+        return self._described(data, *ITEM_LISTS) if body.describe else data
 
-    @Operation("POST", "/context/text", body=TextWanted, answer=ContextText)
-    async def _write_context(self, given: Given) -> dict[str, Any]:
+    @Operation("POST", "/context/text", answer=ContextText)
+    async def _write_context(self, given: Given, body: TextWanted) -> dict[str, Any]:
         """The rules, references and tools for a query, as a text for a model."""
-        return await text_for(self._contexts, given.body, given.principal.name)
+        return await text_for(self._contexts, body, given.principal.name)
 
-    @Operation(
-        "GET",
-        "/explain",
-        query=ExplanationWanted,
-        answer=ExplanationResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-    )
-    async def _explain(self, given: Given) -> dict[str, Any]:
+    @Operation("GET", "/explain", answer=ExplanationResponse, problems=(HTTPStatus.NOT_FOUND,))
+    async def _explain(self, given: Given, wanted: ExplanationWanted) -> dict[str, Any]:
         """Reasons for which an item is chosen for a query or not, with each part of its score."""
-        return await explanation(self._contexts, given.query)
+        return await explanation(self._contexts, wanted)
 
-    @Operation("GET", "/sessions", query=Describe, answer=SessionsResponse)
-    async def _list_sessions(self, given: Given) -> dict[str, Any]:
+    @Operation("GET", "/sessions", answer=SessionsResponse)
+    async def _list_sessions(self, given: Given, wanted: Describe) -> dict[str, Any]:
         """All sessions, oldest first."""
         sessions = [
             _of_now(given, one) for one in self._contexts.sessions if _may(Role.VIEW, given, one.principal)
         ]
-        return {"sessions": [await self._session_data(one, given.query.describe) for one in sessions]}
+        return {"sessions": [await self._session_data(one, wanted.describe) for one in sessions]}
 
-    @Operation(
-        "GET",
-        "/sessions/{session}/context",
-        query=Describe,
-        answer=SessionResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-    )
-    async def _get_session_context(self, given: Given) -> dict[str, Any]:
-        """What a session has in its context, whatever the query is."""
+    @Operation("GET", "/sessions/{session}/context", answer=SessionResponse, problems=(HTTPStatus.NOT_FOUND,))
+    async def _get_session_context(self, given: Given, wanted: Describe) -> dict[str, Any]:
+        """Context of a session, whatever the query is."""
         session = self._session(given, given.path["session"], Role.VIEW)
-        return await self._session_data(session, given.query.describe)
+        return await self._session_data(session, wanted.describe)
 
     @Operation(
-        "PATCH",
-        "/sessions/{session}/context",
-        body=SessionChanges,
-        answer=SessionResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
+        "PATCH", "/sessions/{session}/context", answer=SessionResponse, problems=(HTTPStatus.NOT_FOUND,)
     )
-    async def _change_session_context(self, given: Given) -> dict[str, Any]:
+    async def _change_session_context(self, given: Given, body: SessionChanges) -> dict[str, Any]:
         """Add or remove items by hand, or change how much is selected."""
-        session, wanted = self._session(given, given.path["session"]), given.body
+        session = self._session(given, given.path["session"])
         # All names are looked up before anything is changed: a mistake in one changes nothing.
         with assigned(ACTING, session.rights):
-            removed, added = self._resolved(session, wanted.remove), self._resolved(session, wanted.add)
+            removed, added = self._resolved(session, body.remove), self._resolved(session, body.add)
         # The client of a handle asks for its list itself; the client of a connection is notified.
         watched = self._changes.watching(session) if isinstance(session, Session) else nullcontext()
         with watched:
@@ -362,8 +336,8 @@ class ContextsApi(Api):
                 context_session.remove(session, item)
             for item in added:
                 context_session.add(session, item)
-        if wanted.options is not None:
-            session.overrides = wanted.options.overrides()
+        if body.options is not None:
+            session.overrides = body.options.overrides()
         return await self._session_data(session)
 
     @Operation("GET", "/presets", answer=PresetsResponse, role=Role.VIEW)
@@ -374,15 +348,14 @@ class ContextsApi(Api):
     @Operation(
         "POST",
         "/presets",
-        body=PresetWanted,
         answer=PresetsResponse,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
         role=Role.ADMIN,
     )
-    async def _save_preset(self, given: Given) -> dict[str, Any]:
+    async def _save_preset(self, given: Given, body: PresetWanted) -> dict[str, Any]:
         """Save what a person has chosen in a session as a preset, with which other sessions can begin."""
-        chosen = self._contexts.presets.choices_of(self._session(given, given.body.session))
-        return await self._changed(partial(self._contexts.presets.save, given.body.name, chosen))
+        chosen = self._contexts.presets.choices_of(self._session(given, body.session))
+        return await self._changed(partial(self._contexts.presets.save, body.name, chosen))
 
     @Operation(
         "DELETE",
@@ -440,7 +413,6 @@ class ContextsApi(Api):
 
 
 async def text_for(contexts: ContextEngine, wanted: TextWanted, owner: str | None = None) -> dict[str, Any]:
-    """Return the context for a query, and the text of it for a model."""
     answer = await contexts.select(
         wanted.query[:QUERY_CHARACTERS],
         overrides=Overrides(max_tokens=wanted.max_tokens),

@@ -36,15 +36,7 @@ from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import Role
 from mcp_context_proxy.trust.audit import AuditLog, KeptLogs
-from mcp_context_proxy.web import (
-    Api,
-    BadRequestError,
-    Given,
-    Operation,
-    Order,
-    answer_form,
-    note_order,
-)
+from mcp_context_proxy.web import Api, BadRequestError, Given, Operation, Order, answer_form, note_order
 from mcp_context_proxy.web.search import Label, described
 
 APPLIED_SECONDS: Final = 10.0
@@ -218,14 +210,14 @@ class InventoryApi(Api):
         """All tools behind the proxy, with their cost in tokens."""
         return await in_thread(all_tools, self._proxy, self._counts)
 
-    @Operation("GET", "/tools/{tool}/related", answer=RelatedAnswer, problems=(HTTPStatus.NOT_FOUND,))
+    @Operation("GET", "/tools/{tool}/related", problems=(HTTPStatus.NOT_FOUND,))
     async def _list_related(self, given: Given) -> RelatedAnswer:
         """Items that are similar to a tool."""
         name = given.path["tool"]
         found = await self._proxy.contexts.related(Kind.TOOL, name)
         return RelatedAnswer(name, [RelatedItem(one.type, one.name, one.server, one.score) for one in found])
 
-    @Order("/servers/{server}/restart", answer=Done, problems=(HTTPStatus.NOT_FOUND,))
+    @Order("/servers/{server}/restart", problems=(HTTPStatus.NOT_FOUND,))
     async def _restart_server(self, given: Given) -> Done:
         """Stop a server after its pending calls, and start it again."""
         name = given.path["server"]
@@ -298,7 +290,6 @@ def exposed_name(proxy: Served, tool: str, server: str | None = None) -> str:
 
 
 def all_servers(proxy: Served) -> list[dict[str, Any]]:
-    """Return the facts of all configured servers."""
     clients, found = proxy.fleet.clients, [*remarks(proxy)]
     turned_off = Counter(tool.server for tool in proxy.catalog.snapshot.turned_off.values())
     servers: list[dict[str, Any]] = []
@@ -360,7 +351,6 @@ def remarks_together(proxy: Served) -> Iterator[tuple[str, str]]:
 
 
 def failures(proxy: Served) -> dict[str, str]:
-    """Return the servers that are not ready, each with its cause."""
     return {name: cause for name, client in proxy.fleet.clients.items() if (cause := failure(client))}
 
 

@@ -170,7 +170,7 @@ class RunningApi(Api):
     def __init__(self, proxy: Served) -> None:
         self._proxy = proxy
 
-    @Operation("GET", "/status", answer=StatusAnswer, role=Role.VIEW)
+    @Operation("GET", "/status", role=Role.VIEW)
     async def _get_status(self, given: Given) -> StatusAnswer:
         """The proxy's process, the hosts that are connected, and the state of each server."""
         proxy, now = self._proxy, time_of_day()
@@ -229,12 +229,9 @@ class RunningApi(Api):
             problems=proxy.health().get("problems", []),
         )
 
-    @Operation(
-        "GET", "/logs", query=LogsWanted, answer=LogsAnswer, problems=(HTTPStatus.NOT_FOUND,), role=Role.VIEW
-    )
-    async def _list_logs(self, given: Given) -> LogsAnswer:
+    @Operation("GET", "/logs", problems=(HTTPStatus.NOT_FOUND,), role=Role.VIEW)
+    async def _list_logs(self, given: Given, wanted: LogsWanted) -> LogsAnswer:
         """The latest lines that a server, or the proxy itself, has logged."""
-        wanted: LogsWanted = given.query
         if wanted.server is not None:
             expect_server(self._proxy, wanted.server)
         read = partial(self._proxy.logs.entries, wanted.server or PROXY, wanted.limit, wanted.after)
@@ -242,15 +239,13 @@ class RunningApi(Api):
 
     @Order(
         "/call",
-        body=CallWanted,
-        answer=CallAnswer,
         problems=(HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY),
     )
-    async def _call_tool(self, given: Given) -> CallAnswer:
+    async def _call_tool(self, given: Given, body: CallWanted) -> CallAnswer:
         """Call a tool as a host would; the call is in the audit and in the statistics."""
-        return await call_tool(self._proxy, given.body, given.principal)
+        return await call_tool(self._proxy, body, given.principal)
 
-    @Operation("POST", "/stop", answer=Done, problems=(HTTPStatus.CONFLICT,), role=Role.ADMIN, decides=True)
+    @Operation("POST", "/stop", problems=(HTTPStatus.CONFLICT,), role=Role.ADMIN, decides=True)
     async def _stop_proxy(self, given: Given) -> Done:
         """Stop the proxy, after the requests that are under way."""
         if self._proxy.stop is None:
@@ -272,7 +267,8 @@ async def call_tool(proxy: Served, wanted: CallWanted, principal: Principal = TH
         raise BadRequestError(HTTPStatus.TOO_MANY_REQUESTS, sentence(proxy.gateway.quota))
     params = {"name": envelope.raw(name), "arguments": envelope.raw(wanted.arguments)}
     try:
-        result = await proxy.gateway.handle("tools/call", params, _caller(principal))
+        with proxy.gateway.drain.busy():
+            result = await proxy.gateway.handle("tools/call", params, _caller(principal))
     except RequestError as error:
         raise BadRequestError(HTTPStatus.BAD_GATEWAY, f"{one_line(error.message)}.") from None
     failed = bytes(envelope.members(result).get("isError", b"false")) == b"true"
@@ -297,7 +293,6 @@ def _caller(principal: Principal) -> Caller:
         rights=principal,
         notify=lambda _method, _params: None,
         ask=refuse,
-        release=lambda: None,
     )
 
 
@@ -374,18 +369,17 @@ class PromptsApi(Api):
         """Work on a proxy that serves; without ``log`` no query is remembered."""
         self._proxy, self._profiles, self._log = proxy, profiles, log
 
-    @Operation("POST", "/prompt", body=PromptWanted, answer=PromptAnswer, role=Role.ADMIN)
-    async def _answer_prompt(self, given: Given) -> PromptAnswer:
+    @Operation("POST", "/prompt", role=Role.ADMIN)
+    async def _answer_prompt(self, given: Given, body: PromptWanted) -> PromptAnswer:
         """The tools, rules and references that fit the words of a user, as facts for a model."""
-        wanted: PromptWanted = given.body
-        host = host_of(wanted, self._proxy.hosts)
-        if wanted.connected and host is None:
+        host = host_of(body, self._proxy.hosts)
+        if body.connected and host is None:
             return NOTHING
-        if len(content_words(wanted.prompt[:QUERY_CHARACTERS]).split()) < LEAST_WORDS:
+        if len(content_words(body.prompt[:QUERY_CHARACTERS]).split()) < LEAST_WORDS:
             return NOTHING
-        rights = host.rights if host is not None else self._profiles.of_prompt(wanted.host, wanted.folder)
+        rights = host.rights if host is not None else self._profiles.of_prompt(body.host, body.folder)
         with assigned(ACTING, rights):
-            return await self._answer(wanted, host, rights)
+            return await self._answer(body, host, rights)
 
     async def _answer(
         self, wanted: PromptWanted, host: ConnectedHost | None, rights: Principal

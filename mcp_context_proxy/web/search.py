@@ -177,22 +177,16 @@ class SearchApi(Api):
         self._contexts, self._fleet, self._usage = contexts, fleet, usage
         self._reindexed, self._log = reindex, log
 
-    @Operation("GET", "/search", query=LookWanted, answer=LookResponse, problems=(HTTPStatus.NOT_FOUND,))
-    async def _look(self, given: Given) -> dict[str, Any]:
+    @Operation("GET", "/search", answer=LookResponse, problems=(HTTPStatus.NOT_FOUND,))
+    async def _look(self, given: Given, wanted: LookWanted) -> dict[str, Any]:
         """Tools, rules and references as a model finds them, and why; nothing is recorded."""
-        return await look(self._contexts, self._fleet, self._usage, given.query, given.principal)
+        return await look(self._contexts, self._fleet, self._usage, wanted, given.principal)
 
     @Operation(
-        "GET",
-        "/tools/search",
-        query=SearchWanted,
-        answer=SearchResponse,
-        problems=(HTTPStatus.NOT_FOUND,),
-        names_agent=True,
+        "GET", "/tools/search", answer=SearchResponse, problems=(HTTPStatus.NOT_FOUND,), names_agent=True
     )
-    async def _search_tools(self, given: Given) -> Struct:
+    async def _search_tools(self, given: Given, wanted: SearchWanted) -> Struct:
         """Tools for a query, best first."""
-        wanted: SearchWanted = given.query
         answer = await self._contexts.select(
             wanted.query[:QUERY_CHARACTERS],
             overrides=Overrides(tools=DomainOverrides(top_n=wanted.top_k)),
@@ -208,14 +202,13 @@ class SearchApi(Api):
     @Operation(
         "POST",
         "/reindex",
-        query=ReindexWanted,
         answer=ReindexResponse,
         problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
         role=Role.OPERATE,
     )
-    async def _reindex(self, given: Given) -> Indexed:
+    async def _reindex(self, given: Given, wanted: ReindexWanted) -> Indexed:
         """Read the documents again and index what is new, or everything."""
-        return await self._reindexed(given.query.rebuild)
+        return await self._reindexed(wanted.rebuild)
 
 
 async def look(
@@ -279,25 +272,22 @@ async def look(
     }
 
 
+_EXPLAINED: Final = (
+    *("learned", "novelty", "cosine", "lexical", "action", "instructions"),
+    *("need", "serves", "chunk", "matched"),
+)
+"""Parts of a result that an explanation has as they are."""
+
+
 def _item_data(
     result: Result, found: Found, figures: Figures, explain: bool, quoting: bool
 ) -> dict[str, Any]:
-    data = dict(rendering.item_data(result, with_schema=True, figures=figures)) | described(result.item)
+    data = dict(rendering.item_data(result, figures=figures)) | described(result.item)
     if explain:
-        data |= {
+        data |= {name: getattr(result, name) for name in _EXPLAINED} | {
             "brought": result in found.brought,
-            "learned": result.learned,
             "used_before_for": result.support.query if quoting and result.support is not None else None,
-            "novelty": result.novelty,
-            "cosine": result.cosine,
-            "lexical": result.lexical,
-            "action": result.action,
-            "instructions": result.instructions,
-            "need": result.need,
-            "serves": result.serves,
             "terms": terms_data(result.terms),
-            "chunk": result.chunk,
-            "matched": result.matched,
         }
     return data
 
@@ -353,7 +343,6 @@ def _search_response(query: str, answer: SearchAnswer, figures: Figures) -> Stru
 
 
 def danger_data(tool: Tool) -> dict[str, str]:
-    """Return the danger class of a tool, and why it has it."""
     return {"danger": str(tool.tool_class), "danger_reason": tool.class_reason}
 
 

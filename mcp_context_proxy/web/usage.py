@@ -13,13 +13,7 @@ from msgspec import Meta, Struct
 
 from mcp_context_proxy.catalog.catalog import Catalog
 from mcp_context_proxy.context.session import QUERY_CHARACTERS
-from mcp_context_proxy.interactions import (
-    MESSAGE,
-    PATIENCE_SECONDS,
-    InteractionRecorder,
-    Method,
-    agent_named,
-)
+from mcp_context_proxy.interactions import MESSAGE, PATIENCE_SECONDS, InteractionRecorder, Method, agent_named
 from mcp_context_proxy.items import IncludeMode, Snapshot
 from mcp_context_proxy.server.rendering import recall_data
 from mcp_context_proxy.statistics import DEFAULT_PERIOD, seconds_of
@@ -137,7 +131,7 @@ UNUSED_SHOWN: Final = 200
 """Unused tools in one response: more than a person turns off."""
 
 _PROBLEMS: Final = (HTTPStatus.SERVICE_UNAVAILABLE,)
-_Report: Final = partial(Operation, "GET", query=PeriodWanted, problems=_PROBLEMS, role=Role.VIEW)
+_Report: Final = partial(Operation, "GET", problems=_PROBLEMS, role=Role.VIEW)
 
 T = TypeVar("T")
 
@@ -162,57 +156,49 @@ class UsageApi(Api):
         self._listed_whole = listed_whole
 
     @_Report("/metrics/search", answer=SearchMetrics)
-    async def _get_search_metrics(self, given: Given) -> dict[str, Any]:
-        """How searches did over a period."""
-        period = self._period(given)
+    async def _get_search_metrics(self, given: Given, wanted: PeriodWanted) -> dict[str, Any]:
+        """Outcome of searches over a period."""
+        period = self._period(wanted.period)
         report = await self._read(partial(self._reports.searches, period["since"]))
         return {**period, **msgspec.structs.asdict(report)}
 
     @_Report("/statistics/tools", answer=ToolsAnswer)
-    async def _get_tool_statistics(self, given: Given) -> dict[str, Any]:
-        """How each tool did over a period, and which were not called in 30 days."""
-        period, snapshot = self._period(given), self._catalog.snapshot
+    async def _get_tool_statistics(self, given: Given, wanted: PeriodWanted) -> dict[str, Any]:
+        """Outcome of each tool's calls over a period, and tools that were not called in 30 days."""
+        period, snapshot = self._period(wanted.period), self._catalog.snapshot
         exposed = {tool.key: name for name, tool in snapshot.tools.items()}
         tools = await self._read(partial(self._reports.tools, period["since"], exposed))
         return {**period, "tools": tools, "unused": await self._read(partial(self._unused, snapshot))}
 
     @_Report("/statistics/documents", answer=DocumentsAnswer)
-    async def _get_document_statistics(self, given: Given) -> dict[str, Any]:
-        """How each rule and reference was used over a period, and which were not in 30 days."""
-        period = self._period(given)
+    async def _get_document_statistics(self, given: Given, wanted: PeriodWanted) -> dict[str, Any]:
+        """Use of each rule and reference over a period, and those that were not used in 30 days."""
+        period = self._period(wanted.period)
         documents = await self._read(partial(self._reports.documents, period["since"]))
         unused = await self._read(partial(self._reports.unused_documents, time_of_day()))
         return {**period, "documents": documents, "unused": unused}
 
-    @Operation(
-        "GET",
-        "/statistics/searches",
-        query=SearchesWanted,
-        answer=SearchesAnswer,
-        problems=_PROBLEMS,
-        role=Role.VIEW,
-    )
-    async def _list_searches(self, given: Given) -> dict[str, Any]:
+    @Operation("GET", "/statistics/searches", answer=SearchesAnswer, problems=_PROBLEMS, role=Role.VIEW)
+    async def _list_searches(self, given: Given, wanted: SearchesWanted) -> dict[str, Any]:
         """The latest searches and what was used of them, newest first."""
-        return {"searches": await self._read(partial(self._reports.latest, given.query.limit))}
+        return {"searches": await self._read(partial(self._reports.latest, wanted.limit))}
 
     @_Report("/statistics/timeline", answer=TimelineAnswer)
-    async def _get_timeline(self, given: Given) -> dict[str, Any]:
+    async def _get_timeline(self, given: Given, wanted: PeriodWanted) -> dict[str, Any]:
         """Calls, searches and tokens over a period, by hour or by day."""
-        period = self._period(given)
+        period = self._period(wanted.period)
         read = partial(self._reports.timeline, period["since"], time_of_day())
         seconds, stretches = await self._read(read)
         return {**period, "seconds": seconds, "stretches": stretches}
 
     @_Report("/statistics/learning", answer=TrialAnswer)
-    async def _compare_learning(self, given: Given) -> dict[str, Any]:
+    async def _compare_learning(self, given: Given, wanted: PeriodWanted) -> dict[str, Any]:
         """Comparison over a period of the requests that were answered with learned pairs and without."""
-        period = self._period(given)
+        period = self._period(wanted.period)
         trial = await self._read(partial(self._reports.trial, period["since"], time_of_day()))
         return {**period, **msgspec.structs.asdict(trial)}
 
-    def _period(self, given: Given) -> dict[str, Any]:
-        period: str = given.query.period
+    def _period(self, period: str) -> dict[str, Any]:
         try:
             since = time_of_day() - seconds_of(period)
         except ValueError as error:
@@ -340,21 +326,19 @@ class InteractionsApi(Api):
     @Operation(
         "POST",
         "/interactions",
-        body=InteractionPosted,
         answer=InteractionAnswer,
         problems=_OF_INTERACTIONS,
         role=Role.ADMIN,
         own_of_profile=True,
         names_agent=True,
     )
-    async def _post_interaction(self, given: Given) -> dict[str, Any]:
+    async def _post_interaction(self, given: Given, body: InteractionPosted) -> dict[str, Any]:
         """Remember something that was said or done."""
-        posted: InteractionPosted = given.body
         interaction = Interaction(
-            agent_name=agent_named(posted.agent_name or given.agent),
-            interaction_type=posted.interaction_type,
-            content=posted.content,
-            time=time_of_day() if posted.time is None else posted.time,
+            agent_name=agent_named(body.agent_name or given.agent),
+            interaction_type=body.interaction_type,
+            content=body.content,
+            time=time_of_day() if body.time is None else body.time,
             owner=given.principal.owner,
         )
         kept: dict[str, Any] = msgspec.to_builtins(await self._remembering().post(interaction))
@@ -364,15 +348,13 @@ class InteractionsApi(Api):
     @Operation(
         "GET",
         "/interactions",
-        query=InteractionsWanted,
         answer=InteractionsAnswer,
         problems=_OF_INTERACTIONS,
         role=Role.VIEW,
         own_of_profile=True,
     )
-    async def _recall_interactions(self, given: Given) -> dict[str, Any]:
+    async def _recall_interactions(self, given: Given, wanted: InteractionsWanted) -> dict[str, Any]:
         """Interactions that a query means, those long past counting less; or the latest."""
-        wanted: InteractionsWanted = given.query
         owner = None if given.principal.may(Role.VIEW) else given.principal.owner
         memory = self._remembering().memory
         await self._remembering().wait_for_recent()
@@ -390,21 +372,13 @@ class InteractionsApi(Api):
             )
         return {"query": wanted.query, **recall_data(await in_thread(search, abandon_on_cancel=True))}
 
-    @Operation(
-        "DELETE",
-        "/interactions",
-        query=InteractionsUnwanted,
-        answer=Forgotten,
-        problems=_OF_INTERACTIONS,
-        role=Role.ADMIN,
-    )
-    async def _forget_interactions(self, given: Given) -> Forgotten:
+    @Operation("DELETE", "/interactions", problems=_OF_INTERACTIONS, role=Role.ADMIN)
+    async def _forget_interactions(self, given: Given, wanted: InteractionsUnwanted) -> Forgotten:
         """Forget interactions for good."""
-        unwanted: InteractionsUnwanted = given.query
-        agent = None if unwanted.agent_name is None else agent_named(unwanted.agent_name)
-        days = unwanted.older_than_days
+        agent = None if wanted.agent_name is None else agent_named(wanted.agent_name)
+        days = wanted.older_than_days
         before = time_of_day() - days * DAY if days else None
-        scope = InteractionScope(agent, unwanted.interaction_type, before)
+        scope = InteractionScope(agent, wanted.interaction_type, before)
         # Interactions of a moment ago may still wait to be written: they are forgotten as well.
         with anyio.move_on_after(PATIENCE_SECONDS):
             await self._remembering().drain()
@@ -414,7 +388,6 @@ class InteractionsApi(Api):
     @Operation(
         "DELETE",
         "/interactions/{interaction}",
-        answer=Forgotten,
         problems=(*_OF_INTERACTIONS, HTTPStatus.NOT_FOUND),
         role=Role.ADMIN,
     )

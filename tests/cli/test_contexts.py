@@ -206,7 +206,7 @@ def test_explain_has_every_part_of_the_score_and_the_rank(run: Run, config: Path
 def test_explain_refuses_an_unknown_tool_name(run: Run, config: Path) -> None:
     done = run("explain", QUERY, "weather__forcast", "--config", config)
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "weather__forecast" in done.stderr
 
 

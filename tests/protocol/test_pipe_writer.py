@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
-from mcp_context_proxy.protocol.framing import PIECE_BYTES, PipeReader, PipeWriter
+from mcp_context_proxy.protocol.framing import GATHERED, PIECE_BYTES, PipeReader, PipeWriter
 
 pytestmark = pytest.mark.anyio
 
@@ -75,17 +75,21 @@ async def test_frames_of_all_sizes_arrive_whole_and_in_order(pipe: Pipe) -> None
     assert pipe.writer.unwritten == 0
 
 
-async def test_small_frames_of_one_step_are_written_together_after_the_first(pipe: Pipe) -> None:
+async def test_small_frames_of_one_step_are_written_a_few_at_a_time_after_the_first(pipe: Pipe) -> None:
     for number in range(100):
         pipe.writer.write_line(b"%d" % number)
-    at_once = os.read(pipe.read_fd, 1 << 16)
+        if number == GATHERED - 1:
+            at_once = os.read(pipe.read_fd, 1 << 16)
+    soon = os.read(pipe.read_fd, 1 << 16)
     waiting = pipe.writer.unwritten
     await asyncio.sleep(0)
     rest = os.read(pipe.read_fd, 1 << 16)
 
     assert at_once == b"0\n"
-    assert waiting == len(rest)
-    assert at_once + rest == b"".join(b"%d\n" % number for number in range(100))
+    assert soon.count(b"\n") % GATHERED == 0
+    assert 0 < waiting == len(rest)
+    assert rest.count(b"\n") < GATHERED
+    assert at_once + soon + rest == b"".join(b"%d\n" % number for number in range(100))
     assert pipe.writer.unwritten == 0
     os.close(pipe.read_fd)
 

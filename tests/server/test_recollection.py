@@ -10,7 +10,7 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
-from mcp_context_proxy.cli.contexts import _build as context_command
+from mcp_context_proxy.cli.running import OwnProxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.context.engine import age
 from mcp_context_proxy.protocol import envelope
@@ -94,8 +94,8 @@ async def test_a_principal_without_a_profile_has_its_own_alone(proxy: Proxy) -> 
 
 async def test_the_hook_tells_them_within_its_budget(proxy: Proxy) -> None:
     hook = PromptsApi(proxy, proxy.gateway.profiles, None)
-    answer = await hook._answer_prompt.handler(hook, Given({}, None, PromptWanted(QUERY)))  # type: ignore[attr-defined]
-    small = await hook._answer_prompt.handler(hook, Given({}, None, PromptWanted(QUERY, tokens=50)))  # type: ignore[attr-defined]
+    answer = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY))  # type: ignore[attr-defined]
+    small = await hook._answer_prompt.handler(hook, Given({}), PromptWanted(QUERY, tokens=50))  # type: ignore[attr-defined]
 
     assert SAID in answer.text
     assert SAID not in small.text
@@ -136,7 +136,9 @@ async def test_the_context_command_prints_them(workshop: Workshop) -> None:
     config = workshop.config(**tables(), store={"path": str(workshop.folder / "store.db")})
     async with inside(config) as proxy:
         await remembering(workshop, proxy)
-    data = await context_command(load(config, environ={}), {"query": QUERY})
+    data = await OwnProxy(load(config, environ={}), indexed=True).answered(
+        "POST", "/context/text", {"query": QUERY}, 60.0
+    )
 
     assert SAID in data["text"]
     assert data["request"]["interactions"][0]["agent_name"] == "planner"

@@ -509,7 +509,7 @@ def test_a_mistake_in_a_profile_keeps_the_proxy_from_starting(workshop: Workshop
 
 
 async def test_check_says_what_each_profile_sees(proxy: Proxy) -> None:
-    told = {(one.about, one.message) for one in pins.profiles(proxy)}
+    told = {(one.subject, one.message) for one in pins.profiles(proxy)}
 
     assert ("clients.coding", "sees 3 tools of 1 server, 1 document") in told
     assert ("clients.chat", "sees 2 tools of 1 server, 1 document") in told
