@@ -500,16 +500,13 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
                     self.ended.refused(tool, params, caller, rule)
                 return eras.fit_result_to_client("tools/call", agreed, caller.era)
             sent = agreed
-            if caller.era is HANDSHAKE:
-                # A client of the modern era calls again with the answer, so that all is looked at anew.
-                try:
-                    await self.as_listed(tool, params, caller)
-                    self._raise_if_other(tool, caller)
-                except (DownstreamError, UnknownItemError):
-                    self.ended.refused(tool, params, caller, rule)
-                    raise
         began = time.perf_counter()
         try:
+            if asks and caller.era is HANDSHAKE:
+                # A client of the modern era calls again with the answer, so that all is looked at anew.
+                await self.as_listed(tool, params, caller)
+                self._raise_if_other(tool, caller)
+                began = time.perf_counter()
             client = self.fleet.clients[tool.server]  # as it is now, after a person was asked
             judge = partial(self._raise_if_other, tool, caller)
             subject = f"tool {tool.name!r}"
@@ -557,7 +554,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
         return found
 
     def _raise_if_other(self, tool: Tool, caller: Caller) -> None:
-        """Refuse a call whose tool became another one, or none, after it was looked up or accepted."""
+        """Refuse a call whose tool became another one, or none, while it waited."""
         now = self._now(tool, caller)
         if now.fingerprint != tool.fingerprint or (now.asked_by and not tool.asked_by):
             raise ChangedToolError(caller.name_of(tool))

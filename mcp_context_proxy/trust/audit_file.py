@@ -37,10 +37,10 @@ READ_BYTES: Final = 1024 * 1024
 LINE_BYTES: Final = 64 * 1024
 """Longest line that a reader takes; no proxy writes a tenth of it."""
 
-MERGED_BYTES: Final = 10_000_000
+MERGED_BYTES: Final = 4_000_000
 """Largest size of the oldest file of the audit; up to twice of it is in memory while it is merged."""
 
-MERGED_LINES: Final = 10_000
+MERGED_LINES: Final = 4_000
 """Lines that are merged at a time."""
 
 COUNTED_BYTES: Final = 1_000
