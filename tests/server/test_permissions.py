@@ -1,6 +1,6 @@
 """A call runs, is asked about or is refused by one rule, whichever way it is made and whoever makes it.
 
-The table is that of docs/configuration.md, "Which calls run".
+The table is that of docs/calls.md, "Which calls run".
 """
 
 import re
@@ -36,7 +36,7 @@ WAYS = {
     "call_tool and its own name": lambda name: ("call_tool", {"name": name}),
     "call_read_only_tool": lambda name: ("call_read_only_tool", {"name": f"s__{name}"}),
 }
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "calls.md").read_text(encoding="utf-8")
 
 
 def outcome_of(name: str, way: str, can_be_asked: bool) -> str:

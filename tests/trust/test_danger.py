@@ -17,7 +17,7 @@ from mcp_context_proxy.trust.guard import ORDER, danger_of, verb_of
 
 READ, WRITE, DESTRUCTIVE = ToolClass.READ, ToolClass.WRITE, ToolClass.DESTRUCTIVE
 VERBS = {None: "thing", READ: "get_thing", WRITE: "create_thing", DESTRUCTIVE: "delete_thing"}
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "calls.md"
 LISTS = Path(__file__).parents[1] / "data" / "tools"
 
 
