@@ -276,7 +276,8 @@ class DownstreamClient(ServerLifecycle):
                 raise BadAnswerError(self.name, fault)
             if self._known.redacts_results:
                 result = await self._without_secrets(method, result)
-            return await self._redacted_result(result) if _may_report_error(result) else result
+            failed = await in_thread(_may_report_error, result) if large else _may_report_error(result)
+            return await self._redacted_result(result) if failed else result
         except DownstreamError as error:
             if isinstance(error, RemoteError) and error.code == eras.URL_ELICITATION_REQUIRED:
                 self._admission.expect_completions(error.data, outgoing.party)
