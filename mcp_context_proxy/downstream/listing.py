@@ -97,6 +97,14 @@ LISTS = {
     "skills": Listed("skills/list", "skills", "resources", SKILLS_EXTENSION),
 }
 
+_CHANGED_BY = {
+    f"notifications/{kind.capability}/list_changed": [
+        name for name, other in LISTS.items() if other.capability == kind.capability
+    ]
+    for kind in LISTS.values()
+}
+"""Lists to be fetched again, by the notification that says so."""
+
 
 class ServerListing(Struct, frozen=True):
     """Everything one server listed: undecoded entries, in the order of the server."""
@@ -174,12 +182,11 @@ class Lists:
 
     def take_change_notice(self, method: str) -> bool:
         """Note that a list has changed; return False if `method` is no such notification."""
-        changed = {
-            name for name, kind in LISTS.items() if method == f"notifications/{kind.capability}/list_changed"
-        }
-        if changed:
-            self.mark_stale(changed)
-        return bool(changed)
+        changed = _CHANGED_BY.get(method)
+        if changed is None:
+            return False
+        self.mark_stale(changed)
+        return True
 
     def mark_stale(self, names: Iterable[str] = LISTS) -> None:
         """Fetch these lists again; all of them where a change may have gone unnoticed."""

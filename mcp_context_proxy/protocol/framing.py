@@ -44,8 +44,7 @@ class LineFramer:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._buffer = bytearray()
-        self._dropped = 0
-        self._head = b""
+        self._dropped, self._head = 0, b""
 
     @property
     def unended(self) -> bytes:
@@ -112,8 +111,7 @@ class EventFramer:
         self._line = bytearray()
         """The incomplete line at the end of the received bytes."""
         self._data: list[bytes] = []
-        self._size = 0
-        self._name = b""
+        self._size, self._name = 0, b""
         self._id: bytes | None = None
         self._retry: float | None = None
         self._pending, self._begun, self._after_return = False, False, False
@@ -201,6 +199,9 @@ def on_one_line(encoded: bytes) -> bytes:
 READ_BYTES = 64 * 1024
 """Bytes read of a pipe at a time. A server could enlarge its pipe, and fill it with the smallest messages."""
 
+TAKEN_AT_ONCE = 64
+"""Messages of a read that are taken in one step of the event loop; a flood has a thousand in one."""
+
 
 class PipeReader(asyncio.Protocol):
     """Read end of a pipe: passes received bytes to a function and sets `ended` at the end."""
@@ -227,7 +228,7 @@ class PipeReader(asyncio.Protocol):
 class MessageReader(PipeReader):
     """Read end of a pipe with a message on each line: passes on one after the other, in their order.
 
-    A large message takes a worker thread and its time; until `run` has passed it on, the pipe is paused.
+    A large message takes a worker thread, a flood many steps of the event loop; the pipe is paused meanwhile.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class MessageReader(PipeReader):
         self._resume, self._endless = resume, endless
         self._transport: asyncio.ReadTransport | None = None
         self._held: deque[bytes | Oversized] = deque()
-        """A large message and those that came after it."""
+        """A large message, or the rest of a flood, and those that came after it."""
         self._came = asyncio.Event()
         self._closed = False
         self._unframed = 0
@@ -265,9 +266,9 @@ class MessageReader(PipeReader):
         may_be_large = self._unframed > TAKEN_APART_BYTES
         _step.begin()
         try:
-            for frame in self._framer.feed(data):
+            for number, frame in enumerate(self._framer.feed(data)):
                 self._unframed = 0
-                if self._held or (may_be_large and is_large(frame)):
+                if self._held or number >= TAKEN_AT_ONCE or (may_be_large and is_large(frame)):
                     self._held.append(frame)
                 else:
                     self.receive(frame)
@@ -289,6 +290,7 @@ class MessageReader(PipeReader):
                 if isinstance(frame, bytes) and is_large(frame):
                     await self._receive_large(frame)
                 else:
+                    await asyncio.sleep(0)  # whatever waits has its turn
                     self.receive(frame)
                 self._held.popleft()
                 # The next one may come much later, and this one has megabytes.
@@ -377,15 +379,13 @@ class PipeWriter(asyncio.BaseProtocol):
     frames that come meanwhile follow it.
 
     Of small frames that come in one step of the event loop, the first is written at once, for a caller that
-    waits, and the others a few at a time, the last when the step is over: a write of its own costs more than
-    all else that is done with a small frame, and without any the other side would have nothing to do
-    meanwhile.
+    waits, and the others a few at a time, the last when the step is over: a write costs more than all else
+    that is done with a small frame, and without any the other side would have nothing to do.
     """
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()
-        """Cleared while the pipe is full or a piece is left; set once there is room or the pipe is closed, so
-        that no writer hangs."""
+        """Set while there is room and no piece is left, and once the pipe is closed: no writer hangs."""
         self.writable.set()
         self.closed = asyncio.Event()
         self._pipe: asyncio.WriteTransport | None = None
