@@ -419,10 +419,8 @@ def test_a_thousand_texts_in_another_order_are_compared_at_once() -> None:
         json.dumps({str(at): {"description": " ".join(order)} for at in range(150)}).encode()
         for order in (words, words[::-1])
     )
-    begun = time.thread_time()
-    changed_lines(before, after)
 
-    assert time.thread_time() - begun < 0.2
+    assert seconds(lambda _: changed_lines(before, after), "") < 0.5
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "1e999"])
