@@ -114,12 +114,17 @@ class Transaction(ABC):
         )
 
     def next_revision(self, area: str) -> int:
-        self.execute("UPDATE areas SET revision = revision + 1 WHERE area = ?", (area,))
+        # Damage may have taken the row away.
+        self.execute(
+            "INSERT INTO areas (area, revision) VALUES (?, 1) "
+            "ON CONFLICT (area) DO UPDATE SET revision = areas.revision + 1",
+            (area,),
+        )
         return self.revision(area)
 
     def revision(self, area: str) -> int:
-        (revision,) = self.execute("SELECT revision FROM areas WHERE area = ?", (area,)).fetchone()
-        return int(revision)
+        row = self.execute("SELECT revision FROM areas WHERE area = ?", (area,)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def is_new(self, writer: str, area: str, batch: int, now: float) -> bool:
         """Return whether a batch of a writer is not in the store yet, and note that it is in it now.
@@ -228,8 +233,9 @@ class Database(ABC):
         return _rows_of_keys(self.rows, statement, keys, parameters)
 
     def number(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        """Return the number that a query selects."""
-        return int(self.rows(statement, parameters)[0][0])
+        """Return the number that a query selects; 0 for none, where damage has taken its row away."""
+        rows = self.rows(statement, parameters)
+        return int(rows[0][0]) if rows else 0
 
     def changes(self) -> dict[str, int]:
         """Return the revision of every area."""

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import random
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,3 +136,17 @@ def test_undamaged_rows_survive(folder: Path, sound: Files) -> None:
     with open_store(place / STORE) as store:
         assert [row.id for row in store.requests.latest(100)] == [f"r{n}" for n in range(12, 0, -1)]
         assert store.listings.get("server 11") == (NOW, b"listing 11")
+
+
+def test_a_store_that_has_lost_the_revision_of_an_area_is_read_and_written(tmp_path: Path) -> None:
+    with open_store(tmp_path / STORE) as store:
+        add(store, range(3))
+        before = store.learned.all()
+    with contextlib.closing(sqlite3.connect(tmp_path / STORE)) as database, database:
+        database.execute("DELETE FROM areas")
+    with open_store(tmp_path / STORE) as store:
+        store.listings.put("another", NOW, b"listing")
+        store.learned.put(before[:1])
+
+        assert {pair.key for pair in store.learned.all()} == {pair.key for pair in before} != set()
+        assert store.listings.get("another") == (NOW, b"listing")
