@@ -37,6 +37,7 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.links import is_for
 from mcp_context_proxy.retrieval.scoring import LEXICAL_FACTOR
 from mcp_context_proxy.retrieval.text import identifier_words
+from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import ACTING, reaches
 
@@ -54,6 +55,8 @@ would you your
 """
 _GENERAL: Final = _ALL_TOOLS | frozenset(_OF_NO_NEED.split())
 """Words that say nothing about a need."""
+
+_WORD: Final = pattern(r"[^\W_]+")
 
 _WHAT_CAN_YOU_DO: Final = frozenset(("what", "can", "do"))
 
@@ -566,4 +569,5 @@ def narrowed(scope: Scope, query: str, servers: Iterable[str]) -> Scope:
 
 
 def _query_words(query: str) -> set[str]:
-    return set(identifier_words(query.casefold()).split())
+    # A first search begins here, on the event loop, where the expressions of `identifier_words` take 50 ms.
+    return set(_WORD.findall(query.casefold()) or query.split())
