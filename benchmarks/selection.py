@@ -173,7 +173,7 @@ def chunking(subjects: Sequence[Subject]) -> list[str]:
         several = [query for query in queries if sentences(query.text) > 1]
         if not several:
             continue
-        undivided = [replace(query, text=as_one_text(query.text)) for query in several]
+        undivided = [structs.replace(query, text=as_one_text(query.text)) for query in several]
         whole = subject.quality_by_text(subject.search, undivided)
         parts = subject.quality_by_text(subject.search, several)
         rows.append([f"{subject.of.name} ({len(several)})", "as one text", *whole.cells()])
