@@ -142,6 +142,7 @@ def page(subjects: Sequence[Subject], most: int | None) -> list[str]:
         "**recall**: the share of a query's needs that the selected tools meet. **complete**: the share of",
         "queries whose needs are all met. **tokens**: the estimated cost of the selected definitions for a",
         "model; in the first row of a set, the cost of all its tools.",
+        "The formula was chosen while looking at these sets.",
         "",
         *presets(subjects),
         *chunking(subjects),
