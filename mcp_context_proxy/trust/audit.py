@@ -62,7 +62,7 @@ WAITING: Final = 10_000
 WAITING_BYTES: Final = 16 * MIB
 """Bytes of the arguments that wait with them: beyond it, a call is recorded without its arguments."""
 
-KEPT_BYTES: Final = MIB
+UNWRITTEN_BYTES: Final = MIB
 """Bytes of the lines that are kept while the file cannot be written, some two thousand."""
 
 READ_BYTES: Final = 64 * KIB
@@ -281,7 +281,7 @@ class AuditLog:
                 self.warning = f"the audit cannot be written: {file.path}: {error.strerror or error}"
                 logger.warning("%s. Calls go on without it", self.warning)
             # Those of whoever has most go first: nobody pushes out the entries of others.
-            self._lines = thinned(self._lines, KEPT_BYTES)
+            self._lines = thinned(self._lines, UNWRITTEN_BYTES)
 
     def _encoded(self, file: AuditFile, entry: AuditedCall | _Note) -> bytes:
         if not isinstance(entry, AuditedCall):
