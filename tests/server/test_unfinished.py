@@ -87,6 +87,36 @@ async def test_during_indexing_a_request_for_something_else_is_told_that_nothing
     assert [one["name"] for one in meant["results"]] == ["time__convert_time"]
 
 
+async def test_during_indexing_a_rule_is_found_as_it_is_later(workshop: Workshop) -> None:
+    workshop.server("more", tools=[tool("add", "Adds the contents of a file to the staging area")])
+    rules = {
+        "deploy": "How to deploy the shop to production: ask Maria, then tag the release.",
+        "staging": "Nobody changes files in the staging area of others.",
+    }
+    folder = workshop.folder / "rules"
+    folder.mkdir()
+    for name, text in rules.items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(COUNT)])
+    settings = {"documents": [{"kind": "rule", "path": str(folder)}]}
+    config = workshop.config(limits={"indexing_wait_seconds": 0.001}, **settings)
+    asked = ("deploy the shop to production", "add a file to the staging area")
+
+    async def names(proxy: Proxy) -> list[set[str]]:
+        host = Host(proxy, "modern")
+        answers = [await host.data(SEARCH, {"query": query}) for query in asked]
+        return [{one["name"] for one in answer["results"] if one["type"] == "rule"} for answer in answers]
+
+    async with inside(config) as proxy:
+        with held(proxy):
+            early = await names(proxy)
+        await proxy.searcher.index(proxy.catalog.snapshot)
+        later = await names(proxy)
+
+    assert early == later
+    assert early[0] == {"deploy"}
+
+
 async def test_indexing_goes_on_after_the_search_has_answered(workshop: Workshop) -> None:
     async with impatient(workshop) as proxy:
         with held(proxy):
