@@ -346,7 +346,8 @@ class Searcher:
             # The labels of the index are those of all servers.
             index = self._engine.index_of(snapshot)
             has_label = index.has_label if snapshot.part_of is None else _no_label
-            search_filters.check(wanted, snapshot, servers, has_label)
+            off = [*filter(reaches, self.config.off)]
+            search_filters.check(wanted, snapshot, servers, off, has_label)
 
         if wanted != NO_FILTERS:
             await self.off_loop(checked)

@@ -312,7 +312,7 @@ class Engine:
         if not isinstance(self._calibration, Background):
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index)
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ahead=True)
         return None if vectors is None else float(rivals_of(vectors[0], self._calibration).cosines[0])
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:

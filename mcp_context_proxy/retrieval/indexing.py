@@ -108,9 +108,6 @@ Put to the 33 recorded lists as unknown ones, people's requests are then answere
 LIKELY_OF_A_NEED = 8
 """The same for each of several needs."""
 
-LIKELY_DOCUMENTS = 5
-"""The same for rules and references, by words: more are hardly ever shown, and each has several texts."""
-
 MANY_CHUNKS = 12
 """Texts of a tool above which it is embedded after the others: it may be made to take their time."""
 
@@ -366,9 +363,8 @@ def likely_items(
 ) -> list[int]:
     """Return the items that may be among the best for a query, as far as is known without their vectors.
 
-    These are the best tools by words and by sketches, of several needs those of each, likeliest first, and
-    the ``certain`` ones; after them the best documents by words. Tools of suspected servers have places of
-    their own, so that they take none from others.
+    These are the best by words and by sketches, of several needs those of each, likeliest first, and the
+    ``certain`` ones. Tools of suspected servers have places of their own, so that they take none from others.
     """
     needs = query.needs if len(query.texts) > SEVERAL_SENTENCES else ()
     ranked = [(words.scores, LIKELY), *((words.of(need), LIKELY_OF_A_NEED) for need in needs)]
@@ -378,14 +374,12 @@ def likely_items(
             scores = np.zeros(len(index.items), np.float32)
             scores[places] = guesses @ similar
             ranked.append((scores, count))
-    is_tool = index.kinds == KINDS.index(Kind.TOOL)
-    documents, allowed = allowed & ~is_tool, allowed & is_tool
     unsuspected = np.ones_like(allowed) if index.unsuspected is None else index.unsuspected
     found = dict.fromkeys(item for item in certain if allowed[item])
     for among in (allowed & unsuspected, allowed & ~unsuspected):
         orders = [_best_first(np.where(among, scores, 0), count) for scores, count in ranked]
         found |= dict.fromkeys(item for turn in zip_longest(*orders) for item in turn if item is not None)
-    return [*found, *_best_first(np.where(documents, words.scores, 0), LIKELY_DOCUMENTS)]
+    return list(found)
 
 
 def _best_first(scores: NDArray[np.float32], count: int) -> list[int]:

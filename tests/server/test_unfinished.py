@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import anyio.lowlevel
 import pytest
@@ -19,10 +20,10 @@ COUNT = 80
 
 
 @asynccontextmanager
-async def impatient(workshop: Workshop) -> AsyncIterator[Proxy]:
+async def impatient(workshop: Workshop, **tables: Any) -> AsyncIterator[Proxy]:
     """A proxy whose searches wait for indexing no longer than a blink."""
     workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(COUNT)])
-    async with inside(workshop.config(limits={"indexing_wait_seconds": 0.001})) as proxy:
+    async with inside(workshop.config(limits={"indexing_wait_seconds": 0.001}, **tables)) as proxy:
         yield proxy
 
 
@@ -87,34 +88,32 @@ async def test_during_indexing_a_request_for_something_else_is_told_that_nothing
     assert [one["name"] for one in meant["results"]] == ["time__convert_time"]
 
 
-async def test_during_indexing_a_rule_is_found_as_it_is_later(workshop: Workshop) -> None:
-    workshop.server("more", tools=[tool("add", "Adds the contents of a file to the staging area")])
-    rules = {
-        "deploy": "How to deploy the shop to production: ask Maria, then tag the release.",
-        "staging": "Nobody changes files in the staging area of others.",
-    }
-    folder = workshop.folder / "rules"
-    folder.mkdir()
-    for name, text in rules.items():
-        (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(COUNT)])
-    settings = {"documents": [{"kind": "rule", "path": str(folder)}]}
-    config = workshop.config(limits={"indexing_wait_seconds": 0.001}, **settings)
-    asked = ("deploy the shop to production", "add a file to the staging area")
+async def test_during_indexing_a_rule_and_a_skill_are_found_as_afterwards(workshop: Workshop) -> None:
+    workshop.server("git", tools=[tool("git_commit", "Records changes to the repository")])
+    rules, skill = workshop.folder / "rules", workshop.folder / "skills" / "invoice"
+    rules.mkdir()
+    skill.mkdir(parents=True)
+    (rules / "commits.md").write_text("# How we write commits\nCommit changes in the imperative.\n")
+    (rules / "tone.md").write_text("# Tone\nAnswer in German.\n")
+    about = "description: Fill in an invoice for a customer from a spreadsheet of hours"
+    (skill / "SKILL.md").write_text(f"---\nname: invoice\n{about}\n---\n# Invoice\nRead the hours.\n")
+    documents = [{"kind": "rule", "path": str(rules)}, {"path": str(skill.parent)}]
+    queries = ("commit my changes", "write an invoice for the customer")
 
-    async def names(proxy: Proxy) -> list[set[str]]:
+    async def found(proxy: Proxy) -> list[list[str]]:
         host = Host(proxy, "modern")
-        answers = [await host.data(SEARCH, {"query": query}) for query in asked]
-        return [{one["name"] for one in answer["results"] if one["type"] == "rule"} for answer in answers]
+        return [
+            [one["name"] for one in (await host.data(SEARCH, {"query": query}))["results"]]
+            for query in queries
+        ]
 
-    async with inside(config) as proxy:
+    async with impatient(workshop, documents=documents) as proxy:
         with held(proxy):
-            early = await names(proxy)
+            meanwhile = await found(proxy)
         await proxy.searcher.index(proxy.catalog.snapshot)
-        later = await names(proxy)
+        afterwards = await found(proxy)
 
-    assert early == later
-    assert early[0] == {"deploy"}
+    assert meanwhile == afterwards == [["git__git_commit", "commits"], ["invoice"]]
 
 
 async def test_indexing_goes_on_after_the_search_has_answered(workshop: Workshop) -> None:
