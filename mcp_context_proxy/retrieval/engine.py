@@ -383,7 +383,7 @@ class Engine:
                 sketches = index.sketched(self._sketch)
                 likely = likely_items(index, query, words.lexical, vectors, sketches, allowed, certain)
                 rows = self._ahead.rows(index.pool)
-                found = with_likely(index, likely, rows, self._embedder, seconds)
+                found = with_likely(index, likely, rows, self._embedder, seconds) if likely else index
         except ModelError:
             return index, 0
         return found, len(likely) if found.complete else 0
