@@ -343,7 +343,8 @@ class Searcher:
             # The labels of the index are those of all servers.
             index = self._engine.index_of(snapshot)
             has_label = index.has_label if snapshot.part_of is None else _no_label
-            search_filters.check(wanted, snapshot, servers, has_label)
+            off = [*filter(reaches, self.config.off)]
+            search_filters.check(wanted, snapshot, servers, off, has_label)
 
         if wanted != NO_FILTERS:
             await self.off_loop(checked)
@@ -450,7 +451,7 @@ class Searcher:
         """
         candidates = documents.results or documents.near_misses
         rivals = (*tools.results, *tools.near_misses)[:TOOLS_COMPARED]
-        if documents.best_cosine is None or documents.indexed is not None:
+        if documents.best_cosine is None or (documents.indexed is not None and not documents.likely):
             most = max((one.lexical for one in rivals), default=0.0)
             results = tuple(one for one in documents.results if one.exact or one.lexical >= most)
             return replace(documents, results=results, fits=bool(results))

@@ -423,6 +423,14 @@ def credentials_of(config: Config) -> BearerToken:
     return BearerToken(own.token, where + own.whereabouts.replace("; clients send", ", or"))
 
 
+def open_front(settings: HttpConfig) -> ConfigProblem | None:
+    """Return the problem of a front that would be open to other machines without a token, if it would."""
+    if settings.auth or is_loopback(settings.host):
+        return None
+    message = f"serving without a token needs a loopback address, and {settings.host} is none"
+    return ConfigProblem(None, None, "http.auth", message)
+
+
 def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> BearerToken:
     """Return the token that a front requires.
 
@@ -433,12 +441,11 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
         ConfigError: the front would be open to other machines, the token can be guessed, or the file cannot
             be read or created.
     """
+    if problem := open_front(settings):
+        raise ConfigError([problem])
     if not settings.auth:
-        if is_loopback(settings.host):
-            text = " without a token: every user and program of this machine can use your servers"
-            return BearerToken(None, text, logging.WARNING)
-        message = f"serving without a token needs a loopback address, and {settings.host} is none"
-        raise ConfigError([ConfigProblem(None, None, "http.auth", message)])
+        text = " without a token: every user and program of this machine can use your servers"
+        return BearerToken(None, text, logging.WARNING)
     if token := environ.get(TOKEN_VARIABLE, "").strip():
         if fault := _fault(token.encode()):
             message = f"{fault}; make one with: {NEW_TOKEN}"

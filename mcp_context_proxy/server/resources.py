@@ -170,7 +170,10 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
         if self.catalog.snapshot.document(uri) is None and uri not in LIVE:
             owner = self.owner(uri, caller.era)
             outgoing = Outgoing(
-                subject=f"resource {uri!r}", party=session.party, capabilities=caller.capabilities
+                subject=f"resource {uri!r}",
+                timeout=owner.config.call_timeout,
+                capabilities=caller.capabilities,
+                party=session.party,
             )
             with _refusing(caller.era, uri):
                 await owner.watch(uri, params, outgoing)

@@ -99,17 +99,20 @@ def test_other_programs_download_nothing(line: str) -> None:
     assert not downloads(of_runner(*line.split()))
 
 
-def test_a_first_start_of_a_runner_gets_five_minutes_unless_a_timeout_is_configured(
+def test_a_first_start_of_a_runner_gets_five_minutes_or_the_configured_timeout_if_that_is_longer(
     workshop: Workshop,
 ) -> None:
+    """A host's timeout that is carried over must not end a download, which leaves a broken cache behind."""
     runner(workshop)
     plain = workshop.server("plain")
     limits = load(workshop.config(), environ={}).servers
     assert (limits["slow"].first_connect_timeout, limits["slow"].connect_timeout) == (300.0, 30.0)
     assert limits["plain"].first_connect_timeout is None
 
-    workshop.servers["slow"].settings["connect_timeout"] = 7.0
-    assert load(workshop.config(), environ={}).servers["slow"].first_connect_timeout is None
+    for configured, first in ((7.0, 300.0), (900.0, 900.0)):
+        workshop.servers["slow"].settings["connect_timeout"] = configured
+        slow = load(workshop.config(), environ={}).servers["slow"]
+        assert (slow.first_connect_timeout, slow.connect_timeout) == (first, configured)
     assert plain.settings
 
 
