@@ -255,7 +255,9 @@ class Guard:
         hosts = headers.all("host")
         known = len(hosts) == 1 and (self._policy.hosts is None or hosts[0].lower() in self._policy.hosts)
         if not known and (not _is_probe(scope) or _is_browser(headers)):
-            return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
+            # A reverse proxy may have put a name of its own there, which its administrator has to know.
+            named = f": {hosts[0]}" if len(hosts) == 1 and _HOST.fullmatch(hosts[0]) else ""
+            return PlainTextResponse(f"This Host is not served here{named}; see http.allowed_hosts.\n", 421)
         page, public = scope["path"] in self._pages, self._is_public(scope)
         why = objection(headers, scope["method"], hosts[0] if known else "", page=page, public=public)
         if why is None and self._policy.drain.stopping and not (public or _takes_messages(scope)):
@@ -328,6 +330,9 @@ class Guard:
         known = known or (self._policy.resource is not None and scope["path"].startswith(WELL_KNOWN))
         return (known and scope["method"] in ("GET", "HEAD")) or _is_probe(scope)
 
+
+_HOST: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
+"""A Host that a refusal may repeat."""
 
 UNKNOWN: Final = "the bearer token is not known here, or has expired"
 """Reason for refusing a token; it does not tell which, to somebody who guesses."""

@@ -478,7 +478,7 @@ README_REMARKS = (
     "A host that lists again may then send these definitions, whole, with each request.",
     "Every user and program on the machine can then use your servers.",
     "If other machines connect, put a reverse proxy with TLS in front.",
-    "docs/docker.md describes running it in a container.",
+    "docs/docker.md also describes running it in a container.",
     "Operations describes the same data as JSON, for hooks and scripts.",
     "The embedding model is all-MiniLM-L6-v2 (Apache License 2.0), trained further on requests for 2,751 "
     "real tools, quantised to 8 bits, 23 MB.",
