@@ -298,7 +298,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
 }
 """Everything that reads text of strangers, by what it finds in it."""
 
-CHARACTERS = 4_000
+CHARACTERS = 2_000
 GROWTH = 8
 """Multiple of the length. The time may grow by twice as much; where it is the square, it grows by 64."""
 
