@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from itertools import count
 from typing import Any, TypeAlias
 
 import anyio
@@ -171,7 +172,7 @@ class Peer:
         now = asyncio.get_running_loop().time()
         if self._silent_since is None:
             self._silent_since = now
-            self.send_nowait(envelope.request(self._pending.next_id(), "ping", {}))
+            self.send_nowait(envelope.request(next(self._pending.ids), "ping", {}))
         elif now - self._silent_since >= SILENT_TIMEOUTS * seconds:
             self._channel.give_up("answered neither calls nor a ping")
 
@@ -329,10 +330,11 @@ def result_of(server: str, message: envelope.Envelope) -> bytes:
     if message.error is not UNSET:
         error = envelope.decode_error(message.error)
         raise RemoteError(server, error.code, error.message, None if error.data is UNSET else error.data)
-    if message.result is UNSET or not envelope.starts_with(message.result, b"{"):
-        raise BadAnswerError(server, "without a result object")
     # A copy: the Raw view would keep the whole frame alive.
-    return bytes(message.result)
+    result = b"" if message.result is UNSET else bytes(message.result)
+    if not result.startswith(b"{"):
+        raise BadAnswerError(server, "without a result object")
+    return result
 
 
 class ServerRequests:
@@ -431,7 +433,7 @@ class _PendingRequests:
         self._server = server
         self._call_seconds, self._call_max_seconds = call_seconds, call_max_seconds
         self._loop = asyncio.get_running_loop()
-        self._last_id = 0
+        self.ids = count(1)
         self.by_id: dict[int, _Pending] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = math.inf
@@ -449,13 +451,9 @@ class _PendingRequests:
         pending = self.by_id.get(request_id) if isinstance(request_id, int) else None
         return None if pending is None or pending.done else pending
 
-    def next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
-
     def add(self, method: str, outgoing: Outgoing) -> _Pending:
         timeout = outgoing.timeout if outgoing.timeout is not None else self._call_seconds
-        pending = _Pending(self.next_id(), method, outgoing, timeout)
+        pending = _Pending(next(self.ids), method, outgoing, timeout)
         now = self._loop.time()
         pending.give_up_at = now + (timeout if timeout > self._call_max_seconds else self._call_max_seconds)
         self.by_id[pending.id] = pending

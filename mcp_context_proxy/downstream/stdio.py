@@ -171,38 +171,29 @@ class StdioChannel(Channel):
         """Write one frame; see `Channel.send`."""
         if not self._writer.writable.is_set():
             await self._writer.writable.wait()
-        try:
-            self._write(frame)
-        except ConnectionError:
+        if not self._wrote(frame):
             # A closed input is the first sign of an exit; the exit code comes a moment later.
             await self._over.wait()
-            raise ConnectionError(self.describe_exit()) from None
+            raise ConnectionError(self.describe_exit())
 
     def sent_at_once(self, frame: bytes) -> bool:
         """Write one frame if the pipe has room and the child is there; return whether it was written."""
-        if not self._writer.writable.is_set():
-            return False
-        try:
-            self._write(frame)
-        except ConnectionError:
-            # `send` waits for the exit code.
-            return False
-        return True
+        return self._writer.writable.is_set() and self._wrote(frame)
 
     def send_nowait(self, frame: bytes) -> None:
         """Write one frame, buffered when the pipe is full; dropped when too much is buffered."""
         self._pushed = 0 if self._writer.writable.is_set() else self._pushed + len(frame)
-        if self._pushed <= PUSHED_BYTES:
-            self._write(frame)
-
-    def _write(self, frame: bytes) -> None:
-        pipe = self._stdin
-        if pipe is None or pipe.is_closing() or self._reader.ended.is_set():  # it cannot read, or answer
+        if self._pushed <= PUSHED_BYTES and not self._wrote(frame):
             raise ConnectionError(self.describe_exit())
+
+    def _wrote(self, frame: bytes) -> bool:
+        """Write one frame; return whether the child is there to read it, and to answer."""
+        pipe = self._stdin
+        if pipe is None or pipe.is_closing() or self._reader.ended.is_set():
+            return False
         self._writer.write_line(frame)
         # Closed by the write: the pipe refused the first byte. A frame that is taken in part is buffered.
-        if pipe.is_closing():
-            raise ConnectionError(self.describe_exit())
+        return not pipe.is_closing()
 
     def give_up(self, cause: str) -> None:
         """Treat the child as lost."""

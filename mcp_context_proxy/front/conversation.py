@@ -21,7 +21,6 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
-    INVALID_PARAMS,
     INVALID_REQUEST,
     Envelope,
     Members,
@@ -67,6 +66,20 @@ def is_too_much(message: Envelope, encoded: bytes, methods: Collection[str]) -> 
         return False
     large = message.method is not UNSET and len(encoded) > PROTOCOL_BYTES
     return large or holds_more(encoded, MOST_VALUES)
+
+
+def params_of(message: Envelope) -> Members:
+    """Return the params of a message, of which there may be none.
+
+    Raises:
+        RequestError: they are not an object.
+    """
+    if not isinstance(message.params, Raw):
+        return {}
+    try:
+        return envelope.members(message.params)
+    except ValueError:
+        raise RequestError(INVALID_PARAMS, "the params must be an object") from None
 
 
 class FrameChannel(Protocol):
@@ -228,14 +241,14 @@ class Conversation:
 
     def _receive_request(self, message: Envelope, frame: bytes, release: Callable[[], None] | None) -> bool:
         request_id, method = message.id, message.method
-        assert isinstance(request_id, int | str)
+        assert isinstance(request_id, envelope.ID_TYPES)
         assert isinstance(method, str)
         gateway = method in self._gateway.methods
         if not gateway and is_too_much(message, frame, self._gateway.methods):
             self.reject(frame, frame, INVALID_REQUEST, TOO_MUCH)
             return False
         try:
-            params = _members(message.params)
+            params = params_of(message)
             if method == INITIALIZE:
                 self._reply_now(envelope.reply(request_id, self._initialize(params)))
                 return False
@@ -374,7 +387,7 @@ class Conversation:
     def _receive_notification(self, message: Envelope) -> None:
         if message.method == "notifications/cancelled":
             with contextlib.suppress(RequestError):
-                params = _members(message.params)
+                params = params_of(message)
                 target = envelope.value_or_none(params.get("requestId", b"null"))
                 flight = self._cancellable.pop(target, None) if isinstance(target, int | str) else None
                 if flight is not None:
@@ -389,20 +402,6 @@ class Conversation:
     async def _announce(self, method: str, session: Session) -> None:
         self._announced.discard(method)
         await self._gateway.notified(method, session)
-
-
-def _members(params: Raw | object) -> Members:
-    """Return the params of a message, of which there may be none.
-
-    Raises:
-        RequestError: they are not an object.
-    """
-    if not isinstance(params, Raw):
-        return {}
-    try:
-        return envelope.members(params)
-    except ValueError:
-        raise RequestError(INVALID_PARAMS, "the params must be an object") from None
 
 
 class Questions:

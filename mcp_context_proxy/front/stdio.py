@@ -98,6 +98,7 @@ class StandardPipes:
         self, read_fd: int, writer: PipeWriter, out: asyncio.WriteTransport, copying: threading.Thread | None
     ) -> None:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
+        self.send, self.send_nowait, self.sent_at_once = writer.send, writer.send_nowait, writer.sent_at_once
         self._into: asyncio.ReadTransport | None = None
 
     async def read(self, conversation: Conversation, message_bytes: int) -> None:
@@ -122,16 +123,6 @@ class StandardPipes:
     def resume_reading(self) -> None:
         if self._into is not None and not self._into.is_closing() and not self._into.is_reading():
             self._into.resume_reading()
-
-    async def send(self, frame: bytes) -> None:
-        await self._writer.send(frame)
-
-    def send_nowait(self, frame: bytes) -> bool:
-        return self._writer.send_nowait(frame)
-
-    def sent_at_once(self, frame: bytes) -> bool:
-        """Write a frame if neither it nor one before it has to wait; return whether it was written."""
-        return self._writer.sent_at_once(frame)
 
     async def flush(self) -> None:
         """Wait until all is written, or the host is gone."""

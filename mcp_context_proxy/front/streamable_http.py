@@ -24,7 +24,13 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.front.auth import fields_of, principal_of, rights_of
-from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much
+from mcp_context_proxy.front.conversation import (
+    TOO_MUCH,
+    HostMessages,
+    Questions,
+    is_too_much,
+    params_of,
+)
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
     RELEASE_KEY,
@@ -181,7 +187,7 @@ class StreamableHttp:
             if not isinstance(request_id, int | str):
                 check_version(sent.get(VERSION_HEADER) or "")
                 return Response(None, HTTPStatus.ACCEPTED)
-            params = _params_of(message)
+            params = params_of(message)
             meta = eras.meta_of(params)
             headers.check_routing(sent, method, params, meta)
             era = self._negotiation.era_of(method, params, meta, None)
@@ -255,7 +261,7 @@ class StreamableHttp:
         self, scope: Scope, request_id: RequestId, message: Envelope, session: StreamableSession | None
     ) -> Response:
         try:
-            params = _params_of(message)
+            params = params_of(message)
             if session is not None:
                 result = self._negotiation.initialize_again(params, rights_of(scope))
             elif not self.sessions.make_room():
@@ -283,7 +289,7 @@ class StreamableHttp:
             return error_response(HTTPStatus.BAD_REQUEST, request_id, "a request with this id is under way")
         named = _session_header(session)
         try:
-            params = _params_of(message)
+            params = params_of(message)
             meta = eras.meta_of(params)
             era = self._negotiation.era_of(method, params, meta, session.state)
             result = self._negotiation.answer(method, params, era, rights_of(request.scope))
@@ -308,7 +314,7 @@ class StreamableHttp:
             session.questions.take_response(message)
         elif message.method == "notifications/cancelled":
             try:
-                target = envelope.value_or_none(_params_of(message).get("requestId", b"null"))
+                target = envelope.value_or_none(params_of(message).get("requestId", b"null"))
             except RequestError:
                 return
             found = session.exchanges.get(str(target)) if isinstance(target, int | str) else None
@@ -392,15 +398,6 @@ def session_not_found() -> Response:
 
 def _id_of(message: Envelope) -> RequestId | None:
     return message.id if isinstance(message.id, int | str) else None
-
-
-def _params_of(message: Envelope) -> Members:
-    if not isinstance(message.params, Raw):
-        return {}
-    try:
-        return envelope.members(message.params)
-    except msgspec.DecodeError:
-        raise RequestError(INVALID_PARAMS, "the params must be an object") from None
 
 
 def _status_of(code: int) -> HTTPStatus:

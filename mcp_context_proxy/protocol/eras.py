@@ -81,6 +81,7 @@ ELICITATION_ID = "elicitationId"
 TASK_KEY = "task"
 """The param with which a client of 2025-11-25 asks for a task. This proxy does not relay tasks and declares
 no support, so the param is ignored, as the protocol asks, and the call is an ordinary one."""
+_HOP_KEYS = frozenset({"_meta", TASK_KEY, *RETRY_KEYS})  # which no server of the handshake era gets so
 TASKS_CAPABILITY, TASKS_EXTENSION = "tasks", META_PREFIX + "tasks"
 """The capabilities that declare tasks, in the handshake era and in the modern one. They are removed: a server
 that saw them could answer with a task, and no client could ask for its result."""
@@ -217,10 +218,8 @@ _known_meta = lru_cache(maxsize=64)(_read_meta)
 
 def name_of(client_info: Raw | None) -> str | None:
     """Return the name by which a client introduces itself; None if it gives none."""
-    if client_info is None:
-        return None
     try:
-        return envelope.text(envelope.members(client_info).get("name")) or None
+        return envelope.text(envelope.members(client_info or b"{}").get("name")) or None
     except msgspec.DecodeError:
         return None
 
@@ -249,6 +248,8 @@ def fit_params_to_server(
     ``_meta`` of others is kept. Keys of this proxy are removed, and keys that belong to one hop are replaced.
     Capabilities, name and version of the client, and its log level are sent to modern servers only.
     """
+    if era is HANDSHAKE and progress_token is None and _HOP_KEYS.isdisjoint(params):
+        return params
     out = dict(params)
     out.pop(TASK_KEY, None)
     sent: dict[str, Any] = {}
@@ -540,8 +541,7 @@ def params_fault(
         return wrong
     if raw_meta is None:
         return f"{CLIENT_CAPABILITIES_KEY} must be an object" if modern else None
-    if meta is None:
-        meta = meta_of(params)
+    meta = meta_of(params) if meta is None else meta
     return meta.modern_fault if modern else meta.fault
 
 

@@ -18,8 +18,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 import msgspec
@@ -166,20 +165,31 @@ class Gateway:
             if caller.session is not None:
                 # A new token of the same principal may reach less; notifications go by the session.
                 caller.session.rights = caller.rights
-            if handler != self._call or self.tracing is not None:
+            if method != "tools/call" or self.tracing is not None:
                 await in_task()
-            with _Request(self.drain):
-                if self.profiles.active or caller.rights.profile is not None:
-                    await in_task()
-                    caller = await self.profiles.admit(caller)
-                if self.sharing is not None:
-                    params = await self.sharing.fetch(params, caller)
-                with assigned(ACTING, caller.rights):
-                    if self.tracing is None:
-                        result = await handler(params, caller)
-                    else:
-                        result = await self._traced(self.tracing, handler, method, params, caller)
-                return result if self.sharing is None else await self.sharing.keep(params, caller, result)
+            drain, request = self.drain, Cancellable()
+            if drain.stopping:
+                raise RequestError(SHUTTING_DOWN, "shutting down: the proxy was told to stop; it did not run")
+            drain.requests.add(request)
+            try:
+                with request:
+                    if self.profiles.active or caller.rights.profile is not None:
+                        await in_task()
+                        caller = await self.profiles.admit(caller)
+                    if self.sharing is not None:
+                        params = await self.sharing.fetch(params, caller)
+                    with assigned(ACTING, caller.rights):
+                        if self.tracing is None:
+                            result = await handler(params, caller)
+                        else:
+                            result = await self._traced(self.tracing, handler, method, params, caller)
+                    if self.sharing is not None:
+                        result = await self.sharing.keep(params, caller, result)
+                    return result
+            finally:
+                drain.requests.discard(request)
+            why = "shutting down: the request was given up; it may or may not have run"
+            raise RequestError(SHUTTING_DOWN, why)
         except RequestError:
             raise
         except RecursionError:
@@ -325,8 +335,8 @@ class Drain:
         """True once balancers should choose another proxy; everything is still served."""
         self.stopping = False
         """True once new requests are refused."""
-        self.requests: set[_Request] = set()
-        """Requests that are being answered; what they are part of counts as under way."""
+        self.requests: set[Cancellable] = set()
+        """Requests that are being answered, to be given up if they take too long."""
         self._busy = 0
         self._idle: anyio.Event | None = None
         """Set when nothing is under way; None while nobody waits for that."""
@@ -373,33 +383,6 @@ class _Busy:
 
     def __exit__(self, *ended: object) -> None:
         self._drain.end()
-
-
-class _Request(Cancellable):
-    """A request that is answered inside; it is cancelled when the time for finishing is over.
-
-    Raises:
-        RequestError: the proxy is stopping, and the request was refused or given up.
-    """
-
-    def __init__(self, drain: Drain) -> None:
-        self._drain = drain
-
-    def __enter__(self) -> Self:
-        if self._drain.stopping:
-            raise RequestError(SHUTTING_DOWN, "shutting down: the proxy was told to stop; it did not run")
-        self._drain.requests.add(self)
-        return super().__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
-        self._drain.requests.discard(self)
-        if super().__exit__(kind, error, trace):
-            raise RequestError(
-                SHUTTING_DOWN, "shutting down: the request was given up; it may or may not have run"
-            ) from None
-        return False
 
 
 PRINCIPALS_KEPT: Final = 10_000

@@ -88,7 +88,7 @@ from mcp_context_proxy.server.search_answers import (
     some_of,
 )
 from mcp_context_proxy.server.signatures import misfit
-from mcp_context_proxy.server.tools_call import InteractionLog, ToolCalls, failure, unknown
+from mcp_context_proxy.server.tools_call import NO_ARGUMENTS, InteractionLog, ToolCalls, failure, unknown
 from mcp_context_proxy.system.threads import in_task, in_thread
 from mcp_context_proxy.trust import Role, reaches
 
@@ -97,9 +97,6 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 Search = Callable[[RerankerModel | None, Notify], Awaitable[bytes]]
 """A search; takes the client's model, if it may be asked, and the channel for notifications."""
 
-
-_OTHERS: Final = RESERVED - CALLS
-"""Meta tools that can be called through a call tool, as tools of servers can."""
 
 NAMED_OF_ONE: Final = 40
 """Further tools that are named where a query asks for those of one server."""
@@ -135,7 +132,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
 
     async def call(self, name: str, params: Members, caller: Caller) -> bytes:
         """Return the result of a meta tool that calls no other one, not yet fitted to an era."""
-        raw = params.get("arguments", Raw(b"{}"))
+        raw = params.get("arguments", NO_ARGUMENTS)
         try:
             _wants_data(params)  # before anything is done
             if name in (SEARCH, SET_CONTEXT):
@@ -159,7 +156,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
 
         As a plain call, it has no task while it only waits for its server, and its result is fitted once.
         """
-        raw = params.get("arguments", Raw(b"{}"))
+        raw, tool = params.get("arguments", NO_ARGUMENTS), None
         try:
             _wants_data(params)  # before anything is done
             if len(raw) > envelope.TAKEN_APART_BYTES:  # those of the tool may be large
@@ -167,19 +164,49 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
                 wanted = await in_thread(_decoded, raw, CallArguments)
             else:
                 wanted = _decoded(raw, CallArguments)
-            sent = {**params, "arguments": Raw(b"{}") if wanted.arguments is UNSET else wanted.arguments}
-            if wanted.name in CALLS:
-                text = f"name must be that of the tool to call, not {wanted.name}"
-                raise _UnusableArgumentsError(f"{text}. {CALLED_AS}")
-            if wanted.name not in _OTHERS:
-                return await self._call(through, wanted, sent, caller)
-            if through == CALL_READ_ONLY and wanted.name not in READ_ONLY:
-                result = _not_read_only(wanted.name, "is none of them")
-            else:
-                await in_task()
-                result = await self.call(wanted.name, sent, caller)
+            arguments = NO_ARGUMENTS if wanted.arguments is UNSET else wanted.arguments
+            sent = {**params, "arguments": arguments}
+            if wanted.name in RESERVED:
+                return await self._own_through(through, wanted.name, sent, caller)
+            if wanted.context_id is not None:
+                # In the _meta, where every call has its context; no server sees it.
+                self._handle(wanted.context_id, sent, caller)
+                meta = {**eras.meta_of(sent), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
+                sent["_meta"] = envelope.raw(meta)
         except _UnusableArgumentsError as error:
-            result = failure(f"{through}: {error}")
+            return eras.fit_result_to_client("tools/call", failure(f"{through}: {error}"), caller.era)
+        try:
+            tool = self.calls.known(wanted.name, sent, caller) or await self.calls.resolve(
+                wanted.name, sent, caller
+            )
+            if through == CALL_READ_ONLY:
+                # By what it says now, and not by what is remembered of it.
+                tool = await self.calls.as_listed(tool, sent, caller)
+            if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
+                said = wanted.goal and self.redact(wanted.goal)
+                result = await self.calls.call_tool(tool, sent, caller, goal=said, through=through)
+                fits = result.find(b'"isError"') < 0 or outcome_of(result) is not Outcome.FAILED
+                differs = "" if fits else misfit(tool, caller.name_of(tool), arguments)
+                return with_note(result, differs) if differs else result
+            self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
+            result = _not_read_only(caller.name_of(tool), f"counts as {tool.tool_class}: {tool.class_reason}")
+        except UnknownItemError as error:
+            result = unknown(error)
+        except (DownstreamError, RequestError) as error:
+            refused = tool is not None and isinstance(error, RemoteError)
+            differs = misfit(tool, caller.name_of(tool), arguments) if refused and tool else ""
+            result = failure("\n".join(filter(None, [str(error), differs])))
+        return eras.fit_result_to_client("tools/call", result, caller.era)
+
+    async def _own_through(self, through: str, name: str, params: Members, caller: Caller) -> bytes:
+        """Return the result of a meta tool that is called through a call tool, fitted to the caller's era."""
+        if name in CALLS:
+            raise _UnusableArgumentsError(f"name must be that of the tool to call, not {name}. {CALLED_AS}")
+        if through == CALL_READ_ONLY and name not in READ_ONLY:
+            result = _not_read_only(name, "is none of them")
+        else:
+            await in_task()
+            result = await self.call(name, params, caller)
         return eras.fit_result_to_client("tools/call", result, caller.era)
 
     async def _with_sampling(self, params: Members, caller: Caller, search: Search) -> bytes:
@@ -415,36 +442,6 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             result = mark_untrusted(kept.server, result)
         return with_note(result, reading.note)
 
-    async def _call(self, through: str, wanted: CallArguments, sent: Members, caller: Caller) -> bytes:
-        tool, arguments = None, sent["arguments"]
-        try:
-            if wanted.context_id is not None:
-                # In the _meta, where every call has its context; no server sees it.
-                self._handle(wanted.context_id, sent, caller)
-                meta = {**eras.meta_of(sent), eras.CONTEXT_KEY: envelope.raw(wanted.context_id)}
-                sent["_meta"] = envelope.raw(meta)
-            tool = self.calls.known(wanted.name, sent, caller) or await self.calls.resolve(
-                wanted.name, sent, caller
-            )
-            if through == CALL_READ_ONLY:
-                # By what it says now, and not by what is remembered of it.
-                tool = await self.calls.as_listed(tool, sent, caller)
-            if through != CALL_READ_ONLY or tool.tool_class is ToolClass.READ:
-                said = wanted.goal and self.redact(wanted.goal)
-                result = await self.calls.call_tool(tool, sent, caller, goal=said, through=through)
-                fits = result.find(b'"isError"') < 0 or outcome_of(result) is not Outcome.FAILED
-                differs = "" if fits else misfit(tool, caller.name_of(tool), arguments)
-                return with_note(result, differs) if differs else result
-            self.calls.ended.refused(tool, sent, caller, CALL_READ_ONLY)
-            result = _not_read_only(caller.name_of(tool), f"counts as {tool.tool_class}: {tool.class_reason}")
-        except UnknownItemError as error:
-            result = unknown(error)
-        except (DownstreamError, RequestError) as error:
-            refused = tool is not None and isinstance(error, RemoteError)
-            differs = misfit(tool, caller.name_of(tool), arguments) if refused and tool else ""
-            result = failure("\n".join(filter(None, [str(error), differs])))
-        return eras.fit_result_to_client("tools/call", result, caller.era)
-
     def _handle(self, context_id: str | None, params: Members, caller: Caller) -> Handle | None:
         """Return the context that a call names; a model can read the error about an unknown `context_id`."""
         if context_id is None:
@@ -482,9 +479,7 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
     """Decode arguments, leniently: models send JSON as a string, and null for missing values."""
     try:
-        if envelope.starts_with(raw, b'"'):
-            raw = Raw((envelope.text(raw) or "").encode())
-        if b"null" in bytes(raw):
+        if bytes(raw).find(b"null") >= 0:  # `in` makes an error first, because it takes bytes for a number
             given = _without_nulls(raw)
             if "filters" in given:
                 given["filters"] = envelope.raw(_without_nulls(given["filters"]))
@@ -492,6 +487,8 @@ def _decoded(raw: Raw, kind: type[Arguments]) -> Arguments:
         decoder: msgspec.json.Decoder[Arguments] = _decoder(kind)
         return decoder.decode(raw)
     except msgspec.DecodeError as error:
+        if (written := envelope.text(raw)) is not None:
+            return _decoded(Raw(written.encode()), kind)
         if (ours := in_our_words(raw, kind)) is not None:
             return _decoded(ours, kind)
         raise _UnusableArgumentsError(in_words(error, kind)) from None

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final
 
-import msgspec
 from msgspec import Raw, Struct, field
 
 from mcp_context_proxy.catalog import names
@@ -73,21 +72,6 @@ NOT_SENT = (ServerUnavailableError, AuthorizationError)
 """Failures before the server had the call: they say nothing about how long it takes."""
 
 
-class _Ended(msgspec.Struct, frozen=True, eq=False):
-    """A call that its server has answered; see `EndedCalls.answered`."""
-
-    tool: Tool
-    params: Members
-    caller: Caller
-    session: SessionContext | None
-    goal: str | None
-    outcome: Outcome | bytes
-    """How it ended, or its small result, of which that is read later."""
-    size: int
-    seconds: float
-    rule: str | None
-
-
 class Unattributed(Struct, frozen=True, kw_only=True):
     """A call that may belong to a request that another replica has answered."""
 
@@ -120,8 +104,6 @@ class EndedCalls(Struct, kw_only=True, eq=False):
     """Always listed, so a use of one of its tools says nothing about a request."""
     elsewhere: Callable[[Unattributed], None] | None = None
     """Takes calls that may belong to a request of another replica; None where there is none."""
-    _waiting: list[_Ended] = field(default_factory=list)
-    """Answered calls until the end of this step of the event loop: callers do not wait for what follows."""
     _settled: set[tuple[str, str | None, str | None, str, str | None]] = field(default_factory=set)
     """Calls that were attributed since `_settled_since`: tool, session, principal, owner and goal."""
     _settled_since: float = 0.0
@@ -142,43 +124,38 @@ class EndedCalls(Struct, kw_only=True, eq=False):
 
         ``rule`` is what allowed it, if it was not the default.
         """
-        outcome = result if len(result) <= SMALL_BYTES else outcome_of(result)
-        ended = _Ended(tool, params, caller, session, goal, outcome, len(result), seconds, rule)
-        if not self._waiting:
-            after_step(self._follow_up)
-        self._waiting.append(ended)
+        # Of a small result it is read later how it ended; a large one is not kept for that.
+        outcome, size = result if len(result) <= SMALL_BYTES else outcome_of(result), len(result)
+        after_step(partial(self._take, tool, params, caller, session, goal, outcome, size, seconds, rule))
 
-    def _follow_up(self) -> None:
-        """Take the calls of this step of the event loop: their answers are written."""
-        waiting, self._waiting = self._waiting, []
-        for ended in waiting:
-            self._take(ended)
-
-    def _take(self, ended: _Ended) -> None:
-        tool, params, caller = ended.tool, ended.params, ended.caller
-        outcome = outcome_of(ended.outcome) if isinstance(ended.outcome, bytes) else ended.outcome
-        ms = ended.seconds * 1000
+    def _take(
+        self,
+        tool: Tool,
+        params: Members,
+        caller: Caller,
+        session: SessionContext | None,
+        goal: str | None,
+        outcome: Outcome | bytes,
+        size: int,
+        seconds: float,
+        rule: str | None,
+    ) -> None:
+        """Take an answered call when its answer is written: its caller does not wait for what follows."""
+        if isinstance(outcome, bytes):
+            outcome = outcome_of(outcome)
+        ms = seconds * 1000
         if self.audit is not None:
-            self._audited(
-                tool,
-                params,
-                caller,
-                outcome.name.lower(),
-                "allowed",
-                ended.rule,
-                ms,
-                ended.session,
-                ended.size,
-            )
+            how = outcome.name.lower()
+            self._audited(tool, params, caller, how, "allowed", rule, ms, session, size)
         if outcome is ASKS:
             return
         if self.usage is not None:
             failed = outcome is FAILED
-            self.usage.called(tool.server, tool.name, ms, failed, ended.size, caller.rights.owner)
+            self.usage.called(tool.server, tool.name, ms, failed, size, caller.rights.owner)
         if self.log is not None:
-            self.log.called(tool, params, caller, ended.goal)
+            self.log.called(tool, params, caller, goal)
         if outcome is SUCCEEDED:
-            self._attribute(tool, ended.session, caller, ended.goal, ended.seconds)
+            self._attribute(tool, session, caller, goal, seconds)
 
     def failed(
         self,

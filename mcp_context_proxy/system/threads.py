@@ -207,17 +207,18 @@ class assigned(Generic[T]):  # noqa: N801 - a context manager, which a generator
 class Flight:
     """One request that is being answered."""
 
-    __slots__ = ("_cancelled", "_context", "_coroutine", "_group", "_reply", "_scope", "scopes")
+    # Of the class, because one is made for every call.
+    reply: Reply[Any] | None = None
+    """What it waits for without a task."""
+    _context: Context | None = None
+    _coroutine: Coroutine[Any, Any, None] | None = None
+    _scope: anyio.CancelScope | None = None
+    _cancelled = False
+    """True while it has to be cancelled at its next wait."""
 
     def __init__(self, group: TaskGroup) -> None:
         """Prepare a flight; if it needs a task, that is one of `group`."""
         self._group = group
-        self._context: Context | None = None
-        self._coroutine: Coroutine[Any, Any, None] | None = None
-        self._reply: Reply[Any] | None = None
-        self._scope: anyio.CancelScope | None = None
-        self._cancelled = False
-        """True while it has to be cancelled at its next wait."""
         self.scopes: list[Cancellable] = []
         """Those that are entered, which are scopes of the task if the flight goes on in one."""
 
@@ -244,18 +245,15 @@ class Flight:
     def cancel(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
-        elif self._coroutine is not None and self._reply is not None:
+        elif self._coroutine is not None and self.reply is not None:
             self._step(self._coroutine.throw, asyncio.CancelledError())
         elif self._coroutine is not None:
             self._cancelled = True
 
-    def wait_for(self, reply: Reply[Any]) -> None:
-        self._reply = reply
-
     def _step(self, go_on: Callable[[Any], Any], sent: object) -> None:
         global _running  # noqa: PLW0603 - as the event loop has its current task
         assert self._context is not None
-        self._reply = None
+        self.reply = None
         before, _running = _running, self
         try:
             awaited = self._context.run(go_on, sent)
@@ -271,7 +269,7 @@ class Flight:
             return
         finally:
             _running = before
-        if self._reply is None:
+        if self.reply is None:
             self._scope = anyio.CancelScope()
             self._context.run(self._group.start_soon, self._in_task, awaited)
         if self._cancelled:
@@ -395,8 +393,7 @@ class Reply(Generic[T]):
         """Wait for the value, and hold no reference to it afterwards."""
         if not self.done:
             if _running is not None:
-                self._flight = _running
-                _running.wait_for(self)
+                self._flight, _running.reply = _running, self
                 try:
                     yield self
                 finally:

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
+from mcp_context_proxy.front.conversation import params_of
 from mcp_context_proxy.protocol import envelope
-from mcp_context_proxy.protocol.envelope import MalformedError
+from mcp_context_proxy.protocol.envelope import MalformedError, RequestError
 
 IDS = st.integers(min_value=-(10**17), max_value=10**17) | st.text(
     st.characters(codec="utf-8", exclude_characters='"\\', exclude_categories=["Cc", "Cs"]),
@@ -185,7 +186,6 @@ def test_a_payload_is_unchanged_in_any_envelope(message: dict[str, Any], escaped
         ('{"jsonrpc":"2.0","id":1.5,"method":"ping"}', -32600, "id"),
         ('{"jsonrpc":"1.0","id":1,"method":"ping"}', -32600, "jsonrpc"),
         ('{"id":1,"method":"ping"}', -32600, "jsonrpc"),
-        ('{"jsonrpc":"2.0","id":1,"method":"ping","params":[1]}', -32600, "params"),
         ('{"jsonrpc":"2.0","id":1}', -32600, "neither"),
     ],
 )
@@ -194,6 +194,15 @@ def test_an_invalid_request_is_reported_with_the_reason(frame: str, code: int, w
         envelope.decode_from_client(frame.encode("latin-1"))
 
     assert malformed.value.code == code
+
+
+@pytest.mark.parametrize("params", ["[1]", "null", "5", '"text"'])
+def test_params_that_are_no_object_are_refused(params: str) -> None:
+    frame = f'{{"jsonrpc":"2.0","id":1,"method":"ping","params":{params}}}'
+    with pytest.raises(RequestError, match="params must be an object") as refused:
+        params_of(envelope.decode_from_client(frame.encode()))
+
+    assert refused.value.code == -32602
 
 
 @pytest.mark.parametrize("frame", ['{"id":null,"error":{}}', '{"id":7.5,"result":5,"params":[]}'])
