@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream import PLAIN, Ask, Link, Notify, Outgoing, Party
+from mcp_context_proxy.downstream import PLAIN, Ask, Link, Outgoing, Party
 from mcp_context_proxy.downstream.connections import DedicatedConnections
 from mcp_context_proxy.downstream.era_negotiation import SHARED_CAPABILITIES, Connected, Unprobed
 from mcp_context_proxy.downstream.inbound import (
@@ -239,12 +239,6 @@ class DownstreamClient(ServerLifecycle):
             if own[0] >= rights.share(limits.in_flight_per_server) or (own[1] and own[1] + size > share):
                 told = f"{own[0]} of your requests, with {own[1]:,} bytes, are under way; try again"
                 raise ServerUnavailableError(self.name, "busy", told)
-        outgoing = msgspec.structs.replace(
-            outgoing,
-            timeout=self.config.call_timeout if outgoing.timeout is None else outgoing.timeout,
-            on_notification=self._bounded(outgoing.on_notification),
-            ask=outgoing.ask and self._noting(self._guarded(outgoing.ask), outgoing.party),
-        )
         self._pending, self._pending_bytes = self._pending + 1, self._pending_bytes + size
         if own is not None:
             self._pending_of[rights.person] = own[0] + 1, own[1] + size
@@ -310,18 +304,20 @@ class DownstreamClient(ServerLifecycle):
         logger.warning("%s was not sent to server %s: it has the value of %s", subject, self.name, secret)
         return SecretRefusedError(self.name, subject, str(secret))
 
-    def _guarded(self, ask: Ask) -> Ask:
-        """Return a way to ask whose answers tell this server no secret that it was not given."""
+    async def asked(self, ask: Ask, party: Party | None, method: str, params: Members) -> bytes:
+        """Ask a client for this server by `ask`, and return the answer, which may be told to it.
 
-        async def guarded(method: str, params: Members) -> bytes:
-            answer = await ask(method, params)
-            try:
-                await self.refuse_secrets({"answer": Raw(answer)}, f"the answer to {method}")
-            except SecretRefusedError as error:
-                raise RequestError(INTERNAL_ERROR, "the answer has a secret of the user") from error
-            return answer
-
-        return guarded
+        Raises:
+            RequestError: the client refuses, or its answer has a secret that the server was not given.
+        """
+        if party is not None and party.lasting:
+            self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
+        answer = await ask(method, params)
+        try:
+            await self.refuse_secrets({"answer": Raw(answer)}, f"the answer to {method}")
+        except SecretRefusedError as error:
+            raise RequestError(INTERNAL_ERROR, "the answer has a secret of the user") from error
+        return answer
 
     async def _without_secrets(self, method: str, result: bytes) -> bytes:
         """Return a result without known secrets; that of a tool says that something was removed."""
@@ -382,27 +378,12 @@ class DownstreamClient(ServerLifecycle):
                 outgoing.judge()
             return await link.request(method, params, outgoing)
 
-    def _bounded(self, take: Notify | None) -> Notify | None:
-        """Return a taker of the notifications of one request: of bounded size and rate, without secrets."""
-        if take is None:
+    def admitted(self, method: str, params: Members) -> Members | None:
+        """Return the params of a notification as its reader may see them; None if it is not passed on."""
+        if not self._admission.admits(method, params):
             return None
-
-        def bounded(method: str, params: Members) -> None:
-            if method in (PROGRESS, LOG_MESSAGE) and self._admission.admits(method, params):
-                take(method, shown_params(self.name, method, params, self._redact))
-
-        return bounded
-
-    def _noting(self, ask: Ask, party: Party | None) -> Ask:
-        """Return a way to ask that notes the elicitations whose completion the party may be told of."""
-        if party is None or not party.lasting:
-            return ask
-
-        async def noting(method: str, params: Members) -> bytes:
-            self._admission.expect_completion(envelope.text(params.get(eras.ELICITATION_ID)), party)
-            return await ask(method, params)
-
-        return noting
+        # The copies do not keep the whole message in memory.
+        return shown_params(self.name, method, params, self._redact)
 
     async def _redacted_result(self, result: bytes) -> bytes:
         """Remove secrets, hidden characters and marks of servers from a result that reports an error.
@@ -479,16 +460,13 @@ class DownstreamClient(ServerLifecycle):
                 # A log message of one party alone belongs to the latest of its calls.
                 takers[-1](method, params)
                 return
-        if not self._admission.admits(method, params):
-            return
         if method == ELICITATION_COMPLETE:
             asked = self._admission.completed(params)
             if asked is None:
                 return
             parties = frozenset({asked})
-        # The copies do not keep the whole message in memory.
-        params = shown_params(self.name, method, params, self._redact)
-        self._on_event(self.name, method, params, parties)
+        if (shown := self.admitted(method, params)) is not None:
+            self._on_event(self.name, method, shown, parties)
 
     async def _answer(self, peer: Peer, method: str, params: Members) -> bytes:
         if method in CAPABILITY_OF:

@@ -28,7 +28,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import DEFAULT_LOG_LEVEL
 from mcp_context_proxy.downstream import Ask, Notify, Outgoing, Party
 from mcp_context_proxy.downstream.client import DownstreamClient
-from mcp_context_proxy.downstream.inbound import PROGRESS, waiting_facts
+from mcp_context_proxy.downstream.inbound import LOG_MESSAGE, PROGRESS, waiting_facts
 from mcp_context_proxy.errors import BadAnswerError, DownstreamError, InputMissingError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
@@ -67,19 +67,77 @@ _ASKING = frozenset({"resultType", "inputRequests", "requestState"})
 """Members by which a result requires input."""
 
 
-class _Request(msgspec.Struct, frozen=True, eq=False):
-    """One request on its way to a server."""
+class _Request(msgspec.Struct, eq=False):
+    """One request on its way to a server. Entered, it relays progress and log messages to its caller.
+
+    Progress is thinned out: a message that comes too fast waits, and the newest replaces it. The last is
+    never lost: it is sent on leaving, before the result. Progress that goes backwards is dropped; progress
+    that stands still is relayed, as a sign of life by which a client may extend its timeout.
+    """
 
     client: DownstreamClient
     method: str
     params: Members
     """Params with names as the server knows them."""
     meta: Members
-    """Their ``_meta``, decoded."""
+    """Their ``_meta``, decoded, as the client sent it."""
     caller: Caller
     subject: str
     """Names the request in error messages, such as ``tool 'create_issue'``."""
     judge: Callable[[], None] | None
+    _rate: Bucket | None = None
+    _waiting: Members | None = None
+    _reached: float = -math.inf
+    _timer: asyncio.TimerHandle | None = None
+    _over: bool = False
+
+    def __call__(self, method: str, params: Members) -> None:
+        """Take a notification of the server."""
+        token = self.meta.get("progressToken")
+        if self._over or method not in (PROGRESS, LOG_MESSAGE):
+            return
+        if (shown := self.client.admitted(method, params)) is None:
+            return
+        if method == LOG_MESSAGE:
+            level, session = envelope.text(shown.get("level")), self.caller.session
+            least = envelope.text(self.meta.get(eras.LOG_LEVEL_KEY))
+            if session.wants_level(level) if session is not None else reaches(level, least):
+                self.caller.notify(method, shown)
+        elif token is not None:
+            progress = envelope.number(shown.get("progress"))
+            if progress is None or progress < self._reached:
+                return
+            self._reached = progress
+            self._waiting = {**shown, "progressToken": token}
+            if self._timer is None:
+                self._send_waiting()
+
+    def _send_waiting(self, *, last: bool = False) -> None:
+        """Send the progress that waits, or else try again later; the last is sent at once."""
+        self._timer = None
+        if self._waiting is None:
+            return
+        if self._rate is None:
+            self._rate = Bucket(PROGRESS_PER_SECOND, PROGRESS_PER_SECOND)
+        if last or self._rate.take():
+            self.caller.notify(PROGRESS, self._waiting)
+            self._waiting = None
+        else:
+            later = 1 / PROGRESS_PER_SECOND
+            self._timer = asyncio.get_running_loop().call_later(later, self._send_waiting)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        # Nobody waits for the progress of a cancelled request.
+        if self._waiting is not None and (kind is None or issubclass(kind, Exception)):
+            self._send_waiting(last=True)
 
 
 class Forwarder:
@@ -111,13 +169,13 @@ class Forwarder:
         """
         meta = eras.meta_of(params) if caller.meta is None else caller.meta
         request = _Request(client, method, params, meta, caller, subject, judge)
-        with ProgressRelay(caller, meta) as relay:
+        with request:
             if caller.era is client.era:
                 # A server of the handshake era asks meanwhile; the questions of a modern one are its result.
                 ask = self._ask(request, caller.ask) if caller.era is HANDSHAKE else None
-                result = await self._send(request, params, _outgoing(request, relay, ask))
+                result = await self._send(request, params, _outgoing(request, request, ask))
             else:
-                result = await self._relayed(request, relay)
+                result = await self._relayed(request)
         if caller.era is HANDSHAKE and client.era is not MODERN:
             # Nothing to fit, so nothing is parsed: the bytes pass as they came.
             return result
@@ -125,29 +183,29 @@ class Forwarder:
             return await in_thread(eras.fit_result_to_client, method, result, caller.era)
         return eras.fit_result_to_client(method, result, caller.era)
 
-    async def _relayed(self, request: _Request, notify: Notify) -> bytes:
+    async def _relayed(self, request: _Request) -> bytes:
         """Return the result of a server of the other era, or of one whose era is not known yet."""
         client, caller = request.client, request.caller
         if caller.era is HANDSHAKE:
-            outgoing = _outgoing(request, notify, self._ask(request, caller.ask))
+            outgoing = _outgoing(request, request, self._ask(request, caller.ask))
             result = await self._send(request, request.params, outgoing)
             if client.era is MODERN:
                 return await self._resolve_input_required(request, outgoing, result)
             return result
         if client.era is not HANDSHAKE or request.method not in INPUT_METHODS:
-            return await self._send(request, request.params, _outgoing(request, notify))
+            return await self._send(request, request.params, _outgoing(request, request))
         try:
             if "requestState" in request.params or client_capabilities(caller.capabilities):
                 await in_task()
-                return await self._send_pending(request, notify)
-            return await self._send(request, request.params, _outgoing(request, notify))
+                return await self._send_pending(request)
+            return await self._send(request, request.params, _outgoing(request, request))
         except RemoteError as error:
             asks = url_elicitation(error, request.params, caller)
             if asks is None:
                 raise
             return asks
 
-    async def _send_pending(self, request: _Request, notify: Notify) -> bytes:
+    async def _send_pending(self, request: _Request) -> bytes:
         """Send a modern client's call to a server that may make requests of the client meanwhile."""
 
         async def work(ask: Ask, notify: Notify) -> bytes:
@@ -155,18 +213,20 @@ class Forwarder:
             return await self._send(request, request.params, outgoing)
 
         subject = f"{request.client.name} {request.method}"
-        return await self._pending.call(request.caller.principal, subject, request.params, notify, work)
+        return await self._pending.call(request.caller.principal, subject, request.params, request, work)
 
     def _ask(self, request: _Request, ask: Ask) -> Ask | None:
         """Return the way in which the server asks the client; the audit has each question."""
-        if not client_capabilities(request.caller.capabilities):
+        client, caller = request.client, request.caller
+        if not client_capabilities(caller.capabilities):
             return None
-        limited = limited_ask(request.caller, ask, request.client)
+        limited = limited_ask(caller, ask, client)
+        party = None if caller.session is None else caller.session.party
 
         async def audited(method: str, params: Members) -> bytes:
             answer = "refused"
             try:
-                answered = await limited(method, params)
+                answered = await client.asked(limited, party, method, params)
                 answer = answer_word(answered)
                 return answered
             finally:
@@ -283,15 +343,17 @@ def _members(raw: Raw) -> Members:
 
 def _outgoing(request: _Request, notify: Notify, ask: Ask | None = None) -> Outgoing:
     client, caller, session, meta = request.client, request.caller, request.caller.session, request.meta
-    level = meta.get(eras.LOG_LEVEL_KEY)
-    if session is None and client.era is HANDSHAKE and level is not None:
-        client.subscriptions.include_log_level(envelope.text(level) or "")
-    if session is not None:
+    if session is None:
+        level = meta.get(eras.LOG_LEVEL_KEY)
+        if level is not None and client.era is HANDSHAKE:
+            client.subscriptions.include_log_level(envelope.text(level) or "")
+    else:
         # A handshake-era server is told once, not with each request, and only a level that a client set.
         name = session.log_level or (DEFAULT_LOG_LEVEL if client.era is MODERN else None)
         level = None if name is None else envelope.raw(name)
     return Outgoing(
         subject=request.subject,
+        timeout=client.config.call_timeout,
         capabilities=caller.capabilities,
         client_info=caller.client_info,
         log_level=level,
@@ -341,68 +403,3 @@ def request_error(error: RemoteError, era: Era) -> RequestError:
         return RequestError(INTERNAL_ERROR, str(error))
     said = named(error.server, error.remote_message)
     return RequestError(eras.error_code(error.code, era), said, error.data)
-
-
-class ProgressRelay:
-    """Relays progress and log messages of one request to its caller. Leave it when the result is there.
-
-    Progress is thinned out: a message that comes too fast waits, and the newest replaces it. The last is
-    never lost: it is sent on leaving, before the result. Progress that goes backwards is dropped; progress
-    that stands still is relayed, as a sign of life by which a client may extend its timeout.
-    """
-
-    # Of the class, because one is made for every call.
-    _rate: Bucket | None = None
-    _waiting: Members | None = None
-    _reached = -math.inf
-    _timer: asyncio.TimerHandle | None = None
-    _over = False
-
-    def __init__(self, caller: Caller, meta: Members) -> None:
-        """Relay for a request, by its ``_meta`` as the client sent it."""
-        self._caller, self._meta, self._token = caller, meta, meta.get("progressToken")
-
-    def __call__(self, method: str, params: Members) -> None:
-        """Take a notification of the server."""
-        if self._over:
-            return
-        if method == "notifications/progress" and self._token is not None:
-            progress = envelope.number(params.get("progress"))
-            if progress is None or progress < self._reached:
-                return
-            self._reached = progress
-            self._waiting = {**params, "progressToken": self._token}
-            if self._timer is None:
-                self._send_waiting()
-        elif method == "notifications/message":
-            level, session = envelope.text(params.get("level")), self._caller.session
-            least = envelope.text(self._meta.get(eras.LOG_LEVEL_KEY))
-            if session.wants_level(level) if session is not None else reaches(level, least):
-                self._caller.notify(method, params)
-
-    def _send_waiting(self, *, last: bool = False) -> None:
-        """Send the progress that waits, or else try again later; the last is sent at once."""
-        self._timer = None
-        if self._waiting is None:
-            return
-        if self._rate is None:
-            self._rate = Bucket(PROGRESS_PER_SECOND, PROGRESS_PER_SECOND)
-        if last or self._rate.take():
-            self._caller.notify("notifications/progress", self._waiting)
-            self._waiting = None
-        else:
-            later = 1 / PROGRESS_PER_SECOND
-            self._timer = asyncio.get_running_loop().call_later(later, self._send_waiting)
-
-    def __enter__(self) -> ProgressRelay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
-        # Nobody waits for the progress of a cancelled request.
-        if self._waiting is not None and (kind is None or issubclass(kind, Exception)):
-            self._send_waiting(last=True)
