@@ -500,7 +500,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             raise
         seconds = time.perf_counter() - began
         if asks:
-            self.consent.remember(tool, sent, caller, result)
+            await self.consent.remember(tool, sent, caller, result)
         self.answered[tool.server] += 1
         session = self._session_of(params, caller)
         if session is not None:
