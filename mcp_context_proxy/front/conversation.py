@@ -21,6 +21,7 @@ from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     INVALID_REQUEST,
     Envelope,
     Members,
