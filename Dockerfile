@@ -32,7 +32,8 @@ WORKDIR /data
 VOLUME ["/data"]
 EXPOSE 8765
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=30s --timeout=5s --start-period=15s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8765/healthz', timeout=4).read()"]
+# A probe, which is answered under any Host, and without the network proxy that the environment may name.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=15s CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8765, timeout=4); c.request('GET', '/livez'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["mcp-context-proxy"]
 CMD ["serve", "--http", "--host", "0.0.0.0", "--port", "8765"]
 

@@ -106,6 +106,7 @@ def page(found: Mapping[str, Mapping[str, Rows]], every: int) -> list[str]:
         "Written by `python benchmarks/ablations.py FOLDER`" + (f" `--every {every}`." if every > 1 else "."),
         "What is lost without each part, in points of recall@1 / recall@5 / nDCG@10; below 0, it helps.",
         "The last column is the mean over the sets, with 95 % bootstrap intervals for nDCG@10.",
+        "The formula was chosen while looking at the public sets of benchmarks/retrieval.md.",
         "",
     ]
     rows = [

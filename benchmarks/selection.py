@@ -142,6 +142,7 @@ def page(subjects: Sequence[Subject], most: int | None) -> list[str]:
         "**recall**: the share of a query's needs that the selected tools meet. **complete**: the share of",
         "queries whose needs are all met. **tokens**: the estimated cost of the selected definitions for a",
         "model; in the first row of a set, the cost of all its tools.",
+        "The formula was chosen while looking at these sets.",
         "",
         *presets(subjects),
         *chunking(subjects),
@@ -173,7 +174,7 @@ def chunking(subjects: Sequence[Subject]) -> list[str]:
         several = [query for query in queries if sentences(query.text) > 1]
         if not several:
             continue
-        undivided = [replace(query, text=as_one_text(query.text)) for query in several]
+        undivided = [structs.replace(query, text=as_one_text(query.text)) for query in several]
         whole = subject.quality_by_text(subject.search, undivided)
         parts = subject.quality_by_text(subject.search, several)
         rows.append([f"{subject.of.name} ({len(several)})", "as one text", *whole.cells()])

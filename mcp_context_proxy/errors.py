@@ -200,17 +200,14 @@ class AwaitedServersError(UnknownItemError):
         """
         self.servers = tuple(servers)
         super().__init__(kind, name)
-        awaited, full = self.servers[: self.NAMED], [f"{server}__{name}" for server in self.servers]
         more = f" and {len(servers) - self.NAMED} more" if len(servers) > self.NAMED else ""
-        named, are = ", ".join(map(repr, awaited)), "s {} are" if len(servers) > 1 else " {} is"
-        away, there = are.format(named + more), " or ".join(full[: self.NAMED])
+        away = f"Not connected: {', '.join(self.servers[: self.NAMED])}{more}"
         if known:
-            first = f"{kind} {name!r} needs the name of its server: use {' or '.join(known)}"
-            self.args = (f"{first}. Server{away} not connected and may have it, too, as {there}",)
+            first = f"{kind} {name!r} needs the name of its server: use {' or '.join(known)}."
         else:
             hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."
             first = f"no connected server has a {kind} {name!r}{hint}"
-            self.args = (f"{first} Server{away} not connected and may have it, as {there}",)
+        self.args = (f"{first} {away}",)
 
 
 class NotForModelsError(ContextProxyError):

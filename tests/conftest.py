@@ -59,7 +59,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         weights = Counter[Path]()
         for item in items:
             slow, servers = item.get_closest_marker("slow"), "workshop" in getattr(item, "fixturenames", ())
-            weights[item.path] += SLOW_WEIGHT if slow else SERVERS_WEIGHT if servers else 1
+            if slow:
+                weights[item.path] += SLOW_WEIGHT * slow.kwargs.get("times", 1)
+            else:
+                weights[item.path] += SERVERS_WEIGHT if servers else 1
         items.sort(key=lambda item: -weights[item.path])
 
 

@@ -416,7 +416,9 @@ async def http_front(proxy: Proxy, negotiation: Negotiation) -> None:
             *([] if resource is None else resource.routes()),
         ]
         homes = None if member is None else member.homes
-        app = http.application(negotiation, limits, policy, proxy.health, routes, homes)
+        app = http.application(
+            negotiation, limits, policy, proxy.health, routes, homes, settings.resource_url
+        )
         async with nullcontext() if member is None else member.running(), anyio.create_task_group() as group:
             group.start_soon(_answer_commands, proxy)
             await http.serve(app, bound, limits, on_stop=negotiation.subscriptions.close)

@@ -184,9 +184,13 @@ def _pins(
 
 
 def _configuration(config: Config) -> Iterator[Verdict]:
+    from mcp_context_proxy.front.auth import open_front
+
     yield Verdict(Level.OK, "config", str(config.path))
     for problem in config.mistakes:
         yield Verdict(Level.PROBLEM, "config", str(problem), "until then, it counts as not given")
+    if open_to_others := open_front(config.http):
+        yield Verdict(Level.PROBLEM, "config", str(open_to_others), "until then, serve --http does not start")
     for name, off in config.off.items():
         for problem in off.problems:
             cause = replace(problem, remedy="")
@@ -260,7 +264,7 @@ async def _check_proxy(
             offered = [tool for tool in snapshot.tools.values() if tool.server == name]
             off = [tool for tool in snapshot.turned_off.values() if tool.server == name]
             verdicts.append(await _server(client, offered, len(off), seconds[name]))
-            if verdicts[-1].level is Level.PROBLEM and client.fault in _MAY_MISS_VARIABLES and server.command:
+            if verdicts[-1].level is Level.PROBLEM and _may_miss_variables(client):
                 failed.append(client)
             verdicts += (Verdict(Level.OK, name, remark) for remark in server.remarks)
             verdicts += _turned_off(name, off)
@@ -434,7 +438,7 @@ def _summary(console: Terminal, verdicts: list[Verdict], config: Config, strict:
     if problems:
         broken = {verdict.subject for verdict in verdicts if verdict.level is Level.PROBLEM}
         working = sum(server.enabled and name not in broken for name, server in config.servers.items())
-        work = f"{working:,} of {servers} {'works' if working == 1 else 'work'}"
+        work = f"{working:,} of {servers} {'works' if 1 in (working, known) else 'work'}"
         console.say()
         console.note(f"{_counts(problems, warnings)}: {work}.", style="bold red")
         return 1
@@ -456,8 +460,10 @@ def _counts(problems: int, warnings: int) -> str:
     return f"{found}, {counted(warnings, 'warning')}" if warnings else found
 
 
-_MAY_MISS_VARIABLES: Final = frozenset({Fault.EXITED, Fault.SILENT, Fault.REFUSED})
-"""Faults that a variable may explain."""
+def _may_miss_variables(client: DownstreamClient) -> bool:
+    """Return whether a variable may explain why a program does not work: nothing that it said does."""
+    silent = client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}
+    return silent and client.config.command is not None and not _hint(client)
 
 
 def _hint(client: DownstreamClient) -> str:

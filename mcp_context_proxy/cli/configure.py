@@ -46,7 +46,7 @@ from mcp_context_proxy.config import Config, ServerConfig, load
 from mcp_context_proxy.config.hosts import names_for, servers_place
 from mcp_context_proxy.config.source import parse
 from mcp_context_proxy.installation import HOST_PLACES
-from mcp_context_proxy.installation.editing import entries
+from mcp_context_proxy.installation.editing import EditError, entries
 from mcp_context_proxy.installation.journal import read_text, write
 from mcp_context_proxy.installation.plan import FileChange, read_configuration, servers_in
 from mcp_context_proxy.items import ToolClass
@@ -414,8 +414,12 @@ def import_command(
     if text is None:
         raise InstallError(f"{file} does not exist; give a file, or one of: {', '.join(HOST_PLACES)}")
     form = host.form if host else _FORMS.get(file.suffix.lower(), "json")
-    places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
-    if form == "json" and isinstance(entries("json", text, ()).get("projects"), dict):
+    try:
+        places: list[Place | None] = [host.place_in(text) if host else _place_in(file, text)]
+        has_projects = form == "json" and isinstance(entries("json", text, ()).get("projects"), dict)
+    except EditError as error:
+        raise InstallError(f"{file}: {error}") from None
+    if has_projects:
         places += project_places(console, text, projects)
     for place in places:
         assert place is not None
@@ -509,7 +513,8 @@ def _is_url(name: str, word: str) -> bool:
     """
     if re.match(r"https?://", word, re.IGNORECASE):
         return True
-    if re.match(r"[A-Za-z][\w+.-]*://", word) or re.fullmatch(r"[\w.-]+:\d+(/.*)?", word):
+    is_host = re.fullmatch(r"[\w-]+(\.[\w-]+)*\.[A-Za-z]{2,}/[^\s\\]*", word) and not Path(word).exists()
+    if re.match(r"[A-Za-z][\w+.-]*://", word) or re.fullmatch(r"[\w.-]+:\d+(/.*)?", word) or is_host:
         raise InstallError(f"{word} is no URL of a server: one begins with http:// or https://")
     if len(words := word.split()) > 1 and not Path(word).exists():
         raise InstallError(

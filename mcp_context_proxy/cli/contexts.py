@@ -300,20 +300,23 @@ def _show_items(console: Terminal, title: str, items: Sequence[Mapping[str, Any]
 @click.command("explain")
 @asking
 @query_argument
-@click.argument("name", metavar="TOOL")
+@click.argument("name", metavar="ITEM")
 @click.option("--server", help="Server of the tool, if several have one of that name.")
 @click.option(
     "--kind",
     type=click.Choice([kind.value for kind in Kind]),
     default=Kind.TOOL.value,
     show_default=True,
-    help="Kind of the item.",
+    help="Kind of the item; a URI such as rule://NAME tells it.",
 )
 @json_option
 def explain_command(
     source: AnswerSource, query: str, name: str, server: str | None, kind: str, as_json: bool
 ) -> None:
-    """Explain why TOOL is chosen for QUERY or not: its rank, each part of its score, its mode, the budget."""
+    """Explain why ITEM is chosen for QUERY or not: its rank, each part of its score, its mode, the budget.
+
+    ITEM is a tool, or the URI of a rule or reference.
+    """
     wanted = {"query": query, "kind": kind, "name": name, "server": server}
     print_answer(as_json, source.proxy().get("/explain", wanted), _show)
 
@@ -346,6 +349,8 @@ def _show(console: Terminal, explained: Mapping[str, Any]) -> None:
         else f", and all with a similarity of {options['include_score']:g} or more"
     )
     number = "those that fit," if options["by_fit"] else f"the best {options['top_n']}"
+    if explained["type"] != Kind.TOOL:
+        number, always = f"those that the query means rather than a tool, at most {options['top_n']}", ""
     rows.append(("chosen are", f"{number} of the {options['top_k']} closest{always}"))
     budget = "no limit" if explained["max_tokens"] is None else f"of {explained['max_tokens']:,}"
     rows.append(("tokens", f"{explained['tokens']:,}, {budget}"))

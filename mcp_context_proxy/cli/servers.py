@@ -271,7 +271,10 @@ def _of_one(command: Callable[..., None]) -> Callable[..., None]:
     @json_option
     @functools.wraps(command)
     def find_and_run(source: AnswerSource, wanted: str | None, **options: Any) -> None:
-        command(chosen_session(source, wanted), **options)
+        session = chosen_session(source, wanted)
+        if session.id in options.get("names", ()):
+            raise click.UsageError(f"{session.id} is no item: write --session {session.id}")
+        command(session, **options)
 
     return find_and_run
 

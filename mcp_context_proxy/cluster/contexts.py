@@ -44,8 +44,9 @@ from mcp_context_proxy.context.session import Handle, Handles, Session, SessionC
 from mcp_context_proxy.errors import StoreError
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import INTERNAL_ERROR, Members, RequestError
-from mcp_context_proxy.protocol.eras import Era, may_require_input
+from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.server import Caller, meta_definitions
+from mcp_context_proxy.server.questions import input_required
 from mcp_context_proxy.server.tools_call import WINDOW_SECONDS, Unattributed
 from mcp_context_proxy.system.threads import in_thread
 
@@ -218,8 +219,8 @@ class SharedContexts:
         in its memory, and this replica that a person has agreed to it.
         """
         unsaved = False
-        if caller.era is Era.MODERN and may_require_input(result):
-            result = _with_home(result, self._replica)
+        if caller.era is Era.MODERN and (asking := await input_required(result)) is not None:
+            result = _with_home(asking, self._replica) or result
         for handle in list(self._fresh):
             self._kept.setdefault(handle, _StoredContext(hash_of(handle.secret)))
             try:
@@ -388,14 +389,11 @@ def _must_wait(context: SessionContext, kept: _StoredContext) -> bool:
     return any(getattr(state, name) != getattr(kept.state, name) for name in parts)
 
 
-def _with_home(result: bytes, replica: str) -> bytes:
-    """Return the result of a server that asks for input, with the replica at which its call goes on."""
-    members = envelope.members(result)
-    if eras.result_type(members) != "input_required":
-        return result
+def _with_home(members: Members, replica: str) -> bytes | None:
+    """Return a result that asks for input, with the replica at which its call goes on; None if it has one."""
     state = envelope.text(members["requestState"]) if "requestState" in members else None
     if state is not None and state.startswith(f"{replica}."):
-        return result  # a parked call
+        return None  # a parked call
     homed = f"{replica}{AT_HOME}" if state is None else f"{replica}{AT_HOME}={state}"
     return envelope.encode({**members, "requestState": envelope.raw(homed)})
 

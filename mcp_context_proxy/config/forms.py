@@ -15,7 +15,7 @@ from functools import cache
 from math import inf
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeGuard, get_args, get_origin
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -152,7 +152,7 @@ def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
         places = {key: (*path, str(key)) for key in value}
         names = {key: read(parts[0], key, place, found) for key, place in places.items()}
         return {names[key]: read(parts[1], value[key], place, found) for key, place in places.items()}
-    if isinstance(form, type) and issubclass(form, Table) and isinstance(value, Mapping):
+    if _is_table(form) and isinstance(value, Mapping):
         return _read_table(form, value, path, found)
     if form is Path and isinstance(value, str):
         return Path(value)
@@ -171,8 +171,14 @@ def read(form: Any, value: Any, path: KeyPath, found: list[Mistake]) -> Any:
     *others, last = [f'"{word}"' for word in words] or [_WANTED.get(origin or form, "a table")]
     wanted = f"{', '.join(others)} or {last}" if others else last
     given = f'"{value[:40]}"' if words and isinstance(value, str) else _kind_of(value)
+    if origin is tuple and isinstance(value, Mapping) and _is_table(parts[0]):
+        given += f"; write [[{path[-1]}]] above each"
     found.append(Mistake(path, f"must be {wanted}, not {given}"))
     return value
+
+
+def _is_table(form: Any) -> TypeGuard[type[Table]]:
+    return isinstance(form, type) and issubclass(form, Table)
 
 
 def _is_broken(text: str) -> bool:

@@ -340,8 +340,9 @@ class _Draft(Struct, dict=True):
         limits, server, given = config.limits, config.servers[name], self.tables["servers"][name]
         defaults = {"connect_timeout": limits.connect_seconds, "call_timeout": limits.call_seconds}
         update: dict[str, Any] = {key: value for key, value in defaults.items() if key not in given}
-        if "connect_timeout" in update and downloads(server):
-            update["first_connect_timeout"] = max(limits.first_start_seconds, limits.connect_seconds)
+        if downloads(server):
+            usual = update.get("connect_timeout", server.connect_timeout)
+            update["first_connect_timeout"] = max(limits.first_start_seconds, usual)
         secrets = [*self.secrets.get(("servers", name), {}).items()]
         if server.command is not None:
             update["env"] = {**config.env, **server.env}

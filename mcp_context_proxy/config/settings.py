@@ -441,7 +441,7 @@ class HttpConfig(Table, frozen=True):
     allowed_hosts: tuple[Text, ...] = ()
     """Further host names that clients may use for this proxy."""
     resource_url: Text | None = None
-    """Public URL of this proxy, for which an issuer makes tokens."""
+    """Public URL of this proxy: an issuer makes tokens for it, and clients post messages below its path."""
     drain_grace_seconds: Annotated[float, within(0, 3600)] | None = None
     """Time after SIGTERM in which everything is still served, while ``/readyz`` sends clients elsewhere. None
     is 5 s in a cluster, more than two probes of most balancers, and 0 elsewhere."""

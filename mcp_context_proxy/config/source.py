@@ -450,6 +450,7 @@ def _toml_failure(file: Path, text: str, message: str) -> ConfigError:
 _TOML_HINTS: Final[Mapping[str, str]] = {
     "Unescaped '\\'": "; write a path with backslashes in single quotes: 'C:\\folder'",
     "Invalid hex value": "; write a path with backslashes in single quotes: 'C:\\folder'",
+    "Illegal character '\\n'": "; a quote is not closed on this line",
     "Invalid value": "; text stands in straight quotes, and true and false are small",
     "Invalid statement": "; a line is KEY = VALUE or [TABLE], and JSON needs a file name that ends in .json",
     "Expected '=' after a key": "; a line is KEY = VALUE, with quotes around a key that has spaces",

@@ -36,7 +36,7 @@ from mcp_context_proxy.context import (
 from mcp_context_proxy.context import session as context_session
 from mcp_context_proxy.context.delivery import Deliver, given_now
 from mcp_context_proxy.context.presets import PresetBook
-from mcp_context_proxy.context.search import EVERYTHING, Scope, Searcher, narrowed
+from mcp_context_proxy.context.search import EVERYTHING, DocumentJudge, Scope, Searcher, narrowed
 from mcp_context_proxy.context.search_filters import OnProgress, OnWait
 from mcp_context_proxy.context.selection import ContextExpander, Score, SearchAnswer, Selection, Selector
 from mcp_context_proxy.context.session import (
@@ -399,8 +399,11 @@ class ContextEngine:
         item = context_session.resolve(snapshot, kind, name, server)
 
         def explained() -> Explanation:
-            ranking = self._searcher.rank(query, kind, snapshot, context.options)
-            return _explain(item, context, ranking, self.costs.of(item))
+            rank = partial(self._searcher.rank, query, snapshot, context.options)
+            ranking, against = rank(key_of(item)[0]), None
+            if not isinstance(item, Tool):
+                against = self._searcher.judge(query, snapshot, ranking, rank(Kind.TOOL))
+            return _explain(item, context, ranking, self.costs.of(item), against)
 
         return await self._searcher.off_loop(explained)
 
@@ -539,14 +542,17 @@ class Explanation(Struct, frozen=True):
     """Danger class of a tool and why it has it, such as ``destructive: its name says 'delete'``."""
 
 
-def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int) -> Explanation:
+def _explain(
+    item: Item, context: RequestContext, ranking: Ranking, tokens: int, against: DocumentJudge | None
+) -> Explanation:
     """Explain an item by the context for a query and the ranking of the item's whole domain."""
     kind, name = key_of(item)
     ordered = (*ranking.results, *ranking.near_misses, *ranking.others)
     place = next((at for at, result in enumerate(ordered) if key_of(result.item) == (kind, name)), None)
     result = None if place is None else ordered[place]
     here = next((one for one in context.items if (one.type, one.name) == (kind, name)), None)
-    reason = _why_not(item, context, ranking, place) if here is None else here.why
+    told = None if result is None or against is None else against(result)
+    reason = _why_not(item, context, ranking, place, told) if here is None else here.why
     suspicion = ranking.suspected.get(item.server) if isinstance(item, Tool) else None
     if suspicion is not None and SUSPECTED[suspicion] not in reason:
         reason = f"{reason}; {SUSPECTED[suspicion]}"
@@ -574,13 +580,17 @@ def _explain(item: Item, context: RequestContext, ranking: Ranking, tokens: int)
     )
 
 
-def _why_not(item: Item, context: RequestContext, ranking: Ranking, place: int | None) -> str:
+def _why_not(
+    item: Item, context: RequestContext, ranking: Ranking, place: int | None, told: str | None
+) -> str:
     if context.failure is not None:
         return f"the search failed: {context.failure}"
     if item.include is IncludeMode.MANUAL:
         return "it is manual: no search finds it, it must be added to a session by hand"
     if any((one.type, one.name) == key_of(item) for one in context.dropped):
         return f"it was selected, but does not fit into {context.options.max_tokens:,} tokens"
+    if told is not None:
+        return told
     if not ranking.fits:
         return "nothing fits the query well enough"
     if place is None:

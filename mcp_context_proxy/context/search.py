@@ -8,14 +8,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.config import Config
-from mcp_context_proxy.context import ContextOptions, DomainOptions, search_filters
+from mcp_context_proxy.context import ContextOptions, DomainOptions, key_of, search_filters
 from mcp_context_proxy.context.search_filters import BackgroundIndexing, Figures, Indexed, OnProgress, OnWait
 from mcp_context_proxy.embedding.embeddings import Lookups
 from mcp_context_proxy.items import (
@@ -267,6 +267,9 @@ TOOL_ONLY = frozenset({Kind.TOOL})
 
 T = TypeVar("T")
 
+DocumentJudge: TypeAlias = Callable[[Result], str | None]
+"""Tells why a request does not mean a document; None for one that it means."""
+
 
 class Scope(Struct, frozen=True):
     """Limits of a search."""
@@ -343,7 +346,8 @@ class Searcher:
             # The labels of the index are those of all servers.
             index = self._engine.index_of(snapshot)
             has_label = index.has_label if snapshot.part_of is None else _no_label
-            search_filters.check(wanted, snapshot, servers, has_label)
+            off = [*filter(reaches, self.config.off)]
+            search_filters.check(wanted, snapshot, servers, off, has_label)
 
         if wanted != NO_FILTERS:
             await self.off_loop(checked)
@@ -442,22 +446,37 @@ class Searcher:
         return Found(tools=found, documents=meant, snapshot=snapshot, filters=filters)
 
     def _meant(self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking) -> Ranking:
-        """Return the documents that a request means, rather than a tool; the others are near misses.
+        """Return the documents that a request means, rather than a tool; the others are near misses."""
+        candidates = documents.results or documents.near_misses
+        against = self.judge(query, snapshot, documents, tools)
+        if against is None:
+            return documents
+        results = tuple(one for one in candidates if against(one) is None)
+        misses = () if results else candidates
+        return replace(documents, results=results, fits=bool(results), near_misses=misses)
+
+    def judge(
+        self, query: str, snapshot: Snapshot, documents: Ranking, tools: Ranking
+    ) -> DocumentJudge | None:
+        """Return what tells why a request does not mean a document, or None where it does. Blocks.
 
         A document must be as near to the request as the best tool, or not far behind. Where it leads to that
         tool itself, it may be further behind. The nearest tools of other catalogs count as well, so that a
-        request for something else finds no document where there are few tools.
+        request for something else finds no document where there are few tools. Nobody judges where nothing
+        is meant at all.
         """
         candidates = documents.results or documents.near_misses
         rivals = (*tools.results, *tools.near_misses)[:TOOLS_COMPARED]
-        if documents.best_cosine is None or documents.indexed is not None:
+        by_words = any(one.considered and one.indexed and not one.likely for one in (documents, tools))
+        if documents.best_cosine is None or by_words:
             most = max((one.lexical for one in rivals), default=0.0)
-            results = tuple(one for one in documents.results if one.exact or one.lexical >= most)
-            return replace(documents, results=results, fits=bool(results))
-        if not candidates or documents.evidence is None:
-            return documents
-        if not documents.fits and not tools.fits:
-            return documents  # nothing is meant at all
+            return lambda one: (
+                None
+                if documents.fits and (one.exact or one.lexical >= most)
+                else "by words, which alone are compared now, tools fit better"
+            )
+        if not candidates or documents.evidence is None or not (documents.fits or tools.fits):
+            return None
         best = max(rivals, key=_plain_score, default=None)
         here = -math.inf if best is None else _plain_score(best)
         nearest = self._engine.elsewhere(query, snapshot)
@@ -467,28 +486,33 @@ class Searcher:
         share = (DOCUMENT_SHARE + nearer) * max(one.score for one in candidates)
         files = files_named(query)
 
-        def is_meant(one: Result) -> bool:
-            score = _plain_score(one)
-            if one.score < share and not one.exact:
-                return False
+        def against(one: Result) -> str | None:
             assert isinstance(one.item, Document)
+            if one.exact:
+                return None
             if files and one.item.patterns and not any(is_for(one.item.patterns, file) for file in files):
-                return one.exact  # it is for other files than those named
-            if one.exact or score >= least - BEHIND_TOOL:
-                return True
+                return "it is for other files than those named"
+            if one.score < share:
+                return f"its score is {one.score:.2f}, and beside the best document {share:.2f} are needed"
+            score = _plain_score(one)
+            if score >= least - BEHIND_TOOL:
+                return None
+            rival = "a tool of other catalogs" if best is None or elsewhere > here else key_of(best.item)[1]
+            too_far = (
+                f"{rival} is nearer to the query: its own score, {score:.2f}, is more than {BEHIND_TOOL} "
+                f"below {least:.2f}, so that a tool is meant"
+            )
             if score < about - BEHIND_TOOL - FOR_TOOL or best is None or self._expander is None:
-                return False
-            return self._expander.is_about(one.item, best.item, snapshot, query)
+                return too_far
+            return None if self._expander.is_about(one.item, best.item, snapshot, query) else too_far
 
-        results = tuple(one for one in candidates if is_meant(one))
-        misses = () if results else candidates
-        return replace(documents, results=results, fits=bool(results), near_misses=misses)
+        return against
 
     def confidence(self, query: str, snapshot: Snapshot) -> float | None:
         """Return how much use has taught about such requests; None if it is unknown. Blocks."""
         return self._engine.confidence(query, snapshot)
 
-    def rank(self, query: str, kind: Kind, snapshot: Snapshot, options: ContextOptions) -> Ranking:
+    def rank(self, query: str, snapshot: Snapshot, options: ContextOptions, kind: Kind) -> Ranking:
         """Rank all items of a kind's domain that have anything in common with a query. Blocks."""
         kinds = TOOL_ONLY if kind is Kind.TOOL else DOCUMENT_KINDS
         wanted = tool_search(options.tools) if kind is Kind.TOOL else _document_search(options.documents)

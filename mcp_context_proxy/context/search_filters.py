@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -96,19 +96,21 @@ def check(
     wanted: SearchFilters,
     snapshot: Snapshot,
     servers: Mapping[str, ServerConfig],
+    off: Collection[str],
     has_label: Callable[[str], bool],
 ) -> None:
     """Check that every name in the filters exists: a typing mistake must not look like an empty catalog.
 
-    The settings of ``servers`` count even while they are not connected. ``has_label`` tells quickly whether
-    an indexed item has a label; all items are read only if none has.
+    The settings of ``servers`` count even while they are not connected, and a note says why those that are
+    ``off`` were not searched. ``has_label`` tells quickly whether an indexed item has a label; all items are
+    read only if none has.
 
     Raises:
         UnknownFilterError: a server, category or tag does not exist; names the nearest ones.
     """
     if wanted.server is not None and wanted.server not in servers:
         with_tools = (one.key for one in snapshot.sources if one.items and isinstance(one.items[0], Tool))
-        known = dict.fromkeys([*servers, *with_tools])
+        known = dict.fromkeys([*servers, *off, *with_tools])
         if wanted.server not in known:
             raise _unknown("server", wanted.server, known)
     if wanted.category is not None and not has_label(category_label(folded(wanted.category))):

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from mcp_context_proxy.catalog import names
+from mcp_context_proxy.catalog.document_reading import uris_meant
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.context import NO_OVERRIDES, Delivery, Mode, Overrides, key_of
 from mcp_context_proxy.downstream import Party
@@ -451,16 +452,25 @@ def standing_items(snapshot: Snapshot, working_set: WorkingSet) -> Iterator[tupl
 def resolve(snapshot: Snapshot, kind: Kind, name: str, server: str | None = None) -> Item:
     """Return an item by name; see `catalog.names` for the names that a tool has.
 
+    The URI of a document names it whatever the kind is, because answers and lists write it so.
+
     Raises:
         UnknownItemError: no item has that name, or it cannot be told which tool is meant.
     """
+    own = None if kind is Kind.TOOL else item_by(snapshot, (kind, name))
+    document = own or snapshot.document(name)
+    if document is not None and server is None:
+        return document
     if kind is not Kind.TOOL:
-        document = item_by(snapshot, (kind, name))
-        if document is not None and server is None:
-            return document
         known = [document.name for document in snapshot.documents.values() if document.kind is kind]
         raise UnknownItemError(str(kind), name, names.nearest(name, known))
-    return names.tool_named(snapshot, name, server)
+    try:
+        return names.tool_named(snapshot, name, server)
+    except UnknownItemError:
+        documents = [uri for uri in uris_meant(name) if snapshot.document(uri) is not None]
+        if documents and server is None:
+            raise UnknownItemError(str(kind), name, documents) from None
+        raise
 
 
 def resolve_in(

@@ -80,7 +80,8 @@ LINES_KEPT = 20
 """Lines of stderr that an error message or a command may quote."""
 
 LINE_CHARACTERS = 300
-"""Characters shown of the end of each line, where the reason usually stands."""
+"""Characters shown of each line, half of its beginning and half of its end: an exception has its name first,
+and a log line its reason last."""
 
 STRAYS_KEPT = 5
 """Stray lines that are kept. Banners and stray prints are common, and more than a few tell nothing new."""
@@ -321,7 +322,10 @@ class Output:
 
     def _readable(self, line: bytes) -> str:
         text = one_line(self._redact(clean(line.decode("utf-8", "replace"))))
-        return unmarked(text[-LINE_CHARACTERS:].strip())
+        if len(text) > LINE_CHARACTERS:
+            half = LINE_CHARACTERS // 2
+            text = f"{text[:half].rstrip()} ... {text[-half:].lstrip()}"
+        return unmarked(text.strip())
 
     def add_stray(self, line: bytes) -> None:
         """Keep a line that is no message if it is among the first."""

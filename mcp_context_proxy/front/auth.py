@@ -255,7 +255,9 @@ class Guard:
         hosts = headers.all("host")
         known = len(hosts) == 1 and (self._policy.hosts is None or hosts[0].lower() in self._policy.hosts)
         if not known and (not _is_probe(scope) or _is_browser(headers)):
-            return PlainTextResponse("This Host is not served here; see allowed_hosts.\n", 421)
+            # A reverse proxy may have put a name of its own there, which its administrator has to know.
+            named = f": {hosts[0]}" if len(hosts) == 1 and _HOST.fullmatch(hosts[0]) else ""
+            return PlainTextResponse(f"This Host is not served here{named}; see http.allowed_hosts.\n", 421)
         page, public = scope["path"] in self._pages, self._is_public(scope)
         why = objection(headers, scope["method"], hosts[0] if known else "", page=page, public=public)
         if why is None and self._policy.drain.stopping and not (public or _takes_messages(scope)):
@@ -328,6 +330,9 @@ class Guard:
         known = known or (self._policy.resource is not None and scope["path"].startswith(WELL_KNOWN))
         return (known and scope["method"] in ("GET", "HEAD")) or _is_probe(scope)
 
+
+_HOST: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
+"""A Host that a refusal may repeat."""
 
 UNKNOWN: Final = "the bearer token is not known here, or has expired"
 """Reason for refusing a token; it does not tell which, to somebody who guesses."""
@@ -418,6 +423,14 @@ def credentials_of(config: Config) -> BearerToken:
     return BearerToken(own.token, where + own.whereabouts.replace("; clients send", ", or"))
 
 
+def open_front(settings: HttpConfig) -> ConfigProblem | None:
+    """Return the problem of a front that would be open to other machines without a token, if it would."""
+    if settings.auth or is_loopback(settings.host):
+        return None
+    message = f"serving without a token needs a loopback address, and {settings.host} is none"
+    return ConfigProblem(None, None, "http.auth", message)
+
+
 def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.environ) -> BearerToken:
     """Return the token that a front requires.
 
@@ -428,12 +441,11 @@ def credentials_for(settings: HttpConfig, environ: Mapping[str, str] = os.enviro
         ConfigError: the front would be open to other machines, the token can be guessed, or the file cannot
             be read or created.
     """
+    if problem := open_front(settings):
+        raise ConfigError([problem])
     if not settings.auth:
-        if is_loopback(settings.host):
-            text = " without a token: every user and program of this machine can use your servers"
-            return BearerToken(None, text, logging.WARNING)
-        message = f"serving without a token needs a loopback address, and {settings.host} is none"
-        raise ConfigError([ConfigProblem(None, None, "http.auth", message)])
+        text = " without a token: every user and program of this machine can use your servers"
+        return BearerToken(None, text, logging.WARNING)
     if token := environ.get(TOKEN_VARIABLE, "").strip():
         if fault := _fault(token.encode()):
             message = f"{fault}; make one with: {NEW_TOKEN}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -84,6 +85,9 @@ WARNINGS_PER_SECOND, WARNINGS_AT_ONCE = 0.1, 10
 Health: TypeAlias = Callable[[], dict[str, Any]]
 """Returns the state of the proxy for ``/healthz``; without the token only its ``status`` is shown."""
 
+_PUBLIC: Final = re.compile(r"\w+://[^/]*(.*)/mcp/?")
+"""The public URL of ``/mcp``, and the path below which a reverse proxy serves all of ours."""
+
 NOWHERE: Mapping[str, ASGIApp] = {}
 """No paths."""
 
@@ -95,16 +99,19 @@ def application(
     health: Health,
     more: Sequence[BaseRoute] = (),
     homes: Callable[[StreamableHttp, EventStreams], tuple[ASGIApp, ASGIApp]] | None = None,
+    public_url: str | None = None,
 ) -> ASGIApp:
     """Return the ASGI application for hosts, guarded on every route, with `more` routes beside theirs.
 
     Where there are several replicas, `homes` puts that before the two endpoints, of streamable HTTP and of
-    messages for event streams, which leads a request to its home.
+    messages for event streams, which leads a request to its home. Clients reach the first of the two at
+    `public_url`, if a reverse proxy serves both below a path of its own.
     """
     guesses = UnknownSessions()
     admission = AdmissionRules(negotiation.gateway)
     streamable = StreamableHttp(negotiation, limits, guesses, admission)
-    events = EventStreams(negotiation, limits, guesses, admission)
+    below = _PUBLIC.fullmatch(public_url or "")
+    events = EventStreams(negotiation, limits, guesses, admission, below=below[1] if below else "")
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

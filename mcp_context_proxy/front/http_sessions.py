@@ -222,10 +222,17 @@ class EventStreams:
     """The open event streams, by session id, and the two ASGI applications that serve them."""
 
     def __init__(
-        self, negotiation: Negotiation, limits: Limits, guesses: UnknownSessions, admission: AdmissionRules
+        self,
+        negotiation: Negotiation,
+        limits: Limits,
+        guesses: UnknownSessions,
+        admission: AdmissionRules,
+        *,
+        below: str,
     ) -> None:
+        """Have messages posted `below` a path, which a reverse proxy takes away."""
         self._negotiation, self._limits, self._guesses = negotiation, limits, guesses
-        self._admission = admission
+        self._admission, self._messages = admission, f"{below}{MESSAGES_PATH}"
         self._open: dict[str, tuple[str | None, Conversation]] = {}
         """Principal and conversation of each stream."""
         self.prefix = ""
@@ -245,7 +252,7 @@ class EventStreams:
             write_response=channel.send,
             rights=rights_of(scope),
         )
-        await channel.open(f"{scope.get('root_path', '')}{MESSAGES_PATH}?session_id={session_id}")
+        await channel.open(f"{self._messages}?session_id={session_id}")
         async with anyio.create_task_group() as group:
             await group.start(conversation.run)
             group.start_soon(channel.deliver)

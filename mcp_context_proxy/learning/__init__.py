@@ -120,6 +120,11 @@ def updated(
     `near` has each tool's pair that means the same, `taught` the pairs that the session has taught before;
     `begun` makes the first pair of a key.
     """
+    known = near.get(use.tool)
+    key = key_of(use.query) if known is None else known.key
+    lessons = sum(tool == use.tool for _, tool in taught)
+    if (key, use.tool) in taught or (known is None and lessons >= NEW_IN_A_SESSION):
+        return [], None
     # A tool that was shown and not used loses a little, but never in the session that taught its pair:
     # whoever uses two tools for one query does not contradict himself.
     changed = [
@@ -127,11 +132,6 @@ def updated(
         for tool, pair in near.items()
         if tool in use.shown and tool != use.tool and pair.id not in taught
     ]
-    known = near.get(use.tool)
-    key = key_of(use.query) if known is None else known.key
-    lessons = sum(tool == use.tool for _, tool in taught)
-    if (key, use.tool) in taught or (known is None and lessons >= NEW_IN_A_SESSION):
-        return changed, None
     return [begun(key) if known is None else used_again(known, use.signal, now), *changed], key
 
 

@@ -312,7 +312,7 @@ class Engine:
         if not isinstance(self._calibration, Background):
             return None
         index = self.index_of(snapshot)
-        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index)
+        vectors, _ = self._query_vectors(self._read_query(query, index, snapshot)[0], index, ahead=True)
         return None if vectors is None else float(rivals_of(vectors[0], self._calibration).cosines[0])
 
     def _read(self, snapshot: Snapshot, before: Index | None = None) -> Index:
@@ -372,7 +372,7 @@ class Engine:
         certain: Collection[int],
         seconds: float,
     ) -> tuple[Index, int]:
-        """Return an unfinished index with the vectors of the tools that a query is likely to mean.
+        """Return an unfinished index with the vectors of the items that a query is likely to mean.
 
         Returns their number as well: 0 if it cannot be done, or not in so many seconds.
         """
@@ -383,7 +383,7 @@ class Engine:
                 sketches = index.sketched(self._sketch)
                 likely = likely_items(index, query, words.lexical, vectors, sketches, allowed, certain)
                 rows = self._ahead.rows(index.pool)
-                found = with_likely(index, likely, rows, self._embedder, seconds)
+                found = with_likely(index, likely, rows, self._embedder, seconds) if likely else index
         except ModelError:
             return index, 0
         return found, len(likely) if found.complete else 0

@@ -324,11 +324,10 @@ class Index(Struct, frozen=True, eq=False):
         return [at for word in words for at in self.called[0].get(word, ())]
 
     def sketched(self, sketch: Sketch) -> Sketches:
-        """Return the sketches of tools, in turn of every source, as the first searches need them."""
+        """Return the sketches of items, in turn of every source, as the first searches need them."""
         if not self.sketches:
             own = np.arange(len(self.items)) - np.searchsorted(self.sources, self.sources)
-            tools = np.flatnonzero(self.kinds == KINDS.index(Kind.TOOL))
-            places = tools[np.argsort(own[tools], kind="stable")][:MOST_SKETCHED]
+            places = np.argsort(own, kind="stable")[:MOST_SKETCHED]
             found: list[NDArray[np.float32]] = []
             until = time.perf_counter() + SKETCHING_SECONDS
             for start in range(0, places.size, SKETCHED_TOGETHER):

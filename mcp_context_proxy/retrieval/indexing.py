@@ -361,7 +361,7 @@ def likely_items(
     allowed: NDArray[np.bool_],
     certain: Collection[int],
 ) -> list[int]:
-    """Return the tools that may be among the best for a query, as far as is known without their vectors.
+    """Return the items that may be among the best for a query, as far as is known without their vectors.
 
     These are the best by words and by sketches, of several needs those of each, likeliest first, and the
     ``certain`` ones. Tools of suspected servers have places of their own, so that they take none from others.
@@ -374,7 +374,6 @@ def likely_items(
             scores = np.zeros(len(index.items), np.float32)
             scores[places] = guesses @ similar
             ranked.append((scores, count))
-    allowed = allowed & (index.kinds == KINDS.index(Kind.TOOL))
     unsuspected = np.ones_like(allowed) if index.unsuspected is None else index.unsuspected
     found = dict.fromkeys(item for item in certain if allowed[item])
     for among in (allowed & unsuspected, allowed & ~unsuspected):

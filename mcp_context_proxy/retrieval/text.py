@@ -168,6 +168,8 @@ def _part() -> str:
 
 
 _PART = pattern(_part)
+_ASCII_PART = pattern(r"[A-Z]{2,}s(?![a-z])|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+"""The same for ASCII text. To compile the other one takes 20 ms, on the event loop if a call comes first."""
 _ARABIC_ARTICLE = "\u0627\u0644"
 _WRITTEN_WORD = pattern(r"[\w'-]+")
 _ACCENTS = pattern("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
@@ -188,7 +190,10 @@ _LETTER = pattern(r"[^\W_]")
 @lru_cache(maxsize=NAMES_KEPT)
 def identifier_words(identifier: str) -> str:
     """Return an identifier as a person would say it: ``createIssue_v2`` is ``create issue v 2``."""
-    words = [part.group() for run in _RUN.finditer(identifier) for part in _PART.finditer(run.group())]
+    if identifier.isascii():
+        words = _ASCII_PART.findall(identifier)
+    else:
+        words = [part.group() for run in _RUN.finditer(identifier) for part in _PART.finditer(run.group())]
     return " ".join(words).lower() or identifier.strip()
 
 

@@ -42,11 +42,17 @@ from mcp_context_proxy.protocol.envelope import (
     RequestError,
     nests_deeper,
 )
-from mcp_context_proxy.protocol.eras import Era, may_require_input
+from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS, clean, one_line, quoted
 from mcp_context_proxy.server import Caller
 from mcp_context_proxy.server.notifications import ChangeNotifier
-from mcp_context_proxy.server.questions import BLOCKING_BYTES, ELICITATION, ask_client, names_secret
+from mcp_context_proxy.server.questions import (
+    BLOCKING_BYTES,
+    ELICITATION,
+    ask_client,
+    input_required,
+    names_secret,
+)
 from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import ACTING, person_in
 
@@ -313,12 +319,9 @@ class Consent(Struct, frozen=True, kw_only=True, eq=False):
             return verdict
         return _not_run(caller.name_of(tool), verdict.decode())
 
-    def remember(self, tool: Tool, params: Members, caller: Caller, result: bytes) -> None:
+    async def remember(self, tool: Tool, params: Members, caller: Caller, result: bytes) -> None:
         """Note that a call with consent goes on if its result asks for input: nobody is asked again."""
-        if caller.era is not Era.MODERN or not may_require_input(result):
-            return
-        parts = envelope.members(result)
-        if eras.result_type(parts) != "input_required":
+        if caller.era is not Era.MODERN or (parts := await input_required(result)) is None:
             return
         now = anyio.current_time()
         for key in [key for key, until in self._agreed.items() if until <= now]:

@@ -282,7 +282,9 @@ class Forwarder:
                 result = await self._traced(self.tracing, request, params, outgoing)
         except RemoteError as error:
             raise await questions.checked_error(client, error) from error
-        if request.caller.era is MODERN and eras.may_require_input(result):
+        # A large result is read in a thread in any case: to search it takes as long.
+        large = len(result) > envelope.TAKEN_APART_BYTES
+        if request.caller.era is MODERN and (large or eras.may_require_input(result)):
             # Whatever the server's era: the client would answer such a result of any server.
             parts, required = await _requests_in(client.name, result, client.limits)
             if required is None:

@@ -144,10 +144,21 @@ def answers_in(params: Members) -> list[str]:
         return []
 
 
+async def input_required(result: bytes) -> Members | None:
+    """Return the members of a result that requires input, if it does; a large one is read in a thread."""
+    large = len(result) > BLOCKING_BYTES
+    return await in_thread(_input_required, result) if large else _input_required(result)
+
+
+def _input_required(result: bytes) -> Members | None:
+    parts = envelope.members(result) if eras.may_require_input(result) else {}
+    return parts if eras.result_type(parts) == "input_required" else None
+
+
 def asked_by(result: bytes) -> list[str]:
     """Return the methods of the requests in a result that has been checked; none if it requires no input."""
-    parts = envelope.members(result)
-    if eras.result_type(parts) != "input_required" or len(result) > BLOCKING_BYTES:
+    parts = _input_required(result) if len(result) <= BLOCKING_BYTES else None
+    if parts is None:
         return []
     requests = envelope.members(parts.get("inputRequests", Raw(b"{}"))).values()
     methods = [envelope.text(envelope.members(each).get("method")) for each in requests]

@@ -135,8 +135,9 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             body = envelope.encode({"contents": [content]})
             return eras.fit_result_to_client("resources/read", body, caller.era)
         client, subject = self.owner(uri, caller.era), f"resource {uri!r}"
+        judge = partial(self.raise_if_other, uri, client.name, caller.era)
         with _refusing(caller.era, uri):
-            return await self.forwarder.forward(client, "resources/read", params, caller, subject)
+            return await self.forwarder.forward(client, "resources/read", params, caller, subject, judge)
 
     async def _read_context(self, uri: str, params: Members, caller: Caller) -> tuple[str, str] | None:
         """Return media type and text of a ``context://`` resource; None if there is no such resource."""
@@ -244,6 +245,12 @@ class Resources(Struct, frozen=True, kw_only=True, eq=False):
             raise RequestError(code, f"unknown resource {uri!r}", {"uri": uri})
         return client
 
+    def raise_if_other(self, uri: str, server: str, era: Era) -> None:
+        """Raise `RequestError` unless a URI, or that of a template, still leads to this server."""
+        template = self.catalog.snapshot.templates.get(uri)
+        if (self.owner(uri, era).name if template is None else template.server) != server:
+            raise RequestError(INVALID_PARAMS, f"resource {uri!r} is that of another server now")
+
 
 def _definition(item: Document | Resource | dict[str, Any]) -> Raw | dict[str, Any]:
     if isinstance(item, dict):
@@ -334,15 +341,18 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
             # There are no completions for the proxy's own prompt and resources.
             result = envelope.encode({"completion": {"values": [], "total": 0, "hasMore": False}})
             return eras.fit_result_to_client("completion/complete", result, caller.era)
+        judge: Callable[[], None]
         if of_prompt:
             prompt = await self._resolve(name, params, caller)
             server, reference = prompt.server, {**reference, "name": envelope.raw(prompt.name)}
+            judge = partial(self._raise_if_other, prompt)
         else:
             template = self.catalog.snapshot.templates.get(uri)
             # The URI is a parameter here, so an unknown one is an invalid parameter in either era.
             server = self.resources.owner(uri, Era.MODERN).name if template is None else template.server
+            judge = partial(self.resources.raise_if_other, uri, server, Era.MODERN)
         sent = {**params, "ref": envelope.raw(reference)}
-        result = await self._forward(server, "completion/complete", sent, caller, "a completion")
+        result = await self._forward(server, "completion/complete", sent, caller, "a completion", judge)
         redact = self.fleet.clients[server].redact.json
         if len(result) > envelope.TAKEN_APART_BYTES:
             return await in_thread(shown_completions, result, redact)
@@ -424,7 +434,7 @@ class Prompts(Struct, frozen=True, kw_only=True, eq=False):
         params: Members,
         caller: Caller,
         subject: str,
-        judge: Callable[[], None] | None = None,
+        judge: Callable[[], None],
     ) -> bytes:
         with downstream_errors(caller.era):
             client = self.fleet.clients[server]

@@ -295,7 +295,7 @@ def misfit(tool: Tool, name: str, arguments: bytes) -> str:
     wrong = [one for one in given if one in properties and not _may_be(given[one], properties[one])]
     sentences = [
         f"{how}: {', '.join(_word(one) for one in some[:MISFITS])}."
-        for how, some in (("Missing", missing), ("Not known", unknown), ("Of another type or value", wrong))
+        for how, some in (("Missing", missing), ("Not known", unknown), ("Wrong type or value", wrong))
         if some
     ]
     if not sentences:

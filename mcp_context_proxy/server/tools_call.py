@@ -53,9 +53,10 @@ from mcp_context_proxy.server import Caller, meta_definitions
 from mcp_context_proxy.server.consent import Consent
 from mcp_context_proxy.server.forwarding import Forwarder, object_in_text, request_error, tell_waiting
 from mcp_context_proxy.statistics.recorder import UsageRecorder
-from mcp_context_proxy.store import Interaction
+from mcp_context_proxy.store import DAY, Interaction
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
+from mcp_context_proxy.trust import Role, person_in
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog
 
 WINDOW_SECONDS: Final = 600.0
@@ -231,11 +232,15 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         # The uses of an administrator teach everybody's searches; those of others only their own, unless
         # their profile says otherwise.
         principal, owner = caller.principal, "" if caller.rights.teaches else caller.rights.owner
+        connection = _connection(session, caller, owner)
         if self.in_session is not None and not owner:
-            self.in_session((tool.server, tool.name), None if session is None else session.id)
+            self.in_session((tool.server, tool.name), connection)
         call = (tool.exposed_name, None if session is None else session.id, principal, owner, goal)
         if self._is_settled(call):
             return
+        # A connection counts once, however often it calls, and so does a person without one on each day.
+        day = int(time_of_day() // DAY)
+        counted_as = connection or f"day {day} of {person_in(principal) or 'the user'}"
         context = self._request_of(tool, session, principal)
         # A session is served by one replica. Of the requests of others, the latest may be another replica's.
         is_sure = context is not None and isinstance(session, Session)
@@ -244,7 +249,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
             def attribute(found: Iterable[RequestContext]) -> None:
                 context = self._best_of(found, tool, session)
                 if context is not None:
-                    self._teach(tool, context, session, principal, owner, goal)
+                    self._teach(tool, context, counted_as, owner, goal)
 
             self.elsewhere(
                 Unattributed(
@@ -255,7 +260,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
                 )
             )
             return
-        self._teach(tool, context, session, principal, owner, goal)
+        self._teach(tool, context, counted_as, owner, goal)
 
     def _is_settled(self, call: tuple[str, str | None, str | None, str, str | None]) -> bool:
         """Return whether an equal call was attributed already, and no request came since."""
@@ -272,13 +277,7 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         return False
 
     def _teach(
-        self,
-        tool: Tool,
-        context: RequestContext | None,
-        session: SessionContext | None,
-        principal: str | None,
-        owner: str,
-        goal: str | None,
+        self, tool: Tool, context: RequestContext | None, counted_as: str, owner: str, goal: str | None
     ) -> None:
         """Pass a use on to statistics and to learning; `context` is the request that it belongs to."""
         shows = context is not None and _shows(context, tool)
@@ -294,11 +293,6 @@ class EndedCalls(Struct, kw_only=True, eq=False):
             tools = self.catalog.whole.snapshot.tools
             found = (tools.get(item.name) for item in context.of(Kind.TOOL))
             shown = [each.key for each in found if each is not None]
-        # Each session counts once, however often it calls; without a session each request does.
-        if session is not None:
-            counted_as = session.id
-        else:
-            counted_as = f"request {context.id}" if context is not None else f"principal {principal}"
         self.learn(Use(query, tool.key, signal, counted_as, tuple(shown), owner))
 
     def _request_of(
@@ -325,6 +319,16 @@ class EndedCalls(Struct, kw_only=True, eq=False):
         # No request had selected it, so it was used for the session's latest one, unless it is always listed.
         always_listed = tool.include is not IncludeMode.AGENT or self.working_set.why(tool) is not None
         return None if always_listed else latest
+
+
+def _connection(session: SessionContext | None, caller: Caller, owner: str) -> str | None:
+    """Return the id of the connection that a use counts for; None if it counts for its person and the day.
+
+    Handles and requests are made by models, as many as they like, and so are connections by whoever teaches
+    everybody without being an administrator. Counted one by one, they would let one outvote all others.
+    """
+    counts = isinstance(session, Session) and (owner or caller.rights.may(Role.ADMIN))
+    return session.id if session is not None and counts else None
 
 
 def _shows(context: RequestContext, tool: Tool) -> bool:
@@ -496,7 +500,7 @@ class ToolCalls(Struct, frozen=True, kw_only=True, eq=False):
             raise
         seconds = time.perf_counter() - began
         if asks:
-            self.consent.remember(tool, sent, caller, result)
+            await self.consent.remember(tool, sent, caller, result)
         self.answered[tool.server] += 1
         session = self._session_of(params, caller)
         if session is not None:

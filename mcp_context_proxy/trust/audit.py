@@ -38,8 +38,9 @@ from mcp_context_proxy.protocol.envelope import nests_deeper
 from mcp_context_proxy.protocol.strangers import NAME_CHARACTERS
 from mcp_context_proxy.store.opening import IN_MEMORY, default_path
 from mcp_context_proxy.system.threads import in_thread
+from mcp_context_proxy.trust import PERSONS_SHARE, person_in
 from mcp_context_proxy.trust.approval import ApprovalEvent, Observer
-from mcp_context_proxy.trust.audit_file import AuditFile
+from mcp_context_proxy.trust.audit_file import AuditFile, thinned
 from mcp_context_proxy.trust.fingerprints import Event
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ WAITING: Final = 10_000
 WAITING_BYTES: Final = 16 * MIB
 """Bytes of the arguments that wait with them: beyond it, a call is recorded without its arguments."""
 
-KEPT: Final = 2_000
-"""Lines that are kept while the file cannot be written, one or two megabytes."""
+UNWRITTEN_BYTES: Final = MIB
+"""Bytes of the lines that are kept while the file cannot be written, some two thousand."""
 
 READ_BYTES: Final = 64 * KIB
 """Size from which arguments are not read: their hash is that of their bytes, and they have no shape."""
@@ -156,6 +157,7 @@ class AuditLog:
         """Record into a file, or nothing at all; `waiting` entries wait at most."""
         self._file, self._most = file, waiting
         self._queue: deque[AuditedCall | _Note] = deque()
+        self._queued_of: Counter[str] = Counter()
         self._bytes = 0
         self._dropped = self._lost = 0
         """Entries that did not fit, before and after they were taken from the queue."""
@@ -181,12 +183,17 @@ class AuditLog:
         self._wait((time.time(), kind, facts))
 
     def _wait(self, entry: AuditedCall | _Note) -> bool:
-        """Have an entry wait to be written, if there is room."""
+        """Have an entry wait to be written, if there is room; half of it is for others."""
         if self._file is None:
             return False
-        if len(self._queue) >= self._most:
+        by = entry.principal if isinstance(entry, AuditedCall) else entry[2].get("principal")
+        person = person_in(by) if isinstance(by, str) else None
+        own = 0 if person is None else self._queued_of[person] + 1
+        if len(self._queue) >= self._most or own > self._most // PERSONS_SHARE:
             self._dropped += 1
             return False
+        if person is not None:
+            self._queued_of[person] = own
         self._queue.append(entry)
         self._noted.set()
         return True
@@ -235,6 +242,7 @@ class AuditLog:
             if self._file is None or not waiting:
                 return
             queue, self._queue, self._bytes = self._queue, deque(), 0
+            self._queued_of.clear()
             dropped, self._dropped = self._dropped, 0
             # Not abandoned when cancelled: the file must not get the same lines twice.
             with anyio.CancelScope(shield=True):
@@ -272,10 +280,8 @@ class AuditLog:
             if self.warning is None:
                 self.warning = f"the audit cannot be written: {file.path}: {error.strerror or error}"
                 logger.warning("%s. Calls go on without it", self.warning)
-            # The latest are worth more than the oldest.
-            more = max(len(self._lines) - KEPT, 0)
-            self._lost += more
-            del self._lines[:more]
+            # Those of whoever has most go first: nobody pushes out the entries of others.
+            self._lines = thinned(self._lines, UNWRITTEN_BYTES)
 
     def _encoded(self, file: AuditFile, entry: AuditedCall | _Note) -> bytes:
         if not isinstance(entry, AuditedCall):

@@ -18,7 +18,7 @@ import secrets
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -132,11 +132,13 @@ class AuditFile:
         older = [self._numbered(each) for each in range(number - 1, self._files - 1, -1)]
         if older and self._fair:
             most = min(self._max_bytes, MERGED_BYTES)
-            kept: list[_Line] = []
+            kept: Sequence[_Line] = ()
             for path in (*older, oldest := self._numbered(self._files - 1)):
                 with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                     while lines := list(itertools.islice(_lines(file), MERGED_LINES)):
-                        kept = _fair_share([*kept, *lines], most)
+                        # A killed rotation leaves a line in two files.
+                        unique = {line.text: line for line in (*kept, *lines)}
+                        kept = _fair_share(list(unique.values()), most)
             process.write_private(oldest, b"".join(line.text for line in kept))
         for path in older:
             path.unlink(missing_ok=True)
@@ -271,36 +273,47 @@ _LEVELS: Final[tuple[Callable[[_Line], Hashable], ...]] = (
 
 def _lines(file: IO[bytes]) -> Iterator[_Line]:
     while text := file.readline(LINE_BYTES):
-        if text.endswith(b"\n") and (entry := _entry(text)) is not None:
-            about = tuple(str(entry.get(name)) for name in ("kind", "server", "tool", "decision", "event"))
-            time, principal = entry["time"], entry.get("principal")
-            # Whatever a damaged disk has made of the rest costs its own meaning alone.
-            count, since = entry.get("count") if entry["kind"] == "dropped" else 0, entry.get("since")
-            yield _Line(
-                text,
-                principal if isinstance(principal, str) else None,
-                about,
-                time,
-                since if isinstance(since, int | float) else time,
-                count if isinstance(count, int) else 0,
-            )
+        if text.endswith(b"\n") and (line := _line_of(text)) is not None:
+            yield line
 
 
-def _fair_share(lines: Iterable[_Line], most: int) -> list[_Line]:
+def _line_of(text: bytes) -> _Line | None:
+    if (entry := _entry(text)) is None:
+        return None
+    about = tuple(str(entry.get(name)) for name in ("kind", "server", "tool", "decision", "event"))
+    time, principal = entry["time"], entry.get("principal")
+    # Whatever a damaged disk has made of the rest costs its own meaning alone.
+    count, since = entry.get("count") if entry["kind"] == "dropped" else 0, entry.get("since")
+    return _Line(
+        text,
+        principal if isinstance(principal, str) else None,
+        about,
+        time,
+        since if isinstance(since, int | float) else time,
+        count if isinstance(count, int) else 0,
+    )
+
+
+def thinned(lines: Sequence[bytes], most: int) -> list[bytes]:
+    """Return lines that wait to be appended, or as many as some bytes take, chosen as for the oldest file."""
+    found = [line for text in lines if (line := _line_of(text + b"\n")) is not None]
+    return [line.text.removesuffix(b"\n") for line in _fair_share(found, most)]
+
+
+def _fair_share(lines: Sequence[_Line], most: int) -> Sequence[_Line]:
     """Return the lines, or as many of them as some bytes take, with the number of those that are missing."""
-    unique = {line.text: line for line in lines}
-    if sum(map(len, unique)) <= most:
-        return list(unique.values())
+    if sum(len(line.text) for line in lines) <= most:
+        return lines
     # A fifth is for the numbers, of the principals that lost most.
-    kept = _shared([line for line in unique.values() if not line.count], most * 4 // 5, _LEVELS)
-    for line in kept:
-        del unique[line.text]
+    kept = _shared([line for line in lines if not line.count], most * 4 // 5, _LEVELS)
+    chosen = {id(line) for line in kept}
+    left_out = [line for line in lines if id(line) not in chosen]
     missing = Counter[str | None]()
-    for line in unique.values():
+    for line in left_out:
         missing[line.principal] += line.count or 1
     named = {name for name, _ in missing.most_common(most // COUNTED_BYTES)}
     lost: dict[str | None, list[_Line]] = {}
-    for line in unique.values():
+    for line in left_out:
         lost.setdefault(line.principal if line.principal in named else None, []).append(line)
     return sorted([*kept, *itertools.starmap(_counted, lost.items())], key=lambda line: line.time)
 

@@ -192,7 +192,7 @@ def test_a_tool_with_its_server_needs_no_other_server_to_be_known(server: str | 
     snapshot = world.catalog.snapshot
 
     if server is None:
-        with pytest.raises(AwaitedServersError, match=r"use a__x\. Server 'ab' is not connected"):
+        with pytest.raises(AwaitedServersError, match=r"use a__x\. Not connected: ab$"):
             names.tool_named(snapshot, "x", server)
     else:
         assert names.tool_named(snapshot, "x", server).server == server
@@ -202,7 +202,7 @@ def test_a_misspelt_name_leads_to_similar_ones_while_a_server_is_not_known() -> 
     world = world_of({"time": ["get_time"]})
     world.change("broken", NEVER, [])
 
-    with pytest.raises(AwaitedServersError, match=r"did you mean time__get_time\? Server 'broken' is not"):
+    with pytest.raises(AwaitedServersError, match=r"did you mean time__get_time\? Not connected: broken$"):
         names.tool_named(world.catalog.snapshot, "get_tme")
 
 
@@ -221,5 +221,4 @@ def test_the_most_similar_of_thousands_of_names_is_suggested() -> None:
 def test_many_awaited_servers_are_not_all_named() -> None:
     error = AwaitedServersError("tool", "x", [f"s{number}" for number in range(40)])
 
-    assert str(error).count("__x") == 3
-    assert "'s0', 's1', 's2' and 37 more are not connected" in str(error)
+    assert str(error) == "no connected server has a tool 'x'. Not connected: s0, s1, s2 and 37 more"

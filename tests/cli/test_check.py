@@ -180,6 +180,20 @@ def test_servers_that_do_not_work_are_not_counted_and_their_remedy_stands_apart(
     assert told.endswith("1 problem to fix: 1 of 3 servers works.")
 
 
+def test_a_front_that_everyone_could_reach_without_a_token_is_a_problem(run: Run, workshop: Workshop) -> None:
+    workshop.server("good", tools=[tool("a")])
+    done = run("check", "--config", workshop.config(http={"host": "0.0.0.0", "auth": False}))
+
+    assert done.returncode == 1
+    assert "http.auth: serving without a token needs a loopback address" in flat(done.stdout)
+
+
+def test_the_only_server_works_or_does_not(run: Run, workshop: Workshop) -> None:
+    workshop.server("unset").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+
+    assert run("check", "--config", workshop.config()).stdout.endswith(": 0 of 1 server works.\n")
+
+
 def test_a_missing_configuration_is_a_problem(run: Run, tmp_path: Path) -> None:
     done = run("check", "--config", tmp_path / "none.toml")
 
@@ -267,6 +281,7 @@ def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Wo
     assert "| Error: listen EADDRINUSE: address already in use :::3001 |" in told
     assert "-> a port that it wants is taken" in told
     assert 'begin its args with "--with", "mcp<2"' in told
+    assert "failed without these variables" not in told, "what they said is the reason"
 
 
 def test_a_program_that_serves_http_instead_of_stdio_is_told_so(run: Run, workshop: Workshop) -> None:

@@ -215,6 +215,16 @@ def test_servers_of_projects_move_when_they_are_asked_for(run: Run, home: Path) 
     assert file.read_bytes() == before
 
 
+def test_import_names_the_file_of_a_host_that_it_cannot_read(run: Run, home: Path) -> None:
+    file = home / ".cursor" / "mcp.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"mcpServers": {"a": {}')
+    done = run("import", "cursor")
+
+    assert done.returncode == 1
+    assert f"mcp-context-proxy: {file}: it is not valid JSON" in done.stderr
+
+
 def test_import_copies_from_a_file_of_any_host(run: Run, home: Path, tmp_path: Path) -> None:
     file = tmp_path / "opencode.json"
     file.write_text(json.dumps({"mcp": {"desk": {"type": "local", "command": CALCULATOR}}}), "utf-8")
@@ -252,6 +262,7 @@ def test_url_is_added_with_its_headers(run: Run, home: Path) -> None:
     [
         ("htp://example.com/mcp", "htp://example.com/mcp is no URL of a server: one begins with http:// or"),
         ("localhost:3000/mcp", "localhost:3000/mcp is no URL of a server: one begins with http:// or"),
+        ("example.com/mcp", "example.com/mcp is no URL of a server: one begins with http:// or"),
         ("npx -y @a/b", "mcp-context-proxy add desk -- npx -y @a/b"),
     ],
 )

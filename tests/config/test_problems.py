@@ -104,7 +104,9 @@ def test_the_message_has_the_file_and_line_of_each_mistake(load_text, tmp_path):
         pytest.param("servers = []", "1 servers: must be a table, not a list", id="servers"),
         pytest.param("[servers]\na = 'x'", "2 servers.a: must be a table, not text", id="server"),
         pytest.param(
-            "[documents]\nkind = 'rule'", "1 documents: must be a list, not a table", id="documents"
+            "[documents]\nkind = 'rule'",
+            "1 documents: must be a list, not a table; write [[documents]] above each",
+            id="documents",
         ),
         pytest.param("[[documents]]\nkind = 'rule'", "1 documents[0].path: is missing", id="missing"),
         pytest.param("[store]\npath = ''", "2 store.path: must not be empty", id="empty"),
@@ -313,6 +315,11 @@ def test_a_valid_server_name_is_kept(load_text, name):
             "[http\nport = 1",
             "1 : is not valid TOML: Expected ']' at the end of a table declaration (column 6)",
             id="header",
+        ),
+        pytest.param(
+            '[servers.s]\ncommand = "npx\nargs = []\n',
+            "2 : is not valid TOML: Illegal character '\\n' (column 15); a quote is not closed on this line",
+            id="quote",
         ),
         pytest.param("a = 'x", '1 : is not valid TOML: Expected "\'"', id="open"),
         pytest.param("[http]\nport = 1\nport = 2\n", f"3 port: {TWICE}", id="key-twice"),

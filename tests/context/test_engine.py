@@ -220,3 +220,22 @@ async def test_a_search_answers_with_the_id_of_its_request(proxy: Proxy, era: st
     selected = [item.name for item in context.items if item.include_mode is Mode.AGENT]
     assert selected == [result["name"] for result in found["results"] if result["name"] in selected]
     assert context.session == (None if host.session is None else host.session.id)
+
+
+async def test_a_rule_that_is_not_chosen_is_explained_by_the_tool_that_is_meant(proxy: Proxy) -> None:
+    for query, reason in {
+        "record the staged changes in git": "work__commit is nearer to the query",
+        "how are invoices numbered": "beside the best document",
+    }.items():
+        explained = await proxy.contexts.explain(query, Kind.RULE, "C")
+
+        assert explained.selected is None
+        assert reason in explained.reason
+
+
+async def test_the_uri_of_a_document_names_it_without_its_kind(proxy: Proxy) -> None:
+    explained = await proxy.contexts.explain("how are invoices numbered", Kind.TOOL, "reference://Y")
+    with pytest.raises(UnknownItemError, match="did you mean reference://Y"):
+        await proxy.contexts.explain("how are invoices numbered", Kind.TOOL, "Y")
+
+    assert (explained.type, explained.name, explained.selected) == (Kind.REFERENCE, "Y", Mode.AGENT)

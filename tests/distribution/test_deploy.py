@@ -68,6 +68,10 @@ def test_the_balancer_knows_each_replica_and_sends_its_sessions_there(services: 
     assert set(services["balancer"]["depends_on"]) == replicas
 
 
+def test_the_balancer_tells_a_replica_at_once_that_a_client_has_left_its_call() -> None:
+    assert re.search(r"^ *option abortonclose$", (DEPLOY / "haproxy.cfg").read_text(), re.M)
+
+
 def test_compose_gives_a_replica_the_time_that_its_drain_takes(
     services: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import dockerfile
 import pytest
 import yaml
+from support.proxies import http_proxy
+from support.replicas import until_ready
 
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.config.load import VARIABLE
@@ -69,11 +74,27 @@ def test_the_image_serves_http_on_all_interfaces(image, understood):
     understood(arguments)
 
 
-def test_the_health_check_asks_the_port_that_is_served(image):
-    code = image.health_check[-1]
+def health_checks(image):
+    """The commands by which Docker and Compose ask whether a proxy is well."""
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+    return image.health_check, compose["services"]["replica1"]["healthcheck"]["test"][1:]
 
-    compile(code, "HEALTHCHECK", "exec")
-    assert f"http://127.0.0.1:{image.only('EXPOSE')}/healthz" in code
+
+def test_the_health_checks_find_a_proxy_under_another_name_and_beside_a_network_proxy(image, workshop):
+    config = workshop.config(http={"allowed_hosts": ["proxy.example.com"]})
+    told = {**os.environ, "http_proxy": "http://127.0.0.1:1"}
+    with http_proxy(config, "--host", "0.0.0.0", auth=True) as proxy:
+        until_ready(proxy.base)
+        port = proxy.base.rpartition(":")[2]
+        commands = [
+            [part.replace(image.only("EXPOSE"), port).replace("python", sys.executable) for part in check]
+            for check in health_checks(image)
+        ]
+        for command in commands:
+            assert port in command[-1]
+            subprocess.run(command, env=told, check=True)
+    for command in commands:
+        assert subprocess.run(command, env=told, check=False, capture_output=True).returncode != 0
 
 
 def test_the_image_runs_as_a_user_who_owns_only_the_data_folder(image):

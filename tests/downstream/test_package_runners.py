@@ -27,6 +27,7 @@ from mcp_context_proxy.config.reload import connection_key
 from mcp_context_proxy.config.settings import ServerConfig
 from mcp_context_proxy.downstream import lifecycle
 from mcp_context_proxy.downstream.lifecycle import ServerState
+from mcp_context_proxy.downstream.stdio import INSTALL_SECONDS
 from mcp_context_proxy.errors import Fault
 
 from .conftest import text
@@ -99,17 +100,20 @@ def test_other_programs_download_nothing(line: str) -> None:
     assert not downloads(of_runner(*line.split()))
 
 
-def test_a_first_start_of_a_runner_gets_five_minutes_unless_a_timeout_is_configured(
+def test_a_first_start_of_a_runner_gets_five_minutes_or_the_configured_timeout_if_that_is_longer(
     workshop: Workshop,
 ) -> None:
+    """A host's timeout that is carried over must not end a download, which leaves a broken cache behind."""
     runner(workshop)
     plain = workshop.server("plain")
     limits = load(workshop.config(), environ={}).servers
     assert (limits["slow"].first_connect_timeout, limits["slow"].connect_timeout) == (300.0, 30.0)
     assert limits["plain"].first_connect_timeout is None
 
-    workshop.servers["slow"].settings["connect_timeout"] = 7.0
-    assert load(workshop.config(), environ={}).servers["slow"].first_connect_timeout is None
+    for configured, first in ((7.0, 300.0), (900.0, 900.0)):
+        workshop.servers["slow"].settings["connect_timeout"] = configured
+        slow = load(workshop.config(), environ={}).servers["slow"]
+        assert (slow.first_connect_timeout, slow.connect_timeout) == (first, configured)
     assert plain.settings
 
 
@@ -216,7 +220,7 @@ async def test_a_server_that_was_downloaded_is_killed_if_it_does_not_end(worksho
         began = time.monotonic()
 
     # A stopped process reacts to nothing but SIGKILL, which comes soon.
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < INSTALL_SECONDS
 
 
 async def test_the_log_tells_that_a_server_is_downloaded(

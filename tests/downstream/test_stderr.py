@@ -32,7 +32,19 @@ def test_a_line_without_an_end_is_bounded() -> None:
         kept.feed_stderr(b"\x1b[31m\x00" + b"y" * 10_000)
 
     assert len(kept._kept) <= 2 * LIMITS.stderr_kept_bytes
-    assert kept.stderr_lines() == ("y" * 300,)
+    assert kept.stderr_lines() == (f"{'y' * 150} ... {'y' * 150}",)
+
+
+def test_a_long_line_keeps_the_name_of_an_exception_and_the_end_where_a_reason_stands() -> None:
+    kept = tail()
+    kept.feed_stderr(
+        b"ModuleNotFoundError: No module named 'mcp.server.fastmcp'. " + b"x" * 900 + b" 'mcp<2'\n"
+    )
+
+    (line,) = kept.stderr_lines()
+    assert line.startswith("ModuleNotFoundError: No module named 'mcp.server.fastmcp'. x")
+    assert line.endswith("x 'mcp<2'")
+    assert len(line) == 305
 
 
 def test_terminal_control_sequences_and_invisible_characters_are_removed() -> None:

@@ -19,13 +19,17 @@ async def served(request: Request) -> Response:
     return PlainTextResponse("in")
 
 
-async def status(rules: Policy, headers: Headers, path: str = "/mcp") -> int:
+async def answer(rules: Policy, headers: Headers, path: str = "/mcp") -> httpx2.Response:
     app = Guard(Starlette(routes=[Route("/{path:path}", served)]), rules)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://unused") as client:
         request = client.build_request("GET", path)
         request.headers = httpx2.Headers(headers)
-        return (await client.send(request)).status_code
+        return await client.send(request)
+
+
+async def status(rules: Policy, headers: Headers, path: str = "/mcp") -> int:
+    return (await answer(rules, headers, path)).status_code
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,15 @@ async def test_where_every_host_is_served_a_name_that_leads_here_finds_nothing_w
         401,
         401,
     ]
+
+
+async def test_the_refusal_of_a_host_says_which_one_came_unless_it_is_no_name() -> None:
+    named = (await answer(LOCAL, [("host", "replicas:8765")])).text
+    assert named == "This Host is not served here: replicas:8765; see http.allowed_hosts.\n"
+    for host in ("<b>", "a" * 300, "", "localhost:8765, evil.example"):
+        assert (await answer(LOCAL, [("host", host)])).text == (
+            "This Host is not served here; see http.allowed_hosts.\n"
+        )
 
 
 async def test_two_host_headers_or_none_are_answered_with_misdirected_request() -> None:

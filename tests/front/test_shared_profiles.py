@@ -210,6 +210,7 @@ def test_a_person_chooses_by_commands_and_saves_it(desk: Desk) -> None:
     assert "Claude-Code" in shown
     assert "unknown tool" in desk.run("session", "add", "code__commit", "--session", session)
     assert desk.run("session", "remove", "notes__nothing", "--session", session).count("unknown tool") == 1
+    assert "is no item: write --session" in desk.run("session", "add", session, "x", "--session", session)
     assert "there is no session 'zzz'" in desk.run("session", "add", "x", "--session", "zzz")
     assert "kept" in desk.run("session", "presets", "--forget", "burning")
     assert "No preset is saved." in desk.run("session", "presets", "--forget", "kept")

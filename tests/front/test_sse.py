@@ -67,3 +67,24 @@ async def test_an_open_response_at_the_stop_leaves_no_traceback_in_the_log(
 
     assert proxy.process.returncode == 0
     assert not [line for line in told.splitlines() if "serving http" not in line]
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("https://proxy.example.com/team/mcp", "/team/messages/"),
+        ("https://proxy.example.com/mcp", "/messages/"),
+        ("https://proxy.example.com/api", "/messages/"),
+    ],
+)
+async def test_messages_of_an_event_stream_go_below_the_path_of_the_public_url(
+    workshop: Workshop, url: str, path: str
+) -> None:
+    with http_proxy(workshop.config(http={"resource_url": url})) as proxy:
+        async with (
+            httpx2.AsyncClient(base_url=proxy.base, timeout=PATIENCE) as client,
+            client.stream("GET", "/sse") as response,
+        ):
+            lines = response.aiter_lines()
+            assert await anext(lines) == "event: endpoint"
+            assert (await anext(lines)).startswith(f"data: {path}?session_id=")

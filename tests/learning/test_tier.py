@@ -154,6 +154,15 @@ async def test_a_loop_in_one_session_lowers_what_it_passes_over_once(tier):
     assert lowered == moved(0.75, Signal.PASSED_OVER)
 
 
+def test_other_spellings_of_a_query_in_one_session_lower_what_they_pass_over_once(tier):
+    tier.learn(use())
+    for marks in range(20):
+        tier.learn(use(QUERY + "!" * marks, CHAT, session="b", shown=(MAIL, CHAT)))
+
+    (lowered,) = [pair.confidence for pair in tier.pairs if pair.tool == MAIL]
+    assert lowered == moved(0.75, Signal.PASSED_OVER)
+
+
 @pytest.mark.anyio
 async def test_a_use_that_could_not_be_learned_is_learned_when_it_comes_again(tier, words):
     recorder = UseRecorder(tier)

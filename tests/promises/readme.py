@@ -130,8 +130,9 @@ README = (
     ),
     Promise(
         "The list is stable. `tools/list` is short and the same for every client: these tools, the tools "
-        'that you marked `include = "always"`, and, if you turn that on, the ones used regularly. The '
-        "conversation does not change this list, so the provider's prompt cache stays valid.",
+        'that you marked `include = "always"`, and, if you turn that on, the ones used regularly. In '
+        "protocol 2026-07-28 the conversation does not change this list, so the provider's prompt cache "
+        "stays valid.",
         (
             TOOL_LIST + "test_by_default_the_list_has_the_proxys_own_and_always_included_tools",
             TOOL_LIST + "test_the_proxys_own_definitions_depend_only_on_the_configuration",
@@ -474,9 +475,10 @@ README_REMARKS = (
     "A host started from the desktop may not have the variables of your shell: set them for the proxy in the "
     'host\'s `"env"`.',
     "docs/how-it-works.md explains the rest.",
+    "A host that lists again may then send these definitions, whole, with each request.",
     "Every user and program on the machine can then use your servers.",
     "If other machines connect, put a reverse proxy with TLS in front.",
-    "docs/docker.md describes running it in a container.",
+    "docs/docker.md also describes running it in a container.",
     "Operations describes the same data as JSON, for hooks and scripts.",
     "The embedding model is all-MiniLM-L6-v2 (Apache License 2.0), trained further on requests for 2,751 "
     "real tools, quantised to 8 bits, 23 MB.",

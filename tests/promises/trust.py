@@ -90,7 +90,7 @@ TRUST = (
         (
             AUDIT + "test_what_does_not_fit_into_the_queue_is_counted_on_a_line_of_its_own",
             AUDIT + "test_a_full_disk_costs_no_call_is_said_once_and_the_lines_follow_later",
-            AUDIT + "test_lines_that_wait_for_a_full_disk_are_bounded",
+            AUDIT + "test_nobody_pushes_out_what_waits_for_a_full_disk",
             AUDIT + "test_lines_of_several_proxies_do_not_mix_and_none_is_lost_while_files_are_rotated",
         ),
     ),

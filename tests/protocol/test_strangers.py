@@ -2,11 +2,11 @@
 
 import json
 import re
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.growth import costs_more
 
 from mcp_context_proxy.protocol.strangers import (
     BLANK_LINES,
@@ -112,13 +112,9 @@ def test_too_much_data_is_left_out_and_a_long_string_in_it_is_cut() -> None:
 
 @pytest.mark.parametrize("hostile", [b'\\"', b"\\u202e", b"\\n", b" ", b"\\\\", "⠀".encode()])
 def test_the_time_for_json_is_in_proportion_to_it(hostile: bytes) -> None:
-    def seconds(size: int) -> float:
-        data = b'["' + hostile * (size // len(hostile)) + b'"]'
-        began = time.process_time()
-        clean_json(data)
-        return time.process_time() - began
+    short, long = (b'["%b"]' % (hostile * (size // len(hostile))) for size in (50_000, 1_000_000))
 
-    assert min(seconds(1_000_000) for _ in range(3)) < 120 * max(min(seconds(50_000) for _ in range(3)), 1e-3)
+    assert not costs_more(120, clean_json, long, short)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +164,9 @@ def test_no_letters_that_are_drawn_alike_make_the_mark_of_a_server(drawn: str, o
 
 
 def test_a_crowd_of_brackets_is_read_in_time_in_proportion_to_its_length() -> None:
-    def seconds(size: int, hostile: str) -> float:
-        text = hostile * (size // len(hostile))
-        began = time.process_time()
-        unmarked(text)
-        return time.process_time() - began
-
     for hostile in ("[", "[ ", "[server ", "[server x", "\uff3b\u0455erver "):
-        assert seconds(1_000_000, hostile) < 120 * max(seconds(50_000, hostile), 1e-3), hostile
+        short, long = (hostile * (size // len(hostile)) for size in (50_000, 1_000_000))
+        assert not costs_more(120, unmarked, long, short), hostile
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from support.proxies import Host, inside
 from support.servers import Workshop, tool
 
 from mcp_context_proxy.app.proxy import Proxy
+from mcp_context_proxy.learning import Signal, moved
 from mcp_context_proxy.store import Pair
+from mcp_context_proxy.trust import Principal, Profile, Role
 
 pytestmark = pytest.mark.anyio
 
@@ -131,6 +133,35 @@ async def test_calls_with_a_context_handle_belong_to_one_session(proxy: Proxy) -
     (pair,) = await pairs(proxy)
 
     assert (pair.query, pair.tool) == (QUERY, ("s", "set_status"))
+
+
+@pytest.mark.parametrize("way", ["requests", "handles", "connections"])
+async def test_one_person_who_teaches_everybody_counts_once_a_day(workshop: Workshop, way: str) -> None:
+    """Ten people have used one tool for a request; an eleventh uses another one, as often as they can."""
+    used, pushed = ("s", "post_message"), ("s", "set_status")
+    both = "send a message to a channel and change what is shown beside your name"
+
+    async def use(proxy: Proxy, name: str, tool: tuple[str, str], way: str, query: str = both) -> None:
+        rights = Principal(name, Role.USE).within(Profile("team", learns=True))
+        host = Host(proxy, "handshake" if way == "connections" else "modern", rights=rights)
+        meta = {}
+        if way == "handles":
+            context_id = (await host.data("set_context", {"query": query}))["context_id"]
+            meta = {"io.github.mcp-context-proxy/context": context_id}
+        await host.call(SEARCH, {"query": query}, **meta)
+        await host.call("__".join(tool), **meta)
+
+    async with inside(configured(workshop, clients={"team": {"learn": True}})) as proxy:
+        for number in range(10):
+            await use(proxy, f"person {number}", used, "requests")
+        before = {pair.tool: pair for pair in await pairs(proxy)}
+        for number in range(40):
+            await use(proxy, "mallory", pushed, way, both + "!" * number)
+        after = {pair.tool: pair for pair in await pairs(proxy)}
+
+    assert (before[used].uses, before[used].owner) == (10, "")
+    assert after[pushed].uses == 1
+    assert after[used].confidence == pytest.approx(moved(before[used].confidence, Signal.PASSED_OVER))
 
 
 async def test_pairs_survive_a_restart_and_end_with_the_store(workshop: Workshop) -> None:

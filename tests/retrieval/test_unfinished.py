@@ -437,6 +437,15 @@ def test_where_the_model_fails_a_search_ahead_uses_words(
     assert ranking.likely == 0
 
 
+def test_a_search_ahead_for_which_nothing_is_likely_uses_words(
+    word_vectors: Callable[..., Any], catalog: Snapshot
+) -> None:
+    vectors = word_vectors()
+    ranking = Engine(vectors, word_vectors()).search("zzyzx", catalog, wait=False, ahead=60.0)
+
+    assert (ranking.results, ranking.likely, vectors.texts) == ((), 0, [])
+
+
 def test_tools_of_a_suspected_server_take_no_places_of_likely_ones(
     word_vectors: Callable[..., Any], tool: Callable[..., Tool], snapshot: Callable[..., Snapshot]
 ) -> None:

@@ -97,6 +97,18 @@ async def test_that_nothing_fits_costs_80_tokens_at_most_whatever_is_to_be_noted
         assert "\n- accounting-reports__" in text
 
 
+async def test_a_search_in_a_server_that_is_off_says_why_it_found_nothing(workshop: Workshop) -> None:
+    workshop.server("clock", tools=[tool("tell_time", "Tells the time")])
+    workshop.server("notion").settings = {"command": "x", "env": {"T": "${NOT_SET_ANYWHERE}"}}
+    async with inside(workshop.config()) as proxy:
+        host = Host(proxy, "modern")
+        text = await text_of(host, "find a page", filters={"server": "notion"})
+        refused = await host.call(SEARCH, {"query": "find a page", "filters": {"server": "notoin"}})
+
+    assert "Not searched: notion (off: NOT_SET_ANYWHERE is not set" in text
+    assert "Did you mean 'notion'?" in refused["content"][0]["text"]
+
+
 async def test_the_first_three_tools_show_every_required_parameter_with_type_and_values(real: Proxy) -> None:
     host = Host(real, "modern")
     definitions = {f"{server}__{one['name']}": one for server in LISTS for one in real_lists()[server]}
@@ -478,7 +490,7 @@ async def test_a_refused_call_is_told_what_the_tool_takes_and_what_its_arguments
     assert wrong["isError"]
     assert said == (
         'It takes (zone: string, day?: integer, unit?: "h" | "min"). Missing: zone. Not known: tz. '
-        "Of another type or value: unit, day. Search for clock__tell to see all about it."
+        "Wrong type or value: unit, day. Search for clock__tell to see all about it."
     )
     # Nothing is wrong with these arguments that could be seen from outside.
     assert "It takes" not in json.dumps(right)

@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import anyio.lowlevel
 import pytest
@@ -19,10 +20,10 @@ COUNT = 80
 
 
 @asynccontextmanager
-async def impatient(workshop: Workshop) -> AsyncIterator[Proxy]:
+async def impatient(workshop: Workshop, **tables: Any) -> AsyncIterator[Proxy]:
     """A proxy whose searches wait for indexing no longer than a blink."""
     workshop.server("many", tools=[tool(f"tool_{n}", f"Does thing number {n}") for n in range(COUNT)])
-    async with inside(workshop.config(limits={"indexing_wait_seconds": 0.001})) as proxy:
+    async with inside(workshop.config(limits={"indexing_wait_seconds": 0.001}, **tables)) as proxy:
         yield proxy
 
 
@@ -85,6 +86,34 @@ async def test_during_indexing_a_request_for_something_else_is_told_that_nothing
     assert "Indexing goes on" in text
     assert "fits. Nearest:\n- time__convert_time" in text
     assert [one["name"] for one in meant["results"]] == ["time__convert_time"]
+
+
+async def test_during_indexing_a_rule_and_a_skill_are_found_as_afterwards(workshop: Workshop) -> None:
+    workshop.server("git", tools=[tool("git_commit", "Records changes to the repository")])
+    rules, skill = workshop.folder / "rules", workshop.folder / "skills" / "invoice"
+    rules.mkdir()
+    skill.mkdir(parents=True)
+    (rules / "commits.md").write_text("# How we write commits\nCommit changes in the imperative.\n")
+    (rules / "tone.md").write_text("# Tone\nAnswer in German.\n")
+    about = "description: Fill in an invoice for a customer from a spreadsheet of hours"
+    (skill / "SKILL.md").write_text(f"---\nname: invoice\n{about}\n---\n# Invoice\nRead the hours.\n")
+    documents = [{"kind": "rule", "path": str(rules)}, {"path": str(skill.parent)}]
+    queries = ("commit my changes", "write an invoice for the customer")
+
+    async def found(proxy: Proxy) -> list[list[str]]:
+        host = Host(proxy, "modern")
+        return [
+            [one["name"] for one in (await host.data(SEARCH, {"query": query}))["results"]]
+            for query in queries
+        ]
+
+    async with impatient(workshop, documents=documents) as proxy:
+        with held(proxy):
+            meanwhile = await found(proxy)
+        await proxy.searcher.index(proxy.catalog.snapshot)
+        afterwards = await found(proxy)
+
+    assert meanwhile == afterwards == [["git__git_commit", "commits"], ["invoice"]]
 
 
 async def test_indexing_goes_on_after_the_search_has_answered(workshop: Workshop) -> None:

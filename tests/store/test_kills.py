@@ -14,7 +14,7 @@ from support.writers import TOGETHER, writers
 from mcp_context_proxy.store import open_store
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(times=10),
     pytest.mark.no_cover,
     pytest.mark.skipif(sys.platform == "win32", reason="needs processes that fork"),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice, permutations
@@ -13,6 +12,7 @@ from string import ascii_lowercase
 
 import msgspec
 import pytest
+from support.growth import costs_more
 
 from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
 from mcp_context_proxy.catalog.documents import divide, overview
@@ -298,39 +298,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
 }
 """Everything that reads text of strangers, by what it finds in it."""
 
-CHARACTERS = 4_000
+CHARACTERS = 2_000
 GROWTH = 8
 """Multiple of the length. The time may grow by twice as much; where it is the square, it grows by 64."""
-
-QUICK_SECONDS = 0.02
-"""Time that is too short to be compared."""
-
-ATTEMPTS = 5
-"""Measurements that must all be too long."""
-
-
-def seconds(function: Callable[[str], object], written: str, enough: float = QUICK_SECONDS) -> float:
-    """Return the least processor time of a few attempts, or of those until one is quick enough."""
-    best = float("inf")
-    for _ in range(3):
-        begun = time.thread_time()
-        function(written)
-        best = min(best, time.thread_time() - begun)
-        if best <= enough:
-            break
-    return best
-
-
-def costs_more(times: float, function: Callable[[str], object], written: str, other: str) -> bool:
-    """Return whether a text takes so many times the processor time of another, whenever it is measured.
-
-    Processor time is longer while others use the same caches, so what looks slow is measured again.
-    """
-    for _ in range(ATTEMPTS):
-        most = max(times * seconds(function, other), QUICK_SECONDS)
-        if seconds(function, written, most) <= most:
-            return False
-    return True
 
 
 @pytest.mark.no_cover  # the time of the code itself counts, and other tests cover it
@@ -349,7 +319,7 @@ def test_time_grows_with_the_length_of_a_text_and_not_with_its_square(name: str)
 
 def test_a_query_of_spaces_is_divided_at_once() -> None:
     assert needs.divided("find the note,  and  then  close the note") == ["find the note", "close the note"]
-    assert seconds(needs.divided, "a" + " " * 8_000 + "b") < QUICK_SECONDS
+    assert not costs_more(40, needs.divided, "a" + " " * 80_000 + "b", "a" + " " * 8_000 + "b")
 
 
 @pytest.mark.parametrize("part", QUERY_PARTS)
@@ -362,9 +332,10 @@ def test_the_longest_query_is_read_at_once(part: str) -> None:
 
 def test_a_word_of_a_query_is_compared_with_few_of_many_that_are_made_of_its_letters() -> None:
     letters = "abcdefghijkl"
-    catalog = WordList(["a" + "".join(word) for word in islice(permutations(letters[1:]), 40_000)])
+    words = ["a" + "".join(word) for word in islice(permutations(letters[1:]), 40_000)]
+    asked = "a" + letters[:0:-1]
 
-    assert seconds(catalog.nearest, "a" + letters[:0:-1]) < 0.5
+    assert not costs_more(4, lambda known: known.nearest(asked), WordList(words), WordList(words[:4_000]))
 
 
 def test_only_a_few_unknown_words_of_a_query_are_compared() -> None:
@@ -382,9 +353,10 @@ def test_only_a_few_unknown_words_of_a_query_are_compared() -> None:
 
 
 def test_descriptions_made_of_quotation_marks_are_read_at_once() -> None:
-    hostile = [of(f"I need it {part * 4_000}") for part in (' "', " '", " “") for _ in range(100)]
+    def hostile(times: int) -> list[Tool]:
+        return [of(f"I need it {part * times}") for part in (' "', " '", " “") for _ in range(100)]
 
-    assert seconds(lambda _: suspicion(hostile), "") < 2
+    assert not costs_more(40, suspicion, hostile(4_000), hostile(400))
 
 
 def test_a_heap_of_marks_costs_no_more_than_as_many_letters() -> None:
@@ -394,33 +366,35 @@ def test_a_heap_of_marks_costs_no_more_than_as_many_letters() -> None:
 
 
 def test_half_characters_are_mended_beside_megabytes_of_other_escapes() -> None:
-    message = b'{"result":{"a":"%b\\ud800\\\\ud800"}}' % (rb"\u0041" * 500_000)
+    short, long = (
+        b'{"result":{"a":"%b\\ud800\\\\ud800"}}' % (rb"\u0041" * escapes) for escapes in (50_000, 500_000)
+    )
 
-    result = envelope.decode(message).result
-
-    assert seconds(lambda _: envelope.decode(message), "") < 0.25
-    assert bytes(result).endswith(rb"\ufffd\\ud800" + b'"}')
+    assert not costs_more(40, envelope.decode, long, short)
+    assert bytes(envelope.decode(long).result).endswith(rb"\ufffd\\ud800" + b'"}')
 
 
 @pytest.mark.parametrize("part", ["[", "{", "[a,", "- [", "{a: "])
 def test_front_matter_of_brackets_is_refused_at_once(part: str) -> None:
-    written = f"---\n{part * 3_000}\n---\ntext"
+    written, shorter = (f"---\n{part * times}\n---\ntext" for times in (3_000, 300))
     found = read_front_matter(written)
 
     assert [message for _, message in found.problems] == [
         "the front matter has over 200 brackets and is ignored"
     ]
-    assert seconds(read_front_matter, written) < 0.5
+    assert not costs_more(40, read_front_matter, written, shorter)
 
 
 def test_a_thousand_texts_in_another_order_are_compared_at_once() -> None:
     words = [str(word) for word in range(149)]
-    before, after = (
-        json.dumps({str(at): {"description": " ".join(order)} for at in range(150)}).encode()
-        for order in (words, words[::-1])
-    )
 
-    assert seconds(lambda _: changed_lines(before, after), "") < 0.5
+    def versions(texts: int) -> list[bytes]:
+        return [
+            json.dumps({str(at): {"description": " ".join(order)} for at in range(texts)}).encode()
+            for order in (words, words[::-1])
+        ]
+
+    assert not costs_more(6, lambda pair: changed_lines(*pair), versions(150), versions(15))
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "1e999"])
@@ -443,4 +417,4 @@ def test_the_nearest_of_many_equal_names_are_found_at_once() -> None:
     known = ["a" * 60 + str(at) for at in range(10_000)]
 
     assert len(nearest_names("a" * 1_000_000, known)) == 3
-    assert seconds(lambda written: nearest_names(written, known), "a" * 1_000_000) < 1
+    assert not costs_more(10, lambda asked: nearest_names(asked, known), "a" * 1_000_000, "a" * 100)

@@ -125,17 +125,18 @@ async def test_a_request_that_wakes_a_server_is_sent_only_if_its_tool_or_prompt_
 
 
 @pytest.mark.parametrize("isolation", ["shared", "session"])
-@pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get", "resources/read", "completion/complete"])
 async def test_a_request_that_is_sent_again_in_a_new_session_is_judged_again(
     workshop: Workshop, isolation: str, method: str
 ) -> None:
-    """A person rejects the tool and the prompt while the server opens the session."""
+    """A person rejects the tool, the prompt and the template while the server opens the session."""
     expired, opens = workshop.flag("expired"), workshop.flag("opens")
     opens.touch()
     forgetful = workshop.http_server(
         "calc",
         tools=TOOLS,
         prompts=[{"name": "greet", "description": "Greets"}],
+        templates=[{"uriTemplate": "calc://{name}", "name": "sheet", "description": "Sheets"}],
         forgets=str(expired),
         on={"initialize": [{"wait": str(opens)}]},
         settings={"isolation": isolation},
@@ -153,22 +154,32 @@ async def test_a_request_that_is_sent_again_in_a_new_session_is_judged_again(
             if method == "tools/call":
                 answers.append((await host.call("calc__add"))["content"][0]["text"])
                 return
+            params: dict[str, Any] = {
+                "prompts/get": {"name": "calc__greet"},
+                "resources/read": {"uri": "calc://a"},
+                "completion/complete": {
+                    "ref": {"type": "ref/resource", "uri": "calc://{name}"},
+                    "argument": {"name": "name", "value": "a"},
+                },
+            }
             with pytest.raises(RpcError) as error:
-                await host.request("prompts/get", {"name": "calc__greet"})
+                await host.request(method, params[method])
             answers.append(str(error.value))
 
         async with anyio.create_task_group() as group:
             group.start_soon(request)
             await forgetful.ledger.until(lambda ledger: len(ledger.messages("initialize")) > before)
             with open_store(workshop.folder / "store.sqlite3") as store:
-                decide(store, "calc", ["add", "greet"], State.REJECTED, by="test")
+                decide(store, "calc", ["add", "greet", "calc://{name}"], State.REJECTED, by="test")
             await until(lambda: "calc__add" not in proxy.catalog.snapshot.tools)
             await until(lambda: not proxy.catalog.snapshot.prompts)
+            await until(lambda: not proxy.catalog.snapshot.templates)
             opens.touch()
 
-    assert "withheld" in answers[0]
+    withheld = "withheld" if method in ("tools/call", "prompts/get") else "unknown resource"
+    assert withheld in answers[0]
     assert len(forgetful.ledger.calls()) == 1
-    assert not forgetful.ledger.messages("prompts/get")
+    assert method == "tools/call" or not forgetful.ledger.messages(method)
 
 
 async def test_what_the_store_remembers_of_a_server_is_judged_before_it_is_connected(

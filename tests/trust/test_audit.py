@@ -444,18 +444,27 @@ async def test_a_full_disk_costs_no_call_is_said_once_and_the_lines_follow_later
     assert log.warning is None
 
 
-async def test_lines_that_wait_for_a_full_disk_are_bounded(tmp_path: Path) -> None:
+async def test_nobody_pushes_out_what_waits_for_a_full_disk(tmp_path: Path) -> None:
     file = FullDisk(tmp_path, 100_000_000, 3)
     log = AuditLog(file)
-    for _ in range(3):
-        for _ in range(audit.KEPT):
-            called(log)
+    called(log, tool=echo("remove"), principal="mallory")
+    called(log, principal="anna")
+    log.note("login", server="work", event="in")
+    await log.flush()
+    for _ in range(5):
+        for _ in range(audit.WAITING):
+            called(log, principal="mallory")
+        called(log, principal="berta")
         await log.flush()
     file.full = False
 
     found = await recorded(log, file)
-    assert len(found) == audit.KEPT + 1
-    assert sum(entry.get("count", 1) for entry in found) == 3 * audit.KEPT
+    assert [entry["tool"] for entry in found if entry.get("principal") == "anna"] == ["echo"]
+    assert [entry["tool"] for entry in found if entry.get("principal") == "berta"] == ["echo"] * 5
+    assert sum(entry["kind"] == "login" for entry in found) == 1
+    assert sum(entry.get("tool") == "remove" for entry in found) == 1
+    assert sum(entry.get("count", 1) for entry in found) == 5 * audit.WAITING + 8
+    assert file.path.stat().st_size <= audit.UNWRITTEN_BYTES * 1.1
 
 
 async def test_entries_are_in_the_file_while_the_proxy_runs_so_that_a_kill_loses_a_moment_at_most(

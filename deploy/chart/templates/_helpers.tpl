@@ -22,6 +22,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
 {{- end }}
 
+{{/* Further keys of a table. Numbers, texts and lists are written in TOML as in JSON. */}}
+{{- define "proxy.keys" -}}
+{{- range $name, $value := . }}
+    {{ $name }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+
 {{/* Rights and files of a container: the image's user, no capability, and nothing that can be written but two volumes. */}}
 {{- define "proxy.security" -}}
 securityContext:
