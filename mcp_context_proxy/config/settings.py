@@ -201,6 +201,9 @@ class ExposeConfig(Table, frozen=True):
     """False keeps the tools' own names where they are unique."""
     list_all_below: Amount = 3000
     """Estimated tokens below which a catalog is listed whole, because hiding would save nothing."""
+    found_tokens: Amount = 3000
+    """Estimated tokens of tools that searches add to the list of a session, at most: hosts that list again
+    send it with each request. The other tools found are called through the call tools."""
     page_size: Annotated[Amount, Reload.RESTART] = 0
     """Entries on a page of a list; 0 is one page, since many hosts read no second one."""
     max_name_length: Annotated[int, within(SHORTEST_NAME, 128)] | None = None

@@ -281,7 +281,7 @@ class MetaTools(Struct, frozen=True, kw_only=True, eq=False):
             self.log.searched(answer.context.query, eras.name_of(caller.client_info), caller.rights.owner)
         if caller.session is not None:
             caller.session.query = answer.context.query
-            self.changes.show(caller.session, sorted(answer.tool_names))
+            self.changes.show_found(caller.session, answer.tool_names)
         session: SessionContext | None = handle or caller.session
         noted = None
         if not _wants_data(params):

@@ -390,10 +390,14 @@ class ChangeNotifier:
     def show(self, session: Session, names: Iterable[str]) -> None:
         """Add tools to a session's list, and announce it if that changes it."""
         self.context_changed(session)
-        more = [name for name in names if name not in session.shown]
+        more = sorted(name for name in names if name not in session.shown)
         if self._grows(session, more):
             self._announce(session)
         session.shown.update(dict.fromkeys(more))
+
+    def show_found(self, session: Session, names: Iterable[str]) -> None:
+        """Add the tools that a search found, the best first, to a session's list as far as it has room."""
+        self.show(session, self._tools.with_room(session, names))
 
     def _grows(self, session: Session, more: Sequence[str]) -> bool:
         """Return whether showing `more` tools adds to a session's list.

@@ -314,6 +314,19 @@ class ToolList:
         schema: dict[str, Any] = envelope.value(envelope.members(tool.definition)["inputSchema"])
         return schema
 
+    def with_room(self, session: Session, names: Iterable[str]) -> list[str]:
+        """Return those of `names` for which a session's list has room, within `expose.found_tokens`."""
+        tools = self._catalog.whole.snapshot.tools
+        left = self._expose.found_tokens * BYTES_PER_TOKEN
+        left -= sum(len(tools[name].definition) for name in session.shown if name in tools)
+        taken = []
+        for name in names:
+            size = len(tools[name].definition) if name in tools else 0
+            if name not in session.shown and size <= left:
+                taken.append(name)
+                left -= size
+        return taken
+
     def visible(self, session: Session) -> tuple[str, ...]:
         """Return the exposed names that a session's list shows now, beside the proxy's own tools."""
         with assigned(ACTING, session.rights):

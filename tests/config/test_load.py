@@ -146,6 +146,7 @@ def test_the_defaults_are_the_documented_ones():
         "mode": "auto",
         "prefix": True,
         "list_all_below": 3000,
+        "found_tokens": 3000,
         "page_size": 0,
         "max_name_length": None,
     }

@@ -206,9 +206,11 @@ README = (
     ),
     Promise(
         "In a session of protocol 2025-11-25 or earlier, a search also appends the tools it found to the "
-        "list of that session and notifies the client; nothing is removed from the list later.",
+        "list of that session, up to `expose.found_tokens` (3000), and notifies the client; nothing is "
+        "removed from the list later.",
         (
             TOOL_LIST + "test_the_list_of_a_handshake_session_grows_with_its_searches",
+            TOOL_LIST + "test_searches_add_to_a_list_only_as_many_tokens_as_are_configured",
             TOOL_LIST + "test_one_session_does_not_see_what_another_searched",
             "proxy/test_starting.py::test_a_search_in_a_session_adds_to_its_list_with_one_notification",
         ),

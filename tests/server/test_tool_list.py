@@ -143,6 +143,28 @@ async def test_the_list_of_a_handshake_session_grows_with_its_searches(proxy: Pr
     assert "work__resize" in second
 
 
+@pytest.mark.parametrize(
+    ("tokens", "added"),
+    [(0, []), (200, ["invoice", "translate"]), (3_000, ["invoice", "translate", "resize"])],
+)
+async def test_searches_add_to_a_list_only_as_many_tokens_as_are_configured(
+    workshop: Workshop, tokens: int, added: list[str]
+) -> None:
+    # Each definition has some 80 tokens by estimate.
+    described = {name: f"{text}. {'Further details. ' * 12}" for name, text in SUBJECTS.items()}
+    workshop.server("work", tools=[tool(*one) for one in described.items()])
+    expose = {"list_all_below": 0, "found_tokens": tokens}
+    async with inside(workshop.config(expose=expose, search={"top_n": 1, "include_score": 1.0})) as proxy:
+        host = Host(proxy, "handshake")
+        for subject in ("invoice", "translate", "resize"):
+            await host.call("search_available_tools", {"query": SUBJECTS[subject]})
+        names = await host.names()
+        answer = await host.call("call_tool", {"name": "work__resize", "arguments": {}})
+
+    assert names == [*OURS, *(f"work__{name}" for name in added)]
+    assert not answer.get("isError")
+
+
 async def test_listed_tools_keep_their_place_when_the_list_grows(proxy: Proxy) -> None:
     host = Host(proxy, "handshake")
 
