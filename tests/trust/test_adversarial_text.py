@@ -17,9 +17,9 @@ from support.growth import costs_more
 from mcp_context_proxy.catalog import definitions, document_reading, names, skills, uri_owners
 from mcp_context_proxy.catalog.documents import divide, overview
 from mcp_context_proxy.catalog.front_matter import Format, read_front_matter
-from mcp_context_proxy.catalog.names import matches
 from mcp_context_proxy.config import Config, Limits, ServerConfig, source
 from mcp_context_proxy.config.secrets import Redactor
+from mcp_context_proxy.config.tables import matches
 from mcp_context_proxy.context.session import result_text
 from mcp_context_proxy.downstream.fleet import redacted
 from mcp_context_proxy.downstream.inbound import Output
@@ -371,7 +371,9 @@ def test_half_characters_are_mended_beside_megabytes_of_other_escapes() -> None:
     )
 
     assert not costs_more(40, envelope.decode, long, short)
-    assert bytes(envelope.decode(long).result).endswith(rb"\ufffd\\ud800" + b'"}')
+    result = envelope.decode(long).result
+    assert isinstance(result, msgspec.Raw)
+    assert bytes(result).endswith(rb"\ufffd\\ud800" + b'"}')
 
 
 @pytest.mark.parametrize("part", ["[", "{", "[a,", "- [", "{a: "])
