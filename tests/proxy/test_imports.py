@@ -134,7 +134,7 @@ threading.Thread(target=tell, daemon=True).start()
 
 
 async def test_a_proxy_that_serves_searches_for_garbage(workshop: Workshop, tmp_path: Path) -> None:
-    # Python imports this module in each process with this path. Calls leave too little to see a search itself.
+    # Python imports this module in each process with this path. Calls leave too little for a search.
     (tmp_path / "sitecustomize.py").write_text(SAYS_WHETHER_IT_SEARCHES)
     workshop.server("mail", tools=[tool("send_mail")], ledger=None)
     log = tmp_path / "stderr"
