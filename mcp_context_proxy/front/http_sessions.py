@@ -249,7 +249,6 @@ class EventStreams:
             negotiation=self._negotiation,
             limits=self._limits,
             channel=channel,
-            write_response=channel.send,
             rights=rights_of(scope),
         )
         await channel.open(f"{self._messages}?session_id={session_id}")
@@ -366,6 +365,10 @@ class EventChannel:
                 self._count(-len(queued.content))
             queued.content = b""
             raise
+
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Leave every frame to `send`, which waits for the connection."""
+        return False
 
     def send_nowait(self, frame: bytes) -> bool:
         """Send one frame soon, unless too many bytes wait already."""
