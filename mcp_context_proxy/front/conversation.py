@@ -90,6 +90,11 @@ class FrameChannel(Protocol):
         """Write one frame; waits while the host does not read. Dropped when the host is gone."""
         ...
 
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Write one frame if neither it nor one before it has to wait; False leaves it to `send`."""
+        del frame
+        return False
+
     def send_nowait(self, frame: bytes) -> bool:
         """Write one frame unless the host is not reading; return whether it was written."""
         ...
@@ -97,10 +102,6 @@ class FrameChannel(Protocol):
 
 class HostChannel(FrameChannel, Protocol):
     """Takes frames for one host, and reads those of it."""
-
-    def sent_at_once(self, frame: bytes) -> bool:
-        """Write one frame if neither it nor one before it has to wait; return whether it was written."""
-        ...
 
     def pause_reading(self) -> None:
         """Stop reading messages of the host."""
@@ -449,7 +450,9 @@ class HostMessages:
 
     async def tell(self, method: str, params: Members) -> None:
         """Write a notification once the host is reading."""
-        await self._channel.send(envelope.notification(method, params))
+        frame = envelope.notification(method, params)
+        if not self._channel.sent_at_once(frame):
+            await self._channel.send(frame)
 
     async def ask(self, method: str, params: Members) -> bytes:
         """Make a request of the host; see `Caller.ask`."""

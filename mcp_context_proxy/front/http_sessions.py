@@ -28,7 +28,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.front import http_requests
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.conversation import Conversation, Questions
+from mcp_context_proxy.front.conversation import Conversation, HostChannel, Questions
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.front.http_requests import PING, PING_SECONDS, STREAM_HEADERS, AdmissionRules, Exchange
 from mcp_context_proxy.protocol import envelope
@@ -313,8 +313,8 @@ class _Frame(Struct, eq=False):
     sent: anyio.Event = field(default_factory=anyio.Event)
 
 
-class EventChannel:
-    """Writes frames to an event stream. Implements `HostChannel`."""
+class EventChannel(HostChannel):
+    """Writes frames to an event stream."""
 
     def __init__(self, write: Send, waiting: Waiting) -> None:
         self._write, self._waiting = write, waiting
@@ -365,10 +365,6 @@ class EventChannel:
                 self._count(-len(queued.content))
             queued.content = b""
             raise
-
-    def sent_at_once(self, frame: bytes) -> bool:
-        """Leave every frame to `send`, which waits for the connection."""
-        return False
 
     def send_nowait(self, frame: bytes) -> bool:
         """Send one frame soon, unless too many bytes wait already."""
