@@ -35,7 +35,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from mcp_context_proxy.config.secrets import Secret, names_secret, secret_arguments, secrets_in_url
-from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.system import INHERITED, matches
 from mcp_context_proxy.system.later import pattern
@@ -266,7 +266,7 @@ def _of_program(config: ServerConfig) -> str:
     program = shutil.which(config.command or "", path=environment.get("PATH"))
     if program is None:
         return ""
-    path = config.folder / program
+    path = folder_of(config) / program
     if _INTERPRETERS.fullmatch(program_of(config)) is None:
         # A script that an installation has made, or a program of its own.
         return _of_script(path)
@@ -274,7 +274,7 @@ def _of_program(config: ServerConfig) -> str:
     if module is not None:
         return _of_distribution(path.parent.parent, f"{module.split('.')[0]}/", "RECORD")
     script = next((word for word in config.args if not word.startswith("-")), None)
-    return "" if script is None else _of_script(config.folder / script)
+    return "" if script is None else _of_script(folder_of(config) / script)
 
 
 def _module(args: tuple[str, ...]) -> str | None:
@@ -457,9 +457,23 @@ def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
     return process
 
 
+def folder_of(config: ServerConfig) -> Path:
+    """Return the working folder of a program; the home folder for a configuration that is no file.
+
+    Raises:
+        OSError: The folder in which the proxy was started no longer exists.
+    """
+    if config.cwd == LAUNCH:
+        return Path.cwd()
+    if config.cwd is not None:
+        return config.cwd
+    home = Path("~").expanduser()
+    return home if home.is_absolute() else Path(home.root or os.sep)
+
+
 def _folder(config: ServerConfig) -> Path:
     try:
-        folder = config.folder
+        folder = folder_of(config)
     except OSError as error:
         message = f"cannot start: the folder in which the proxy was started cannot be used: {error.strerror}"
         raise StartError(Fault.NO_START, message) from error
