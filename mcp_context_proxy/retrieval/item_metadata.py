@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -28,10 +28,6 @@ from mcp_context_proxy.retrieval.text import (
     terms,
     topics,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _VERBS: Final = {
     "read": "get list read fetch show describe view retrieve inspect check count",
