@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import (
-    WholeNumber,
-    echo_json,
-    json_option,
-    open_configured_store,
-    shown,
-)
+from mcp_context_proxy.cli import WholeNumber, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, headings, results
 from mcp_context_proxy.protocol.strangers import one_line

@@ -26,13 +26,7 @@ import anyio.to_thread
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import is_large
-from mcp_context_proxy.protocol.framing import (
-    LineFramer,
-    MessageReader,
-    PipeWriter,
-    gate,
-    on_one_line,
-)
+from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, PipeWriter, gate, on_one_line
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.trust import THE_USER, Principal
 

@@ -27,9 +27,8 @@ from mcp_context_proxy.retrieval.bm25 import (
     grouped,
 )
 from mcp_context_proxy.retrieval.forms import WordList
-from mcp_context_proxy.retrieval.item_metadata import item_text, metadata_of
+from mcp_context_proxy.retrieval.item_metadata import ORDERS, item_text, metadata_of
 from mcp_context_proxy.retrieval.keyword_stuffing import Evidence, Suspicion, suspected
-from mcp_context_proxy.retrieval.needs import ORDERS
 from mcp_context_proxy.retrieval.text import STOP_WORDS, identifier_words, name_key
 from mcp_context_proxy.retrieval.vectors import DenseIndex, Pool, spans
 from mcp_context_proxy.system.later import np

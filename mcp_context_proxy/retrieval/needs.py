@@ -1,177 +1,27 @@
-"""Divides a query into its needs: "find the page and mail it to Tom" has two; tells which actions each wants.
+"""Divides a query into its needs: "find the page and mail it to Tom" has two.
 
 A need begins with a sentence, or within one where a new order or question begins. Strangers write queries:
 every pattern here takes time in the length of the text.
-
-An order is told by the word with which it opens: ``actions.txt`` says for some 400 words how much better or
-worse a tool of each action serves such an order. The numbers were learned from 17,000 written requests by
-comparing the right tool with the others of its server, which have the same subject and differ in what they
-do (``scripts/build_actions.py``).
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import cache
+from collections.abc import Iterator, Sequence, Set
 from itertools import islice
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from mcp_context_proxy.retrieval.item_metadata import CHANGES, DELETE, EFFECTS, OTHER_CHANGES, VERBS
+from mcp_context_proxy.retrieval.item_metadata import (
+    ORDERS,
+    OTHER_CHANGES,
+    QUESTIONS,
+    VERBS,
+    opening_match,
+)
 from mcp_context_proxy.retrieval.text import STOP_WORDS, sentences, stem, telling_places
-from mcp_context_proxy.system.later import np, pattern
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-MOST_ADDED: Final = 0.04
-"""Highest amount that is added to a score for its action, or taken from it but for deleting."""
-
-UNIT: Final = 0.0001
-"""Worth in score of one point in ``actions.txt``."""
-
-CERTAIN_NOT_TO_DELETE: Final = -0.004
-"""Addition for deleting tools from which down an order is known not to want any, as one with "show" is."""
-
-TAKEN_FROM_DELETING: Final = 0.1
-"""Amount that is then taken from a deleting tool, so that one is only first where nothing else is near."""
-
-ASKING_FOR_FACTS: Final = frozenset({"who", "what", "which", "when", "where", "why"})
-"""Words with which a question about facts begins: no tool that creates, changes or sends answers it."""
-
-TAKEN_FROM_CHANGING: Final = 0.12
-"""Amount that is then taken from such a tool."""
-
-WEIGHTS: Final = Path(__file__).with_name("actions.txt")
-
-QUESTIONS: Final = frozenset(
-    {"what", "which", "who", "whom", "whose", "how", "when", "where", "why", "whether"}
-)
-"""Words with which a question begins."""
-
-ASKED_FOR_ALL: Final = pattern(
-    r"^(\W*(?:what|how|where|which|when|why) )(?:do|can|could|should|shall|would|must) (?:i|we)\b",
-    re.IGNORECASE,
-)
-"""Beginnings of questions in which the caller stands for anybody: "what shall I cook"."""
-
-_MORE_ORDERS = """
-book schedule cancel email message ask remind open close navigate click give turn play plot compare merge
-commit push clone checkout review assign label summarize summarise explain answer order buy pay charge
-refund invite pin unpin mark star record note store remember forget print scan deploy build test restart
-scale install uninstall upgrade enable disable connect disconnect subscribe unsubscribe follow unfollow mute
-block report tag attach approve reject watch crop resize zip unzip extract sort filter group split join sum
-file reserve apply archive arrange correct crawl dump duplicate empty enter erase finish fix grab hide
-highlight hit hold hover jot lock unlock measure migrate pack unpack pause pick accept adjust alter analyse
-analyze annotate begin capture carry choose clean collect comment complete confirm copy cut define display
-draft halt include kill launch leave link load locate paste recover refresh relocate respond restore return
-revoke stage transfer trash undo unlink use visit withdraw prepare press raise react register reopen rerun
-reset resolve resume retry revert rewrite roll rotate say scrape scroll select shut stash submit swap switch
-toggle unstage wait warn
-"""
-
-_BEFORE_ORDERS = """
-want need like help let lets try just hey hi hello quickly now first wanna gotta pls plz kindly thanks ok okay
-so gonna must may might using ahead actually again
-"""
-_COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
-"""Words before an order that say nothing about it, beside stop words."""
-
-_PHRASES = """
-delete = get rid of; throw away; throw out; chuck out; take down
-search for = look up; look through; dig up; track down; hunt down
-create = put together; come up with; draw up
-archive = put away
-copy = make a copy of; make the same; make another copy of
-restore = bring back; put back
-start = kick off; fire up
-cancel = call off
-complete = tick off; cross off; check off
-assign = hand over
-approve = sign off on; sign off
-show = pull up; bring up
-fill in = fill out
-fill in login form = log in; login; sign in
-monitor = keep an eye on
-get current user = who am i logged in as; who am i signed in as; who am i connected as; who am i
-monitor and notify when = tell me when; notify me when; alert me when
-monitor and notify if = notify me if; alert me if
-"""
-_WHOLE: Final = {
-    phrase.strip(): meant.strip()
-    for meant, _, phrases in (line.partition("=") for line in _PHRASES.strip().splitlines())
-    for phrase in phrases.split(";")
-}
-_AROUND = pattern(r"(?P<verb>\w+) (?P<rest>up|off|out|away|down|over)")
-PHRASES: Final[Mapping[str, str]] = _WHOLE | {
-    f"{parts['verb']} {object_} {parts['rest']}": f"{meant.removesuffix(' for')} {object_}"
-    for phrase, meant in _WHOLE.items()
-    if (parts := _AROUND.fullmatch(phrase)) is not None
-    for object_ in ("it", "them", "this", "that")
-}
-"""Phrases with which an order opens, each with the words that tools have for it, as "call off" and "call it
-off". Those that tools have as well, such as "turn on" or "set up", are not among them."""
-
-ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split(), *(phrase.split()[0] for phrase in PHRASES)})
-"""Verbs with which an order begins."""
-
-_SITES = "wikipedia google youtube gmail facebook twitter reddit amazon ebay instagram linkedin netflix"
-
-_BY_OBJECT = """
-navigate = go head surf browse / site website webpage homepage url SITES
-navigate to = visit open load / site website webpage homepage url SITES
-type = write type enter put key insert / field textbox input blank
-write = put enter / cell cells
-create event = put add / calendar
-create = issue write raise draw / invoice bill quote estimate receipt
-send message = write / team everyone everybody colleagues boss
-update event = push shift postpone bump / meeting appointment call standup
-assign = give pass hand / ticket issue task card bug case story incident
-scale = bump raise increase lower reduce / replicas pods instances
-add = drop leave / comment comments
-post message to = tell inform notify ping update / channel team everyone everybody
-checkout = switch change jump / branch
-cancel = stop kill abort halt / job jobs pipeline pipelines build builds
-format = make turn set / bold italic italics underlined strikethrough
-protect = lock secure / document report letter contract offer
-"""
-BY_OBJECT: Final = tuple(
-    (meant.strip(), frozenset(verbs.split()), frozenset(objects.split()))
-    for meant, _, words in (
-        line.replace("SITES", _SITES).partition("=") for line in _BY_OBJECT.strip().splitlines()
-    )
-    for verbs, _, objects in [words.partition("/")]
-)
-"""Verbs that mean something else with some objects: people give a ticket to somebody, tools assign it."""
-
-OBJECT_WORDS: Final = 7
-"""Words after a verb among which its object is looked for."""
-
-_PHRASE = pattern(
-    f"(?:{'|'.join(sorted(PHRASES, key=lambda one: -len(one)))})\\b",
-    re.IGNORECASE,
-)
-_ASKS_FOR_FACTS = pattern(
-    r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
-    r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
-    r"|how (?:come|many|much|long|old|far|big|large|high|often|recent\w*)\b)",
-    re.IGNORECASE,
-)
-"""Beginnings of questions that are answered by yes or no, or by a number. "Is it possible to" and "are you
-able to" order something."""
-
-_ATTRIBUTE = pattern(
-    r"\W*(?:(?:the|current|latest|last|exact|full|total) )*(?:status|state|size|length|number"
-    r"|names?|title|urls?|address|owners?|authors?|date|time|price|cost|version|details|contents?|body|values?|location|type"
-    r"|age|height|progress|members?) of "
-    r"(?!.{0,200} (?:is|are|was|were|should|will|must)\b)",
-    re.IGNORECASE,
-)
-"""Beginnings of orders that only name what is asked for: "status of the build"."""
+from mcp_context_proxy.system.later import pattern
 
 LEAST_TELLING = 2
 """Telling words (no stop words) on each side of a division, and of an order before what it carries. One is
@@ -354,63 +204,6 @@ MOST_PARTS = 24
 
 Span: TypeAlias = tuple[int, int]
 """The places in a text where a part of it begins and ends."""
-
-
-def opening(order: str) -> str:
-    """Return the word with which an order opens, stemmed unless it asks; empty without one."""
-    match = opening_match(order)
-    word = "" if match is None else match.group().lower()
-    return word if word in QUESTIONS else stem(word)
-
-
-def opening_match(order: str) -> re.Match[str] | None:
-    """Return where the word is with which an order opens: after courtesies and words that say nothing."""
-    for match in _WORD.finditer(order):
-        word = match.group().lower()
-        if word in QUESTIONS or (len(word) > 1 and word not in STOP_WORDS and word not in _COURTESIES):
-            return match
-    return None
-
-
-def reworded(order: str) -> tuple[int, str] | None:
-    """Return how many characters of an order name no tool, and their meaning; None for most orders.
-
-    The order begins with its opening word.
-    """
-    if (phrase := _PHRASE.match(order)) is not None:
-        return phrase.end(), PHRASES[phrase.group().lower()]
-    verb, *following = (match.group() for match in islice(_WORD.finditer(order), OBJECT_WORDS + 1))
-    objects = frozenset(word.lower() for word in following)
-    for meant, verbs, named in BY_OBJECT:
-        if verb.lower() in verbs and not named.isdisjoint(objects):
-            return len(verb), meant
-    return None
-
-
-def wanted(order: str) -> NDArray[np.float32]:
-    """Return the amount that is added to the score of a tool for its effect, by position."""
-    found = _additions().get("which" if _ATTRIBUTE.match(order) else opening(order))
-    added = np.zeros(EFFECTS, np.float32) if found is None else found
-    if _ASKS_FOR_FACTS.match(order) is not None:
-        added = added.copy()
-        added[CHANGES], added[DELETE] = -TAKEN_FROM_CHANGING, -TAKEN_FROM_DELETING
-    return added
-
-
-@cache
-def _additions() -> Mapping[str, NDArray[np.float32]]:
-    """Return the additions of each opening word."""
-    additions = {}
-    for line in WEIGHTS.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            word, *points = line.split()
-            added = np.array([*map(int, points)], np.float32) * np.float32(UNIT)
-            additions[word] = np.clip(np.append(added, added[0]), -MOST_ADDED, MOST_ADDED)
-            if added[DELETE] <= CERTAIN_NOT_TO_DELETE:
-                additions[word][DELETE] = -TAKEN_FROM_DELETING
-            if word in ASKING_FOR_FACTS:
-                additions[word][CHANGES] = -TAKEN_FROM_CHANGING
-    return additions
 
 
 def divided(query: str) -> list[str]:

@@ -16,16 +16,16 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.retrieval import needs
-from mcp_context_proxy.retrieval.needs import (
+from mcp_context_proxy.retrieval import item_metadata
+from mcp_context_proxy.retrieval.item_metadata import (
     ASKED_FOR_ALL,
     ASKING_FOR_FACTS,
-    CHANGING,
     ORDERS,
     QUESTIONS,
     opening,
     opening_match,
 )
+from mcp_context_proxy.retrieval.needs import CHANGING
 from mcp_context_proxy.retrieval.text import identifier_words, stem, terms
 from mcp_context_proxy.system.later import pattern
 
@@ -521,7 +521,7 @@ def reworded(order: str) -> tuple[int, str] | None:
     """Return how many characters of an order name no tool, and their meaning; None for most orders."""
     if (down := _DOWN_ANYWHERE.match(order)) is not None and _DOWN_IN_NOTES.match(order) is None:
         return down.end(), "write"
-    if (said := needs.reworded(order)) is None and asks_for_history(order):
+    if (said := item_metadata.reworded(order)) is None and asks_for_history(order):
         verb = order.split(maxsplit=1)[0]
         # What has pages has no log.
         history = "history of" if _PAGES.search(order[:FIRST_OF_REQUEST]) else "history log of"

@@ -30,21 +30,25 @@ from mcp_context_proxy.retrieval.forms import (
     value_kind,
     written_out,
 )
-from mcp_context_proxy.retrieval.item_metadata import DELETE, EFFECTS, VERBS
+from mcp_context_proxy.retrieval.item_metadata import (
+    DELETE,
+    EFFECTS,
+    ORDERS,
+    VERBS,
+    opening_match,
+    wanted,
+)
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
     LEAST_TELLING,
     ONE,
-    ORDERS,
     Span,
     antecedent,
     asks,
     cores,
     denied,
     needs_of,
-    opening_match,
     quotations,
-    wanted,
     within,
     without_opener,
 )

@@ -16,8 +16,7 @@ from mcp_context_proxy.items import Item, Kind, Tool
 from mcp_context_proxy.retrieval import SUSPECTED, USED_BEFORE, Method, Result, SearchOptions, Support
 from mcp_context_proxy.retrieval.bm25 import K1, lexical_reasons
 from mcp_context_proxy.retrieval.index import KINDS, Index, QueryWords
-from mcp_context_proxy.retrieval.item_metadata import READING
-from mcp_context_proxy.retrieval.needs import TAKEN_FROM_CHANGING
+from mcp_context_proxy.retrieval.item_metadata import READING, TAKEN_FROM_CHANGING
 from mcp_context_proxy.retrieval.scoring import (
     ADDRESSED,
     EVIDENCE_OF_ADDRESS,

@@ -19,10 +19,14 @@ from mcp_context_proxy.retrieval.item_metadata import (
     CHANGES,
     DELETE,
     EFFECTS,
+    MOST_ADDED,
+    TAKEN_FROM_CHANGING,
+    WEIGHTS,
     action_of,
     effect_of,
+    opening,
+    wanted,
 )
-from mcp_context_proxy.retrieval.needs import MOST_ADDED, TAKEN_FROM_CHANGING, WEIGHTS, opening, wanted
 from mcp_context_proxy.retrieval.queries import read_query
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
