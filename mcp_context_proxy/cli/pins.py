@@ -262,7 +262,9 @@ def keep_listings(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, s
         for name, (_missing, before, _version) in pins.items():
             found = ListingCache(before, store.listings).load()
             if found is not None and name in config.servers:
-                ListingCache(config.servers[name], store.listings).save(found.introduction, found.listing)
+                ListingCache(config.servers[name], store.listings).save(
+                    found.introduction, found.listing, started=False
+                )
 
 
 NAMED: Final = 3

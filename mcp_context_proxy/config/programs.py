@@ -541,6 +541,22 @@ _HINTS: Final = (
         pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
         'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
     ),
+    (
+        pattern(r"npm (?:ERR!|error) (?:404|notarget)|not found in the package registry"),
+        "its registry does not have this package, or no such version: check the name, or pin another version",
+    ),
+    (
+        pattern(r"An executable named .* is not provided by package"),
+        'with uvx, begin its args with "--from", the package, and the executable that is named above',
+    ),
+    (
+        pattern(r"Cannot connect to the Docker daemon|error during connect: .*docker"),
+        "start Docker",
+    ),
+    (
+        pattern(r"ENOTFOUND|EAI_AGAIN|Temporary failure in name resolution|[Nn]ame or service not known"),
+        "it does not reach the network: check the connection, and whether this network needs HTTPS_PROXY",
+    ),
 )
 """What the output of a program that has ended may say, and the remedy; the first that fits counts."""
 

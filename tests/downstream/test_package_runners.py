@@ -167,9 +167,11 @@ async def test_a_later_start_that_takes_too_long_may_download_a_newer_version_in
         assert "not ready within 0.5 s" in client.cause
         # Longer than the usual timeout.
         await until(lambda: (client.downloading or 0) > 1.0)
+        found = await Host(proxy, "modern").data("search_available_tools", {"query": "coffee"})
         workshop.flag("downloaded").touch()
         await until(lambda: client.state is ServerState.READY)
 
+        assert re.search(r"slow \(downloading \d+ s again; before: it was not ready", found["note"])
         assert len(runs(workshop)) == 3
 
 
