@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_negotiation
+from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_negotiation, in_words
 from mcp_context_proxy.downstream.era_negotiation import Connected, Loss
 from mcp_context_proxy.downstream.inbound import Output, Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
@@ -244,7 +244,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         # Without its number, which tells a person nothing.
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    return str(error) or type(error).__name__
+    return in_words(str(error)) or type(error).__name__
 
 
 DECLARED = (*CAPABILITY_OF.values(), "experimental")

@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import secrets_of
+from mcp_context_proxy.config.programs import folder_of, secrets_of
 from mcp_context_proxy.config.reload import same_connection, with_live_settings
 from mcp_context_proxy.config.secrets import Redactor, secret_arguments
 from mcp_context_proxy.config.settings import LAUNCH, SERVER_NAME
@@ -395,7 +395,7 @@ def working_folder(config: ServerConfig) -> str:
     if config.command is None:
         return ""
     try:
-        folder = redacted(config, one_line(str(config.folder)))
+        folder = redacted(config, one_line(str(folder_of(config))))
     except OSError as error:
         return f"a folder that cannot be used ({error.strerror})"
     return f"{folder} (where the host starts the proxy)" if config.cwd == LAUNCH else folder

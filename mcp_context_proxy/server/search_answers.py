@@ -20,6 +20,7 @@ from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, stranger_text
@@ -201,10 +202,13 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 
 def _standing(client: DownstreamClient) -> str:
     """Return the state of a server that is not connected, with the reason."""
-    # After the first clause there is advice for a person.
-    cause = f": {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}" if client.cause else ""
     # The seconds of a download are in parentheses, as the whole will be.
-    return f"{client.standing.replace('(', '').replace(')', '')}{cause}"
+    standing = client.standing.replace("(", "").replace(")", "")
+    if not client.cause:
+        return standing
+    again = " again; before" if client.state is ServerState.STARTING else ""
+    # After the first clause there is advice for a person.
+    return f"{standing}{again}: {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}"
 
 
 def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
