@@ -218,12 +218,14 @@ def audit_command(
             'nothing is recorded: [audit] enabled is false, or [store] keeps nothing (path = "memory")'
         )
     try:
-        _show(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
+        _show_audit(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
     except OSError as error:
         raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None
 
 
-def _show(file: AuditFile, wanted: Callable[[dict[str, Any]], bool], *, as_json: bool, follow: bool) -> None:
+def _show_audit(
+    file: AuditFile, wanted: Callable[[dict[str, Any]], bool], *, as_json: bool, follow: bool
+) -> None:
     # Before the files are read, so that no entry falls between the two.
     further = file.follow()
     next(further)
