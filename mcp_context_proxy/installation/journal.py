@@ -15,6 +15,7 @@ file. Everything here blocks.
 from __future__ import annotations
 
 import copy
+import errno
 import glob
 import hashlib
 import json
@@ -204,7 +205,10 @@ def write(change: FileChange, *, private: bool = False) -> None:
 
 
 def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = False) -> None:
-    file = file.resolve()  # a link stays a link
+    try:
+        file = file.resolve()  # a link stays a link
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file)) from None
     _unchanged(file, before)
     if before is None:
         _make_folder(file.parent)

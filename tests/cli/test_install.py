@@ -144,6 +144,15 @@ def test_host_whose_copy_cannot_be_kept_is_not_changed_and_not_called_connected(
     assert cursor.read_bytes() == before
 
 
+def test_host_whose_file_is_a_link_to_itself_is_told_in_a_sentence(run: Run, cursor: Path) -> None:
+    cursor.unlink()
+    cursor.symlink_to(cursor)
+    done = run("install", "cursor", "--yes", "--no-check")
+
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0 or "Too many levels of symbolic links" in " ".join(done.stdout.split())
+
+
 def test_dry_run_shows_the_change_and_makes_none(run: Run, home: Path, cursor: Path) -> None:
     before = cursor.read_bytes()
     done = run("install", "cursor", "--dry-run")
