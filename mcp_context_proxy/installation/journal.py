@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import glob
 import hashlib
 import json
 import os
@@ -41,6 +40,7 @@ from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.editing import EditError, Form, edited, entries, toml_header, toml_table
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
+from mcp_context_proxy.system import remove_left
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.process import make_private_folder
 
@@ -48,9 +48,6 @@ _PRIVATE: Final = 0o600
 
 _END: Final = ".mcp-context-proxy"
 """End of the name of a file that is about to take the place of another one."""
-
-_LEFT_SECONDS: Final = 3600.0
-"""Age from which such a file was left by a process that was killed."""
 
 
 class Installation(Struct, frozen=True, kw_only=True):
@@ -217,7 +214,7 @@ def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = 
     mode = _PRIVATE if before is None else stat.S_IMODE(file.stat().st_mode)
     if private:
         mode &= stat.S_IRWXU
-    _remove_left(file)
+    remove_left(file, ".", _END)
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=_END, dir=file.parent)
     try:
         _store(handle, after)
@@ -276,14 +273,6 @@ def _store(handle: int, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _remove_left(file: Path) -> None:
-    """Remove files that processes have left which were killed just before such a file took its place."""
-    for left in file.parent.glob(f".{glob.escape(file.name)}.*{_END}"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                left.unlink()
 
 
 def _make_folder(folder: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -70,6 +72,23 @@ def begin(environ: Mapping[str, str]) -> str | None:
     except OSError:
         return None
     return f"{APP}: no server is configured yet, and {file} was written for them: {TO_BEGIN}"
+
+
+LEFT_SECONDS: Final = 3600.0
+"""Age from which a file that is about to take the place of another was left by a killed process."""
+
+
+def remove_left(file: Path, begin: str, end: str = "", seconds: float = LEFT_SECONDS) -> None:
+    """Remove files that killed processes have left beside a file: those of its name, `begin` and `end`."""
+    try:
+        beside = [*file.parent.iterdir()]
+    except OSError:
+        return
+    for left in beside:
+        if left.name.startswith(f".{file.name}{begin}") and left.name.endswith(end):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime >= seconds:
+                    left.unlink()
 
 
 _SYSTEM: Final = (
