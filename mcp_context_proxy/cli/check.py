@@ -18,10 +18,17 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
-from mcp_context_proxy.cli.pins import Level, Unpinned, Verdict, unpinned, version_that_runs
+from mcp_context_proxy.cli.pins import (
+    Level,
+    Unpinned,
+    Verdict,
+    remedy_for_output,
+    unpinned,
+    version_that_runs,
+)
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_output
+from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
 from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
