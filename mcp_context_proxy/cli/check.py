@@ -18,14 +18,7 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from mcp_context_proxy.cli import config_option, load_config, open_configured_store, pins, run, terminal
-from mcp_context_proxy.cli.pins import (
-    Level,
-    Unpinned,
-    Verdict,
-    remedy_for_output,
-    unpinned,
-    version_that_runs,
-)
+from mcp_context_proxy.cli.pins import Level, Unpinned, Verdict, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
 from mcp_context_proxy.config.programs import differs_from_shell

@@ -1,4 +1,4 @@
-"""Checks for ``check``: versions that are not pinned, what hosts do with our tools, and remedies by output.
+"""Checks for ``check``: servers whose version is not pinned, and what hosts do with our tools.
 
 A server without a pinned version becomes another program whenever its author publishes one. The version that
 just ran is read from the files of the running program, never from the server's own words, and is
@@ -48,7 +48,6 @@ from mcp_context_proxy.installation.plan import FileChange
 from mcp_context_proxy.items import Tool
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line
-from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust import THE_USER, profile_of
 
 if TYPE_CHECKING:
@@ -447,43 +446,3 @@ def _listed(tools: Iterable[Tool]) -> str:
 def _joined(names: Sequence[str]) -> str:
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-_HINTS: Final = (
-    (
-        pattern(r"EADDRINUSE|[Aa]ddress already in use"),
-        "a port that it wants is taken, perhaps by another copy of it. Behind the proxy it should speak over "
-        "stdio: look for an option such as --stdio or --transport stdio",
-    ),
-    (
-        pattern(r"'\w*Server' object has no attribute|No module named 'mcp\.|from 'mcp(?:\.\w+)*'"),
-        "it seems to be written for version 1 of the Python SDK of MCP and to run with version 2: with uvx, "
-        'begin its args with "--with", "mcp<2"',
-    ),
-    (
-        pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
-        'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
-    ),
-    (
-        pattern(r"npm (?:ERR!|error) (?:404|notarget)|not found in the package registry"),
-        "its registry does not have this package, or no such version: check the name, or pin another version",
-    ),
-    (
-        pattern(r"An executable named .* is not provided by package"),
-        'with uvx, begin its args with "--from", the package, and the executable that is named above',
-    ),
-    (
-        pattern(r"Cannot connect to the Docker daemon|error during connect: .*docker"),
-        "start Docker",
-    ),
-    (
-        pattern(r"ENOTFOUND|EAI_AGAIN|Temporary failure in name resolution|[Nn]ame or service not known"),
-        "it does not reach the network: check the connection, and whether this network needs HTTPS_PROXY",
-    ),
-)
-"""What the output of a program that has ended may say, and the remedy; the first that fits counts."""
-
-
-def remedy_for_output(output: str) -> str:
-    """Return the remedy for a program that has ended, by what it said; empty if it says nothing known."""
-    return next((remedy for said, remedy in _HINTS if said.search(output)), "")
