@@ -7,8 +7,10 @@ pinned version, which becomes another program whenever its author publishes one.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
@@ -56,6 +58,9 @@ TAKEN_DAYS: Final = 7
 
 STATUS_SECONDS: Final = 5.0
 """Time limit of the request for the HTTP status of a failed server."""
+
+LEAST_FREE: Final = 64 * 1024
+"""Free bytes below which a disk is full: SQLite needs half of it to begin."""
 
 _INSTALL: Final = {
     "npx": "install Node.js: https://nodejs.org",
@@ -121,7 +126,7 @@ def check_command(
         console.say()
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
-    verdicts = [*_configuration(config), _model(config), _store(config), _audit(config)]
+    verdicts = [*_configuration(config), _model(config), _store(config), _audit(config), *_disk(config)]
     verdicts += (
         Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
         for note in skipped
@@ -233,6 +238,17 @@ def _audit(config: Config) -> Verdict:
     if (fault := file.fault()) is not None:
         return Verdict(Level.PROBLEM, "audit", fault, "calls go on, and are not recorded")
     return Verdict(Level.OK, "audit", str(file.path))
+
+
+def _disk(config: Config) -> Iterator[Verdict]:
+    """Yield a message if there is no room for what the proxy keeps."""
+    from mcp_context_proxy.trust.audit import state_folder
+
+    folder = state_folder(config)
+    with suppress(OSError):  # of a folder that cannot be used, others tell
+        if folder is not None and (free := shutil.disk_usage(folder).free) < LEAST_FREE:
+            message = f"the disk with {folder} is full: {free:,} bytes are free"
+            yield Verdict(Level.PROBLEM, "disk", message, "calls go on, and nothing new is kept")
 
 
 def _folders(config: Config) -> Iterator[Verdict]:

@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty
+from support import commands
 from support.ledger import until
 from support.proxies import command, http_proxy, real_command
 from support.raw_client import PATIENCE, RawClient
@@ -99,6 +100,20 @@ async def test_what_a_person_has_rejected_is_not_served_from_a_full_or_read_only
         assert f"good__{SAFE}" not in await client.names()
 
     assert "a person has rejected it" in refused["content"][0]["text"]
+
+
+@needs_namespaces
+def test_check_says_that_the_disk_is_full(workshop: Workshop, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    config = workshop.config(store={"path": str(state / "store.sqlite3")})
+    script = f'mount -t tmpfs -o size=1m none {state}; dd if=/dev/zero of={state}/fill bs=1k; "$@"'
+    checked = [*commands.real_command("check", "--config", config)]
+    confined = ["unshare", "-rm", "sh", "-c", script, "sh", *checked]
+    done = subprocess.run(confined, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert done.returncode == 1
+    assert "is full: 0 bytes are free" in " ".join(done.stdout.split())
 
 
 DISK = """
