@@ -21,15 +21,7 @@ import anyio.to_thread
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import (
-    config_option,
-    configured,
-    echo_json,
-    json_option,
-    open_group,
-    run,
-    shown,
-)
+from mcp_context_proxy.cli import config_option, configured, echo_json, json_option, open_group, run, shown
 from mcp_context_proxy.cli.install import (
     PROGRAM,
     InstallError,

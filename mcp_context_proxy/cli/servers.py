@@ -19,15 +19,7 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import WholeNumber, configured, json_option, run, terminal
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
-from mcp_context_proxy.cli.terminal import (
-    Terminal,
-    counted,
-    duration,
-    headings,
-    marked,
-    moment,
-    print_answer,
-)
+from mcp_context_proxy.cli.terminal import Terminal, counted, duration, headings, marked, moment, print_answer
 from mcp_context_proxy.config.settings import PRESETS
 from mcp_context_proxy.items import Kind, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line

@@ -38,14 +38,7 @@ from mcp_context_proxy.config.hosts import servers_place
 from mcp_context_proxy.config.source import MAX_BYTES, parse, toml_lines
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES
-from mcp_context_proxy.installation.editing import (
-    EditError,
-    Form,
-    edited,
-    entries,
-    toml_header,
-    toml_table,
-)
+from mcp_context_proxy.installation.editing import EditError, Form, edited, entries, toml_header, toml_table
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.process import make_private_folder
