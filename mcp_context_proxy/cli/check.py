@@ -23,10 +23,17 @@ from mcp_context_proxy.cli import config_option, load_config, open_configured_st
 from mcp_context_proxy.cli.pins import Level, Unpinned, Verdict, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_output
+from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
-from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
+from mcp_context_proxy.downstream.fleet import (
+    address,
+    failure,
+    last_output,
+    remedy_for_output,
+    strays,
+    working_folder,
+)
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
@@ -387,7 +394,7 @@ async def _server(
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
         shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = _hint(client) or remedy_for(config, client.fault, status, bool(stray))
+        remedy = remedy_for_output(client) or remedy_for(config, client.fault, status, bool(stray))
         return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -479,14 +486,7 @@ def _counts(problems: int, warnings: int) -> str:
 def _may_miss_variables(client: DownstreamClient) -> bool:
     """Return whether a variable may explain why a program does not work: nothing that it said does."""
     silent = client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}
-    return silent and client.config.command is not None and not _hint(client)
-
-
-def _hint(client: DownstreamClient) -> str:
-    """Return the remedy for what the output of a program that has ended says; empty if none is known."""
-    if client.fault is not Fault.EXITED or client.config.command is None:
-        return ""
-    return remedy_for_output("\n".join(client.stderr))
+    return silent and client.config.command is not None and not remedy_for_output(client)
 
 
 def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:

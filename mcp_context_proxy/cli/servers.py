@@ -98,7 +98,9 @@ CLASS_STYLES: Final = {ToolClass.READ: "dim", ToolClass.WRITE: "", ToolClass.DES
 @click.command("tools")
 @asking
 @json_option
-@click.option("--related", metavar="NAME", help="List only the items that are similar to this tool.")
+@click.option(
+    "--related", metavar="NAME", help="List only the items that are similar to this tool, rule or reference."
+)
 def tools_command(source: AnswerSource, as_json: bool, related: str | None) -> None:
     """List all tools behind the proxy, under the names that hosts see. Token counts are estimates."""
     if related is None:

@@ -526,46 +526,6 @@ def _program(command: str, path: str | None, folder: Path) -> str | None:
     return shutil.which(command, path=os.pathsep.join(entries))
 
 
-_HINTS: Final = (
-    (
-        pattern(r"EADDRINUSE|[Aa]ddress already in use"),
-        "a port that it wants is taken, perhaps by another copy of it. Behind the proxy it should speak over "
-        "stdio: look for an option such as --stdio or --transport stdio",
-    ),
-    (
-        pattern(r"'\w*Server' object has no attribute|No module named 'mcp\.|from 'mcp(?:\.\w+)*'"),
-        "it seems to be written for version 1 of the Python SDK of MCP and to run with version 2: with uvx, "
-        'begin its args with "--with", "mcp<2"',
-    ),
-    (
-        pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
-        'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
-    ),
-    (
-        pattern(r"npm (?:ERR!|error) (?:404|notarget)|not found in the package registry"),
-        "its registry does not have this package, or no such version: check the name, or pin another version",
-    ),
-    (
-        pattern(r"An executable named .* is not provided by package"),
-        'with uvx, begin its args with "--from", the package, and the executable that is named above',
-    ),
-    (
-        pattern(r"Cannot connect to the Docker daemon|error during connect: .*docker"),
-        "start Docker",
-    ),
-    (
-        pattern(r"ENOTFOUND|EAI_AGAIN|Temporary failure in name resolution|[Nn]ame or service not known"),
-        "it does not reach the network: check the connection, and whether this network needs HTTPS_PROXY",
-    ),
-)
-"""What the output of a program that has ended may say, and the remedy; the first that fits counts."""
-
-
-def remedy_for_output(output: str) -> str:
-    """Return the remedy for a program that has ended, by what it said; empty if it says nothing known."""
-    return next((remedy for said, remedy in _HINTS if said.search(output)), "")
-
-
 def all_secrets_of(config: Config) -> list[tuple[str, str]]:
     """Return name and value of every secret in a configuration."""
     return [

@@ -133,7 +133,6 @@ class Selection(Struct, kw_only=True):
         return budget - sum(item.tokens for item in self.items.values())
 
     def context(self) -> RequestContext:
-        """Return the finished request context."""
         profile = ACTING.get().profile
         return RequestContext(
             id=secrets.token_hex(ID_BYTES),

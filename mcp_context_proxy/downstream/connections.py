@@ -292,6 +292,8 @@ class DedicatedConnections:
         self._group: TaskGroup | None = None
         self._asked: set[str] = set()
         """Capabilities that the server has made use of."""
+        self._told = False
+        """True once the log has said that there are many."""
         self.keeper: Party | None = None
         """The session that keeps the shared connection as its own."""
         self.configure(config, limits)
@@ -403,8 +405,22 @@ class DedicatedConnections:
         exclusive = not party.lasting and bool(capabilities_to_ask(outgoing))
         opened = DedicatedConnection(key, party, outgoing, exclusive, rights.person)
         self._connections.append(opened)
+        self._note_many()
         self._group.start_soon(self._own, opened)
         return opened
+
+    def _note_many(self) -> None:
+        """Say once in the log that half of the connections that are allowed are open."""
+        open_now, most = len(self._connections), self._limits.lanes_per_server
+        if self._told or 2 * open_now < most:
+            return
+        self._told = True
+        each = ", and each a process" if self._config.command is not None else ""
+        logger.warning(
+            "server %s: %d dedicated connections, one for each client that it may ask%s; "
+            "limits.lanes_per_server allows %d",
+            *(self._config.name, open_now, each, most),
+        )
 
     async def _own(self, dedicated: DedicatedConnection) -> None:
         """Open a connection, keep it while it is wanted, and close it."""

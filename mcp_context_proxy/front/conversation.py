@@ -182,7 +182,6 @@ class Conversation:
         return self._under_way >= self._limits.in_flight
 
     def receive(self, frame: bytes | Oversized) -> None:
-        """Take one message."""
         if isinstance(frame, Oversized):
             why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
             self.reject(frame.head, frame.tail, INVALID_REQUEST, why)

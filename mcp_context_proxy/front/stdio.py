@@ -128,7 +128,6 @@ class StandardPipes:
             self._out.abort()
 
     def close(self) -> None:
-        """Close both directions."""
         if self._into is None:
             os.close(self._read_fd)
         else:

@@ -38,7 +38,15 @@ from mcp_context_proxy.config.hosts import servers_place
 from mcp_context_proxy.config.source import MAX_BYTES, parse, toml_lines
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES
-from mcp_context_proxy.installation.editing import EditError, Form, edited, entries, toml_header, toml_table
+from mcp_context_proxy.installation.editing import (
+    ROW,
+    EditError,
+    Form,
+    edited,
+    entries,
+    toml_header,
+    toml_table,
+)
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
 from mcp_context_proxy.system import remove_left
 from mcp_context_proxy.system.later import platformdirs
@@ -432,7 +440,6 @@ KEPT_OF_SWITCHES: Final = ".before-switch"
 """End of the name of the copy of the file as it was before the last switch."""
 
 _KEY: Final = re.compile(r"^(\s*enabled\s*=\s*)(true|false)\b")
-_ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 class Switched(Struct, frozen=True):
@@ -514,7 +521,7 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
 
 def _with_key(text: str, path: tuple[str, ...], value: str) -> str:
     """Return a TOML text with ``enabled`` in the table at a path."""
-    lines, rows = toml_lines(text), _ROW.findall(text)
+    lines, rows = toml_lines(text), ROW.findall(text)
     line = lines.get((*path, "enabled"))
     if line is not None:
         rows[line - 1] = _KEY.sub(rf"\g<1>{value}", rows[line - 1])

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context import ContextItem, Delivery, RequestContext, key_of
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
@@ -58,6 +58,7 @@ HOW_TO_READ: Final = f"Read on with {READ_DOCUMENT}: by name, and section if one
 HOW_TO_READ_FILES: Final = (
     f"Read a file of a skill with {READ_DOCUMENT}: its URI, a slash and the file is the name."
 )
+HOW_ALL_THE_SAME: Final = "Tools among them can be called by their names all the same."
 HOW_TO_GO_ON: Final = "Call one only if it does exactly this; else search in other words or do without."
 
 ANSWER_TOKENS: Final = 400
@@ -243,7 +244,10 @@ def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
 def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Name the items that were selected but do not fit into the budget."""
     named = [f"{current_name(one, snapshot, name_of)} ({one.tokens:,} tokens)" for one in context.dropped]
-    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {', '.join(named)}"
+    own = sum(one.tokens for one in context.items if one.include_mode in SESSION_MODES)
+    taken = f", of which the session's own items take {own:,}" if own else ""
+    room = f"{context.options.max_tokens:,} tokens{taken}"
+    return f"Left out, because they do not fit into {room}: {', '.join(named)}"
 
 
 def search_text(
@@ -275,7 +279,7 @@ def search_text(
     if not results:
         text = _nothing_fits(found, known, notes, count, name_of)
         if answer.context.dropped:
-            text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_TO_GO_ON}"
+            text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_ALL_THE_SAME}"
         return "\n\n".join([text, *_documents(answer, titled=True)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:

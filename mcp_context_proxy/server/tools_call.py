@@ -341,7 +341,6 @@ class InteractionLog(Struct, frozen=True):
     recorder: InteractionRecorder
 
     def searched(self, query: str, agent_name: str | None, owner: str) -> None:
-        """Record a search."""
         interaction = Interaction(agent_name or "", SEARCH, query, time_of_day(), owner=owner)
         self.recorder.note(lambda: interaction)
 

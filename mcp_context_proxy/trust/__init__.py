@@ -126,11 +126,9 @@ class Reach(Struct, frozen=True):
     """None for all."""
 
     def has(self, server: str) -> bool:
-        """Return whether a server is among them."""
         return self.servers is None or server in self.servers
 
     def allows(self, tool: Tool) -> bool:
-        """Return whether a tool is among them."""
         return self.has(tool.server) and (self.classes is None or tool.tool_class in self.classes)
 
 

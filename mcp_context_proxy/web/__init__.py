@@ -251,7 +251,9 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
             return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
         return Response(shown(msgspec.json.encode(answer)), HTTPStatus.OK, HEADERS, JSON_TYPE)
 
-    return Route(operations[0].path, endpoint, methods=list(by_method))
+    # For a tool, the URI of a document may be given, with the slashes in it.
+    path = operations[0].path.replace("{tool}", "{tool:path}")
+    return Route(path, endpoint, methods=list(by_method))
 
 
 async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
