@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -80,6 +79,8 @@ LEFT_SECONDS: Final = 3600.0
 
 def remove_left(file: Path, begin: str, end: str = "", seconds: float = LEFT_SECONDS) -> None:
     """Remove files that killed processes have left beside a file: those of its name, `begin` and `end`."""
+    from contextlib import suppress  # noqa: PLC0415 - a prompt hook needs none of it
+
     try:
         beside = [*file.parent.iterdir()]
     except OSError:
