@@ -409,7 +409,8 @@ def several_needs(embedder: CachedEmbedder, asked: Mapping[str, Any] = WHOLLY) -
 def unseen(embedder: CachedEmbedder) -> Iterator[OfUnseen]:
     """Put each request to all of the unseen servers, and to its own alone if it is for one."""
     sources = published(lists_in(UNSEEN_LISTS)).sources
-    catalogs = {None: catalog_of(tuple(sources)), **{one.key: catalog_of((one,)) for one in sources}}
+    catalogs: dict[str | None, Snapshot] = {one.key: catalog_of((one,)) for one in sources}
+    catalogs[None] = catalog_of(tuple(sources))
     put = {key: reading_engine(embedder, catalog) for key, catalog in catalogs.items()}
     for line in UNSEEN.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
