@@ -39,6 +39,7 @@ from mcp_context_proxy.config.source import MAX_BYTES, parse, toml_lines
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.editing import (
+    ROW,
     EditError,
     Form,
     edited,
@@ -446,7 +447,6 @@ KEPT_OF_SWITCHES: Final = ".before-switch"
 """End of the name of the copy of the file as it was before the last switch."""
 
 _KEY: Final = re.compile(r"^(\s*enabled\s*=\s*)(true|false)\b")
-_ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 class Switched(Struct, frozen=True):
@@ -528,7 +528,7 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
 
 def _with_key(text: str, path: tuple[str, ...], value: str) -> str:
     """Return a TOML text with ``enabled`` in the table at a path."""
-    lines, rows = toml_lines(text), _ROW.findall(text)
+    lines, rows = toml_lines(text), ROW.findall(text)
     line = lines.get((*path, "enabled"))
     if line is not None:
         rows[line - 1] = _KEY.sub(rf"\g<1>{value}", rows[line - 1])

@@ -97,10 +97,11 @@ there, and so does its download."""
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 """The way out of such a network. The URL of a proxy may have a password: see `inherited_secrets`."""
 
+OPEN: Final = (*_SYSTEM, *_LANGUAGE, *_CERTIFICATES)
+"""Those among them that are no secrets: their values are known to every program and stand in every path."""
+
 INHERITED: Final = (
-    *_SYSTEM,
-    *_LANGUAGE,
-    *_CERTIFICATES,
+    *OPEN,
     *_PROXIES,
     *(name.lower() for name in _PROXIES),
 )

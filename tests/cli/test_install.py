@@ -250,6 +250,20 @@ def test_server_is_added_tried_and_removed(run: Run, home: Path) -> None:
     assert "there is no server desk" in run("remove", "desk").stderr
 
 
+def test_a_server_that_does_not_start_stays_in_the_configuration_and_the_command_fails(
+    run: Run, home: Path
+) -> None:
+    done = run("add", "desk", "--", "no-such-program", "--flag")
+
+    assert done.returncode == 1
+    assert "no program 'no-such-program'" in done.stdout
+    told = " ".join(done.stdout.split())
+    assert "desk stays in the configuration although it does not work" in told
+    assert "'mcp-context-proxy remove desk' removes it" in told
+    assert configured(home)["servers"] == {"desk": {"command": "no-such-program", "args": ["--flag"]}}
+    assert run("add", "other", "--no-check", "--", "no-such-program").returncode == 0
+
+
 def test_url_is_added_with_its_headers(run: Run, home: Path) -> None:
     run("add", "remote", "https://example.com/mcp", "--header", "Authorization=Bearer ${TOKEN}", "--no-check")
     assert configured(home)["servers"] == {
