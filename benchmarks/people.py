@@ -197,6 +197,7 @@ class OfUnseen:
 
     half: str
     persona: str
+    query: str
     alone: bool
     """Whether only the server that it is for is there."""
     needs: tuple[frozenset[str], ...]
@@ -421,7 +422,9 @@ def unseen(embedder: CachedEmbedder) -> Iterator[OfUnseen]:
             ranking = put[key].search(one["query"], catalogs[key], TOOLS, options)
             order = [*(ranking.results or ranking.near_misses), *ranking.others]
             found = tuple(f"{o.item.server}/{o.item.name}" for o in order if isinstance(o.item, Tool))
-            yield OfUnseen(one["half"], one["persona"], key is not None, needs, ranking.fits, found)
+            yield OfUnseen(
+                one["half"], one["persona"], one["query"], key is not None, needs, ranking.fits, found
+            )
 
 
 def failures_of_unseen(answered: Sequence[OfUnseen]) -> Iterator[str]:
