@@ -197,6 +197,7 @@ class OfUnseen:
 
     half: str
     persona: str
+    query: str
     alone: bool
     """Whether only the server that it is for is there."""
     needs: tuple[frozenset[str], ...]
@@ -409,7 +410,8 @@ def several_needs(embedder: CachedEmbedder, asked: Mapping[str, Any] = WHOLLY) -
 def unseen(embedder: CachedEmbedder) -> Iterator[OfUnseen]:
     """Put each request to all of the unseen servers, and to its own alone if it is for one."""
     sources = published(lists_in(UNSEEN_LISTS)).sources
-    catalogs = {None: catalog_of(tuple(sources)), **{one.key: catalog_of((one,)) for one in sources}}
+    catalogs: dict[str | None, Snapshot] = {one.key: catalog_of((one,)) for one in sources}
+    catalogs[None] = catalog_of(tuple(sources))
     put = {key: reading_engine(embedder, catalog) for key, catalog in catalogs.items()}
     for line in UNSEEN.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
@@ -420,7 +422,9 @@ def unseen(embedder: CachedEmbedder) -> Iterator[OfUnseen]:
             ranking = put[key].search(one["query"], catalogs[key], TOOLS, options)
             order = [*(ranking.results or ranking.near_misses), *ranking.others]
             found = tuple(f"{o.item.server}/{o.item.name}" for o in order if isinstance(o.item, Tool))
-            yield OfUnseen(one["half"], one["persona"], key is not None, needs, ranking.fits, found)
+            yield OfUnseen(
+                one["half"], one["persona"], one["query"], key is not None, needs, ranking.fits, found
+            )
 
 
 def failures_of_unseen(answered: Sequence[OfUnseen]) -> Iterator[str]:
