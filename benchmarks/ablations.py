@@ -43,6 +43,7 @@ PARTS: Mapping[str, Callable[[], Replaced]] = {
     "instructions of servers": lambda: (patch.object(query_scores, "INSTRUCTIONS", np.float32(0)),),
     "named servers": lambda: (patch.object(query_scores, "ADDRESSED", np.float32(0)),),
     "purposes": lambda: (patch.object(queries, "purpose_of", lambda _request: None),),
+    "orders in statements": lambda: (patch.object(queries, "ordered", lambda query: query),),
     "phrases and verbs by object": lambda: (patch.object(queries, "reworded", lambda _order: None),),
     "synonyms": lambda: (patch.object(queries, "SYNONYM_SHARE", 0.0),),
     "needs": lambda: (patch.object(queries, "needs_of", undivided),),

@@ -66,8 +66,9 @@ def snapshot(size: int, lists: dict[str, list[dict[str, Any]]]) -> Snapshot:
     sources, left = [], size
     for copy in itertools.count():
         for server, tools in lists.items():
-            own = tuple(_made(f"{server}-c{copy}", tool, copy) for tool in tools[:left])
-            sources.append(Source(f"{server}-c{copy}", own))
+            key = f"{server}-c{copy}"  # one object for all of its tools, as a proxy has it
+            own = tuple(_made(key, tool, copy) for tool in tools[:left])
+            sources.append(Source(key, own))
             left -= len(own)
             if not left:
                 return Snapshot(1, tuple(sources))

@@ -12,6 +12,8 @@ the answers that a model reads.
 
 ``several_needs.jsonl`` has 538 requests that need two to four tools, each put to the servers that it names.
 
+``unseen.jsonl`` has 217 requests to eleven servers that nobody here had searched before (``unseen/``).
+
 ``people.jsonl`` has 663 requests in the words of many kinds of callers, written before any answer to one of
 them was seen, each with the tools of the 33 recorded lists that can serve it. Three parts were looked at
 while search was improved, the others were measured afterwards. Each is put to a catalog of each size, drawn
@@ -81,6 +83,8 @@ SEVERAL_NEEDS = Path(__file__).with_name("several_needs.jsonl")
 MANY = 8
 """Places among which the tools for all needs of a request are looked for."""
 
+
+UNSEEN, UNSEEN_LISTS = Path(__file__).with_name("unseen.jsonl"), Path(__file__).with_name("unseen")
 
 STORIES = (
     "We've been at this since Monday and my boss is getting impatient. {q}",
@@ -187,6 +191,24 @@ class SeveralNeeds:
         return float(np.mean([not first.isdisjoint(need) for need in self.needs]))
 
 
+@dataclass(frozen=True, slots=True)
+class OfUnseen:
+    """A request to servers that were not searched before, with its answer."""
+
+    half: str
+    persona: str
+    query: str
+    alone: bool
+    """Whether only the server that it is for is there."""
+    needs: tuple[frozenset[str], ...]
+    fits: bool
+    order: tuple[str, ...]
+
+    def meets(self, places: int) -> bool:
+        """Return whether the first tools meet all of its needs."""
+        return self.fits and not any(need.isdisjoint(self.order[:places]) for need in self.needs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -214,12 +236,22 @@ def main() -> None:
             if plain.half in halves
         ]
         once = [answer(one, embedder) for one in met()]
+        strange = [one for one in unseen(embedder) if one.half in halves]
         with patch.object(queries, "needs_of", undivided):
             whole = [one for one in several_needs(embedder) if one.half in halves]
         compared = [*page_of_peers(store, arguments.peer)] if arguments.peer else []
     if arguments.failures:
         sys.stdout.write("".join(f"{line}\n" for line in failures(answered, several)))
-    sections = [*page_of_stories(told), *page_of_met(once), *page_of_several(several, whole), *compared]
+    if arguments.failures:
+        sys.stdout.write("".join(f"{line}\n" for line in failures_of_unseen(strange)))
+    of_unseen = page_of_unseen(strange)
+    sections = [
+        *of_unseen,
+        *page_of_stories(told),
+        *page_of_met(once),
+        *page_of_several(several, whole),
+        *compared,
+    ]
     text = "\n".join([*page(answered), *sections, ""])
     if arguments.output is None:
         sys.stdout.write(text)
@@ -373,6 +405,82 @@ def several_needs(embedder: CachedEmbedder, asked: Mapping[str, Any] = WHOLLY) -
             ),
             len(ranking.results),
         )
+
+
+def unseen(embedder: CachedEmbedder) -> Iterator[OfUnseen]:
+    """Put each request to all of the unseen servers, and to its own alone if it is for one."""
+    sources = published(lists_in(UNSEEN_LISTS)).sources
+    catalogs: dict[str | None, Snapshot] = {one.key: catalog_of((one,)) for one in sources}
+    catalogs[None] = catalog_of(tuple(sources))
+    put = {key: reading_engine(embedder, catalog) for key, catalog in catalogs.items()}
+    for line in UNSEEN.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        needs = tuple(map(frozenset, one["needs"]))
+        own = {tools[0].partition("/")[0] for tools in one["needs"]}
+        for key in (None, *own) if len(own) == 1 else (None,):
+            options = with_(FITTING, depth=MANY)
+            ranking = put[key].search(one["query"], catalogs[key], TOOLS, options)
+            order = [*(ranking.results or ranking.near_misses), *ranking.others]
+            found = tuple(f"{o.item.server}/{o.item.name}" for o in order if isinstance(o.item, Tool))
+            yield OfUnseen(
+                one["half"], one["persona"], one["query"], key is not None, needs, ranking.fits, found
+            )
+
+
+def failures_of_unseen(answered: Sequence[OfUnseen]) -> Iterator[str]:
+    """Yield a line for each request of the half looked at whose answer is wrong."""
+    for one in answered:
+        right = one.meets(1 if len(one.needs) == 1 else MANY) if one.needs else not one.fits
+        if one.half == HALVES[0] and not right:
+            wanted = " & ".join("|".join(sorted(need)) for need in one.needs) or "nothing"
+            said = "fits" if one.fits else "nothing fits"
+            yield f"{one.query!r} ({wanted}) {said}: {', '.join(one.order)}"
+
+
+def page_of_unseen(answered: Sequence[OfUnseen]) -> list[str]:
+    """Return the section on servers that were not searched before."""
+    head = ("requests", "number", "right at once", f"among {FIRST}", f"among {SHOWN}", "refused")
+    rows = []
+    for half in HALVES[:2]:
+        here = [one for one in answered if one.half == half]
+        several = [one for one in here if len(one.needs) > 1]
+        parts = {
+            f"**{half}**": [one for one in here if not one.alone],
+            "its server alone": [one for one in here if one.alone],
+            **{
+                persona: [one for one in here if one.persona == persona and not one.alone]
+                for persona in dict.fromkeys(one.persona for one in here if one not in several)
+            },
+        }
+        for name, of_part in parts.items():
+            served = [one for one in of_part if len(one.needs) == 1]
+            shares = (_share([one.meets(places) for one in served]) for places in (1, FIRST, SHOWN))
+            refused = _share([not one.fits for one in of_part if not one.needs])
+            rows.append([name, str(len(served)), *shares, refused])
+        whole = [one for one in several if not one.alone]
+        rows.append(
+            [
+                f"several needs, all among {MANY}",
+                str(len(whole)),
+                "",
+                "",
+                _share([o.meets(MANY) for o in whole]),
+                "",
+            ]
+        )
+    return [
+        "",
+        "## Servers that nobody here had seen",
+        "",
+        f"217 requests (`{UNSEEN.name}`) to eleven servers of npm and PyPI with 218 tools (`unseen/`), which",
+        "no other set has: spoken ones, situations, those that models type, several needs, and some that",
+        "nothing there serves, half of these written for two servers that are not there. They were written",
+        "before the lists were searched; the tools that serve each were named from the definitions alone,",
+        "before any answer was seen. A hash of the name of a server decides to which half its requests",
+        "belong; of the half held out no answer was looked at.",
+        "",
+        *(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows]),
+    ]
 
 
 def page(answered: Sequence[Answered]) -> list[str]:

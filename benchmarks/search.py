@@ -39,7 +39,7 @@ from mcp_context_proxy.retrieval.index import Filters
 from mcp_context_proxy.retrieval.item_metadata import DESTRUCTIVE, tag_label
 from mcp_context_proxy.retrieval.scoring import packaged_background
 from mcp_context_proxy.store import open_store
-from mcp_context_proxy.system.process import collect_garbage_seldom, limit_malloc_arenas
+from mcp_context_proxy.system.process import collect_garbage_seldom, limit_malloc_arenas, unmap_files
 
 SIZES = (1_000, 3_000, 10_000, 100_000)
 QUERIES = (
@@ -149,8 +149,10 @@ def measure(folder: Path, size: int, path: Path) -> dict[str, float]:
     with open_store(path) as store:
         copies = Copies(CachedEmbedder(model, store.vectors))
         engine = Engine(copies, queries)
-        # As a proxy does when its servers have settled: what they listed is there to stay.
+        # As a proxy does when its servers have settled: what they listed is there to stay, unlike the pages
+        # that were only needed to load libraries.
         gc.freeze()
+        unmap_files()
         idle, _ = anyio.run(stalls, partial(time.sleep, 1))
         stall, words_s = anyio.run(stalls, partial(engine.index, catalog))
         times = latencies(lambda query: engine.search(query, catalog))

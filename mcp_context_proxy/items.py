@@ -152,7 +152,6 @@ class SkillFolder(Struct, frozen=True):
 
     @property
     def path(self) -> Path:
-        """Return the path of the folder."""
         return self.root.joinpath(*self.parts)
 
 
@@ -423,7 +422,6 @@ ItemKey: TypeAlias = tuple[Kind, str]
 
 
 def item_by(snapshot: Snapshot, key: ItemKey) -> Item | None:
-    """Return the item with a key; None if it is not in the catalog."""
     kind, name = key
     if kind is Kind.TOOL:
         return snapshot.tools.get(name)

@@ -7,9 +7,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import httpcore2
 import pytest
 from hypothesis import settings
 
@@ -23,11 +25,17 @@ settings.load_profile("quick")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Hundreds of HTTP clients are opened, and each would read all trusted certificates, which takes 20 ms.
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
+
 # Until all tests are collected, hardly anything is garbage, and each look at what there is takes longer.
 gc.disable()
 
 SLOW_WEIGHT, SERVERS_WEIGHT = 50, 5
 """Quick tests that take about as long as a slow one, and as one that may start servers."""
+
+SHARING = ("tests/every_front/",)
+"""Packages whose files share running proxies."""
 
 pytest_plugins = ["support.coverings"]
 pytest.register_assert_rewrite("support")
@@ -53,17 +61,37 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Give a package whose files share running proxies to one worker, as pytest-xdist does with a file."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
+
+    return Scheduling(config, log)
+
+
+def together(nodeid: str) -> str:
+    """Return the file of a test, or its package if the files of that share running proxies."""
+    file = nodeid.partition("::")[0]
+    return next((package for package in SHARING if file.startswith(package)), file)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no worker waits for another at the end."""
     if hasattr(config, "workerinput"):
-        weights = Counter[Path]()
+        weights = Counter[str]()
         for item in items:
             slow, servers = item.get_closest_marker("slow"), "workshop" in getattr(item, "fixturenames", ())
             if slow:
-                weights[item.path] += SLOW_WEIGHT * slow.kwargs.get("times", 1)
+                weights[together(item.nodeid)] += SLOW_WEIGHT * slow.kwargs.get("times", 1)
             else:
-                weights[item.path] += SERVERS_WEIGHT if servers else 1
-        items.sort(key=lambda item: -weights[item.path])
+                weights[together(item.nodeid)] += SERVERS_WEIGHT if servers else 1
+        items.sort(key=lambda item: -weights[together(item.nodeid)])
 
 
 @pytest.hookimpl(trylast=True)

@@ -176,7 +176,7 @@ class Bridge:
                     _log(*(f"WARNING: {text}" for text in json.loads(problems)["bridge"]["problems"]))
                 failures = 0 if lines else failures
                 if skip is not None:
-                    lines, skip = _without_answer(block, skip)
+                    lines, skip = _without_answer(lines, skip)
                 if lines:
                     _write(lines)
                     self._answered = True

@@ -466,7 +466,7 @@ class Catalog:
 
     def _names(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """Return the exposed names by server and own name."""
-        length = self._expose.name_lengths[0]
+        length = names.name_lengths(self._expose)[0]
         if not self._bare:
             return {pair: definitions.exposed_name(*pair, length) for pair in pairs}
         return definitions.bare_names(pairs, self._reserved, length)

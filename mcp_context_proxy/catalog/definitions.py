@@ -51,9 +51,6 @@ SCHEMAS = ("inputSchema", "outputSchema")
 TEXTS = frozenset({"description", "title", "$comment", "examples"})
 """Members, at any depth, that are only read: cleaning them changes no call."""
 
-NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
-"""Members of a schema whose own members have names that a server chose."""
-
 SEPARATOR = "__"
 HASH_LENGTH = 6
 """Hexadecimal digits of the hash in a name: 1 in 16 million that two altered names of one shape meet."""
@@ -223,7 +220,7 @@ def _cleaned(value: Any, key: str, named: bool) -> Any:
     if isinstance(value, list):
         return [_cleaned(item, key, named) for item in value]
     if isinstance(value, dict):
-        inside = key in NAMED and not named
+        inside = key in model_schemas.BY_NAME and not named
         return {_name(name, name): _cleaned(item, name, inside) for name, item in value.items()}
     return value
 

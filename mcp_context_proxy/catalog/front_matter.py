@@ -104,7 +104,6 @@ _BY_NAME: Final = {
 
 
 def format_of(relative: str) -> Format:
-    """Return the format of a file."""
     path = PurePosixPath(relative.lower())
     return Format.CURSOR if path.suffix == ".mdc" else _BY_NAME.get(path.name, Format.MARKDOWN)
 

@@ -39,14 +39,9 @@ from mcp_context_proxy.catalog.definitions import (
     seems_full,
 )
 from mcp_context_proxy.config import ExposeConfig, Limits, ServerConfig
+from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.config.source import KeyPath, dotted
-from mcp_context_proxy.config.tables import (
-    CONFIRM,
-    configured_class,
-    matches,
-    permission,
-    settings_of,
-)
+from mcp_context_proxy.config.tables import ANY, CONFIRM, STRICTNESS, Allow, ToolConfig, matches
 from mcp_context_proxy.errors import (
     COMPARED_CHARACTERS,
     AwaitedServersError,
@@ -56,7 +51,16 @@ from mcp_context_proxy.errors import (
     WithheldError,
     nearest_names,
 )
-from mcp_context_proxy.items import NameOf, Prompt, Snapshot, Tool, ToolClass, TurnedOffTool, Withheld
+from mcp_context_proxy.items import (
+    IncludeMode,
+    NameOf,
+    Prompt,
+    Snapshot,
+    Tool,
+    ToolClass,
+    TurnedOffTool,
+    Withheld,
+)
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.trust.fingerprints import Approvable, Candidate, Hints, fingerprint_if_plain
@@ -290,13 +294,53 @@ def nearest(name: str, names: Collection[str], most: int = COMPARED_ON_LOOP) -> 
     return nearest_names(name, compared, NEAREST)
 
 
+def settings_of(config: ServerConfig, tool: str) -> list[tuple[str, ToolConfig]]:
+    """Return the settings of a tool with their keys: those under its name, then those of globs."""
+    if not config.tools:
+        # Few servers have any, and each tool of a long list comes by here several times.
+        return []
+    named = config.tools.get(tool)
+    own = [] if named is None else [(tool, named)]
+    return own + [
+        (glob, settings)
+        for glob, settings in config.tools.items()
+        if glob != tool and ANY in glob and matches(glob, tool)
+    ]
+
+
+def include_of(config: ServerConfig, tool: str) -> IncludeMode:
+    """Return the include mode that the configuration gives a tool."""
+    found = (own.include for _, own in settings_of(config, tool))
+    return next(filter(None, found), config.include)
+
+
+def _permission(config: ServerConfig, tool: str, tool_class: ToolClass | None) -> tuple[Allow, KeyPath]:
+    """Return the permission to call a tool, and the setting that gives it.
+
+    Where its class is None, that is not known, and no class counts.
+    """
+    named = config.tools.get(tool)
+    if named is not None and named.allow is not None:
+        return named.allow, ("tools", tool, "allow")
+    found: list[tuple[Allow, KeyPath]] = [
+        (own.allow, ("tools", key, "allow"))
+        for key, own in settings_of(config, tool)
+        if own.allow is not None
+    ]
+    if found:
+        return max(found, key=lambda one: STRICTNESS[one[0]])
+    if tool_class is None:
+        return "always", ()
+    return getattr(config.classes, tool_class), ("classes", tool_class)
+
+
 def turned_off_by(config: ServerConfig, tool: str, danger: Danger | None) -> str | None:
     """Return the setting that turns a tool off, as the end of "is turned off ..."; None if it is on.
 
     ``danger`` is its class, since a class of tools may be turned off; None leaves that out, where the class
     is not known.
     """
-    for key, own in settings_of(config.tools, tool):
+    for key, own in settings_of(config, tool):
         if not own.enabled:
             return f"by {_place(config, ('tools', key, 'enabled'))}"
     for index, glob in enumerate(config.deny):
@@ -305,7 +349,7 @@ def turned_off_by(config: ServerConfig, tool: str, danger: Danger | None) -> str
     if config.allow is not None and not any(matches(glob, tool) for glob in config.allow):
         return f"by {_place(config, ('allow',))}, which does not name it"
     tool_class = None if danger is None else danger.tool_class
-    allow, rule = permission(config.tools, config.classes, tool, tool_class)
+    allow, rule = _permission(config, tool, tool_class)
     if allow != "never":
         return None
     of_class = f", because it is {tool_class}: {danger.reason}" if danger and rule[0] == "classes" else ""
@@ -314,14 +358,18 @@ def turned_off_by(config: ServerConfig, tool: str, danger: Danger | None) -> str
 
 def asked_by(config: ServerConfig, tool: str, tool_class: ToolClass) -> str:
     """Return the setting by which a person is asked before each call of a tool; empty if there is none."""
-    allow, rule = permission(config.tools, config.classes, tool, tool_class)
+    allow, rule = _permission(config, tool, tool_class)
     return _place(config, rule) if allow == "ask" else ""
 
 
 def class_by(config: ServerConfig, tool: str) -> tuple[ToolClass | None, str]:
-    """Return the class that the configuration gives a tool, and the setting; None if it gives none."""
-    configured, key = configured_class(config.tools, tool)
-    return configured, _place(config, key) if key else ""
+    """Return the strictest class that the configuration gives a tool, and the setting; None for none."""
+    order = list(ToolClass)
+    found = [(own.danger, key) for key, own in settings_of(config, tool) if own.danger is not None]
+    if not found:
+        return None, ""
+    danger, key = max(found, key=lambda one: order.index(one[0]))
+    return danger, _place(config, ("tools", key, "danger"))
 
 
 def without_effect(config: ServerConfig, tools: Iterable[str]) -> Iterator[str]:
@@ -376,11 +424,16 @@ class ParsedTools(Struct, frozen=True):
     """Definitions of the tools that are on, by own name."""
 
 
+def name_lengths(expose: ExposeConfig) -> tuple[int, ...]:
+    """Return the lengths to which names are fitted: the one for any client, then longer ones."""
+    return NAME_LENGTHS if expose.max_name_length is None else (expose.max_name_length,)
+
+
 class ToolLists:
     """Lists of tools, each parsed once: before its server publishes it if it is long, else by a refresh."""
 
     def __init__(self, expose: ExposeConfig, limits: Limits) -> None:
-        self._lengths, self._limits = expose.name_lengths, limits
+        self._lengths, self._limits = name_lengths(expose), limits
         self.last: dict[str, ParsedTools] = {}
         """Lists as parsed last, by server."""
         self._ahead: dict[str, ParsedTools] = {}
@@ -475,7 +528,9 @@ def _parse_tool(
     schema = members.get("inputSchema")
     if schema is None or not envelope.starts_with(schema, b"{"):
         raise UnfitError(f"tool {name!r} has no inputSchema object")
-    described, use_cases = config.described(name)
+    settings = [own for _, own in settings_of(config, name)]
+    named = config.tools.get(name)
+    described, use_cases = (None, ()) if named is None else (named.description, named.use_cases)
     try:
         own = definition if described is None else definitions.with_description(definition, described)
         known, is_plain = fingerprint_if_plain(definition, Approvable.TOOL)
@@ -492,9 +547,9 @@ def _parse_tool(
         description=envelope.text(shown_members.get("description")) or "",
         definition=shown,
         fingerprint=candidate.fingerprint.of(config.name),
-        include=config.include_of(name),
-        tags=config.tags_of(name),
-        category=config.category_of(name),
+        include=include_of(config, name),
+        tags=config.tags + tuple(tag for own in settings for tag in own.tags),
+        category=next((own.category for own in settings if own.category), config.category),
         use_cases=use_cases,
         trusted=config.trusted,
         tool_class=danger.tool_class,

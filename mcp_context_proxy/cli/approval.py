@@ -25,6 +25,7 @@ from mcp_context_proxy.trust.audit import KINDS, audit_file, selecting, summary
 
 if TYPE_CHECKING:
     from mcp_context_proxy.store import ApprovalRow, Store
+    from mcp_context_proxy.trust.audit_file import AuditFile
     from mcp_context_proxy.trust.decisions import Change
 
 
@@ -216,7 +217,15 @@ def audit_command(
         raise click.ClickException(
             'nothing is recorded: [audit] enabled is false, or [store] keeps nothing (path = "memory")'
         )
-    wanted = selecting(time.time() - since, server, tool, kind)
+    try:
+        _show_audit(file, selecting(time.time() - since, server, tool, kind), as_json=as_json, follow=follow)
+    except OSError as error:
+        raise click.ClickException(f"{file.path} cannot be read: {error.strerror or error}") from None
+
+
+def _show_audit(
+    file: AuditFile, wanted: Callable[[dict[str, Any]], bool], *, as_json: bool, follow: bool
+) -> None:
     # Before the files are read, so that no entry falls between the two.
     further = file.follow()
     next(further)

@@ -7,8 +7,10 @@ pinned version, which becomes another program whenever its author publishes one.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
@@ -21,10 +23,17 @@ from mcp_context_proxy.cli import config_option, load_config, open_configured_st
 from mcp_context_proxy.cli.pins import Level, Unpinned, Verdict, unpinned, version_that_runs
 from mcp_context_proxy.cli.terminal import Terminal, counted, duration, marked, results
 from mcp_context_proxy.config import Config, ServerConfig
-from mcp_context_proxy.config.programs import differs_from_shell, remedy_for_output
+from mcp_context_proxy.config.programs import differs_from_shell
 from mcp_context_proxy.config.source import read
 from mcp_context_proxy.downstream.connections import CREDENTIALS_WANTED
-from mcp_context_proxy.downstream.fleet import address, failure, last_output, strays, working_folder
+from mcp_context_proxy.downstream.fleet import (
+    address,
+    failure,
+    last_output,
+    remedy_for_output,
+    strays,
+    working_folder,
+)
 from mcp_context_proxy.errors import ConfigError, Fault, ModelError
 from mcp_context_proxy.installation.editing import EditError
 from mcp_context_proxy.items import IncludeMode, Kind, Tool, ToolClass, TurnedOffTool
@@ -49,6 +58,9 @@ TAKEN_DAYS: Final = 7
 
 STATUS_SECONDS: Final = 5.0
 """Time limit of the request for the HTTP status of a failed server."""
+
+LEAST_FREE: Final = 64 * 1024
+"""Free bytes below which a disk is full: SQLite needs half of it to begin."""
 
 _INSTALL: Final = {
     "npx": "install Node.js: https://nodejs.org",
@@ -114,7 +126,7 @@ def check_command(
         console.say()
         console.note(f"{_counts(len(error.problems), 0)}. No server was started.", style="bold red")
         ctx.exit(1)
-    verdicts = [*_configuration(config), _model(config), _store(config), _audit(config)]
+    verdicts = [*_configuration(config), _model(config), _store(config), _audit(config), *_disk(config)]
     verdicts += (
         Verdict(Level.OK if note.endswith("is skipped") else Level.WARNING, "config", note)
         for note in skipped
@@ -226,6 +238,17 @@ def _audit(config: Config) -> Verdict:
     if (fault := file.fault()) is not None:
         return Verdict(Level.PROBLEM, "audit", fault, "calls go on, and are not recorded")
     return Verdict(Level.OK, "audit", str(file.path))
+
+
+def _disk(config: Config) -> Iterator[Verdict]:
+    """Yield a message if there is no room for what the proxy keeps."""
+    from mcp_context_proxy.trust.audit import state_folder
+
+    folder = state_folder(config)
+    with suppress(OSError):  # of a folder that cannot be used, others tell
+        if folder is not None and (free := shutil.disk_usage(folder).free) < LEAST_FREE:
+            message = f"the disk with {folder} is full: {free:,} bytes are free"
+            yield Verdict(Level.PROBLEM, "disk", message, "calls go on, and nothing new is kept")
 
 
 def _folders(config: Config) -> Iterator[Verdict]:
@@ -371,7 +394,7 @@ async def _server(
     if cause := failure(client):
         status = await http_status(config) if config.url is not None else None
         shown = f"{cause} (HTTP status {status})" if status is not None and status >= 300 else cause
-        remedy = _hint(client) or remedy_for(config, client.fault, status, bool(stray))
+        remedy = remedy_for_output(client) or remedy_for(config, client.fault, status, bool(stray))
         return Verdict(Level.PROBLEM, client.name, shown, remedy, (*last_output(client), *stray))
     if not client.listing.tools:
         return Verdict(Level.WARNING, client.name, "it is ready, but offers no tools")
@@ -463,14 +486,7 @@ def _counts(problems: int, warnings: int) -> str:
 def _may_miss_variables(client: DownstreamClient) -> bool:
     """Return whether a variable may explain why a program does not work: nothing that it said does."""
     silent = client.fault in {Fault.EXITED, Fault.SILENT, Fault.REFUSED}
-    return silent and client.config.command is not None and not _hint(client)
-
-
-def _hint(client: DownstreamClient) -> str:
-    """Return the remedy for what the output of a program that has ended says; empty if none is known."""
-    if client.fault is not Fault.EXITED or client.config.command is None:
-        return ""
-    return remedy_for_output("\n".join(client.stderr))
+    return silent and client.config.command is not None and not remedy_for_output(client)
 
 
 def _variables(failed: Iterable[DownstreamClient]) -> Iterator[Verdict]:

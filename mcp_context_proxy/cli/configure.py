@@ -21,15 +21,7 @@ import anyio.to_thread
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import (
-    config_option,
-    configured,
-    echo_json,
-    json_option,
-    open_group,
-    run,
-    shown,
-)
+from mcp_context_proxy.cli import config_option, configured, echo_json, json_option, open_group, run, shown
 from mcp_context_proxy.cli.install import (
     PROGRAM,
     InstallError,
@@ -250,7 +242,6 @@ def list_secrets(as_json: bool) -> None:
 @secret_command.command("remove")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def remove_secrets(names: tuple[str, ...]) -> None:
-    """Remove secrets from the keyring."""
     from mcp_context_proxy.config.secrets import remove_secret
 
     for name in names:
@@ -473,7 +464,8 @@ def add_command(
 ) -> None:
     """Add a server to the configuration: a command after '--', or a URL.
 
-    Starts it once, and pins the version that ran. ${VARIABLE} in a value is read when the server starts.
+    Starts it once, and pins the version that ran. Exits with 1 if it does not start; it is added all the
+    same. ${VARIABLE} in a value is read when the server starts.
     """
     console, file = results(), configuration_file(ctx, config_path)
     configuration = read_configuration(file)
@@ -503,7 +495,7 @@ def add_command(
     write(change, private=bool(secrets_of([table])))
     console.say(Text(f"Added to {file}: {name}", style="green"))
     if not no_check:
-        _try_and_pin(console, file, name)
+        ctx.exit(_try_and_pin(console, file, name))
 
 
 def _is_url(name: str, word: str) -> bool:
@@ -524,7 +516,8 @@ def _is_url(name: str, word: str) -> bool:
     return False
 
 
-def _try_and_pin(console: Terminal, file: Path, name: str) -> None:
+def _try_and_pin(console: Terminal, file: Path, name: str) -> int:
+    """Start a server once, and pin the version that ran; return the exit status."""
     from mcp_context_proxy.cli import pins
     from mcp_context_proxy.cli.check import show, start_once
     from mcp_context_proxy.cli.pins import Level
@@ -537,8 +530,14 @@ def _try_and_pin(console: Terminal, file: Path, name: str) -> None:
             write(pinning.change)
             pins.keep_listings(file, versions)
             console.say(f"Pinned to the version that ran: {versions[name][0].pinned(versions[name][2])}")
-    if any(verdict.level is Level.PROBLEM for verdict in verdicts):
-        console.note(f"It stays in the configuration; '{PROGRAM} remove {name}' removes it.")
+    if all(verdict.level is not Level.PROBLEM for verdict in verdicts):
+        return 0
+    console.note(
+        f"{name} stays in the configuration although it does not work: correct it there, or "
+        f"'{PROGRAM} remove {name}' removes it.",
+        style="bold red",
+    )
+    return 1
 
 
 def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:

@@ -36,13 +36,7 @@ from mcp_context_proxy.installation.journal import (
     write,
 )
 from mcp_context_proxy.installation.journal import planned as planned_hook
-from mcp_context_proxy.installation.plan import (
-    Configuration,
-    FileChange,
-    HostPlan,
-    plan,
-    read_configuration,
-)
+from mcp_context_proxy.installation.plan import Configuration, FileChange, HostPlan, plan, read_configuration
 
 if TYPE_CHECKING:
     from mcp_context_proxy.installation.editing import Place

@@ -23,7 +23,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from mcp_context_proxy.catalog.definitions import SEPARATOR
-from mcp_context_proxy.catalog.names import name_within
+from mcp_context_proxy.catalog.names import name_lengths, name_within
 from mcp_context_proxy.catalog.uri_owners import part_for
 from mcp_context_proxy.cli import open_configured_store
 from mcp_context_proxy.cli.terminal import counted
@@ -262,7 +262,9 @@ def keep_listings(file: Path, pins: Mapping[str, tuple[Unpinned, ServerConfig, s
         for name, (_missing, before, _version) in pins.items():
             found = ListingCache(before, store.listings).load()
             if found is not None and name in config.servers:
-                ListingCache(config.servers[name], store.listings).save(found.introduction, found.listing)
+                ListingCache(config.servers[name], store.listings).save(
+                    found.introduction, found.listing, started=False
+                )
 
 
 NAMED: Final = 3
@@ -285,7 +287,7 @@ def names(proxy: Proxy) -> Iterator[Verdict]:
     The proxy is taken to have its recommended name in each of them.
     """
     tools = [*proxy.catalog.snapshot.tools.values()]
-    yield from _shortened(tools, proxy.config.expose.name_lengths[0])
+    yield from _shortened(tools, name_lengths(proxy.config.expose)[0])
     hosts = [host for host in HOSTS.values() if _too_long(tools, host.name_characters)]
     if hosts:
         room = min(host.name_characters for host in hosts)

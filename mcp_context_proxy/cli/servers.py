@@ -19,15 +19,7 @@ from rich.text import Text
 
 from mcp_context_proxy.cli import WholeNumber, configured, json_option, run, terminal
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking, of_running
-from mcp_context_proxy.cli.terminal import (
-    Terminal,
-    counted,
-    duration,
-    headings,
-    marked,
-    moment,
-    print_answer,
-)
+from mcp_context_proxy.cli.terminal import Terminal, counted, duration, headings, marked, moment, print_answer
 from mcp_context_proxy.config.settings import PRESETS
 from mcp_context_proxy.items import Kind, ToolClass
 from mcp_context_proxy.protocol.strangers import one_line
@@ -106,7 +98,9 @@ CLASS_STYLES: Final = {ToolClass.READ: "dim", ToolClass.WRITE: "", ToolClass.DES
 @click.command("tools")
 @asking
 @json_option
-@click.option("--related", metavar="NAME", help="List only the items that are similar to this tool.")
+@click.option(
+    "--related", metavar="NAME", help="List only the items that are similar to this tool, rule or reference."
+)
 def tools_command(source: AnswerSource, as_json: bool, related: str | None) -> None:
     """List all tools behind the proxy, under the names that hosts see. Token counts are estimates."""
     if related is None:

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.text import Text
 
-from mcp_context_proxy.cli import (
-    WholeNumber,
-    echo_json,
-    json_option,
-    open_configured_store,
-    shown,
-)
+from mcp_context_proxy.cli import WholeNumber, echo_json, json_option, open_configured_store, shown
 from mcp_context_proxy.cli.running import AnswerSource, RunningProxy, asking
 from mcp_context_proxy.cli.terminal import GAP, USEFUL, Terminal, counted, duration, headings, results
 from mcp_context_proxy.protocol.strangers import one_line
@@ -131,13 +125,13 @@ def _read(config: Config, period: str) -> dict[str, Figures]:
 
 
 def _is_offered(config: Config, server: str, tool: str) -> bool:
-    from mcp_context_proxy.catalog.names import turned_off_by
+    from mcp_context_proxy.catalog.names import include_of, turned_off_by
     from mcp_context_proxy.items import IncludeMode
 
     known = config.servers.get(server)
     if known is None or not known.enabled or turned_off_by(known, tool, None) is not None:
         return False
-    return known.include_of(tool) is not IncludeMode.MANUAL
+    return include_of(known, tool) is not IncludeMode.MANUAL
 
 
 def _show_searches(console: Terminal, report: Figures, period: str) -> None:

@@ -35,7 +35,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from mcp_context_proxy.config.secrets import Secret, names_secret, secret_arguments, secrets_in_url
-from mcp_context_proxy.config.settings import Config, ServerConfig
+from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import Fault, StartError
 from mcp_context_proxy.system import INHERITED, matches
 from mcp_context_proxy.system.later import pattern
@@ -266,7 +266,7 @@ def _of_program(config: ServerConfig) -> str:
     program = shutil.which(config.command or "", path=environment.get("PATH"))
     if program is None:
         return ""
-    path = config.folder / program
+    path = folder_of(config) / program
     if _INTERPRETERS.fullmatch(program_of(config)) is None:
         # A script that an installation has made, or a program of its own.
         return _of_script(path)
@@ -274,7 +274,7 @@ def _of_program(config: ServerConfig) -> str:
     if module is not None:
         return _of_distribution(path.parent.parent, f"{module.split('.')[0]}/", "RECORD")
     script = next((word for word in config.args if not word.startswith("-")), None)
-    return "" if script is None else _of_script(config.folder / script)
+    return "" if script is None else _of_script(folder_of(config) / script)
 
 
 def _module(args: tuple[str, ...]) -> str | None:
@@ -457,9 +457,23 @@ def spawn(config: ServerConfig) -> subprocess.Popen[bytes]:
     return process
 
 
+def folder_of(config: ServerConfig) -> Path:
+    """Return the working folder of a program; the home folder for a configuration that is no file.
+
+    Raises:
+        OSError: The folder in which the proxy was started no longer exists.
+    """
+    if config.cwd == LAUNCH:
+        return Path.cwd()
+    if config.cwd is not None:
+        return config.cwd
+    home = Path("~").expanduser()
+    return home if home.is_absolute() else Path(home.root or os.sep)
+
+
 def _folder(config: ServerConfig) -> Path:
     try:
-        folder = config.folder
+        folder = folder_of(config)
     except OSError as error:
         message = f"cannot start: the folder in which the proxy was started cannot be used: {error.strerror}"
         raise StartError(Fault.NO_START, message) from error
@@ -510,30 +524,6 @@ def _program(command: str, path: str | None, folder: Path) -> str | None:
     places = os.defpath if path is None else path
     entries = [str(folder / entry) for entry in places.split(os.pathsep)]
     return shutil.which(command, path=os.pathsep.join(entries))
-
-
-_HINTS: Final = (
-    (
-        pattern(r"EADDRINUSE|[Aa]ddress already in use"),
-        "a port that it wants is taken, perhaps by another copy of it. Behind the proxy it should speak over "
-        "stdio: look for an option such as --stdio or --transport stdio",
-    ),
-    (
-        pattern(r"'\w*Server' object has no attribute|No module named 'mcp\.|from 'mcp(?:\.\w+)*'"),
-        "it seems to be written for version 1 of the Python SDK of MCP and to run with version 2: with uvx, "
-        'begin its args with "--with", "mcp<2"',
-    ),
-    (
-        pattern(r"does not satisfy Python|requires a different Python|Requires-Python"),
-        'it needs another version of Python: with uvx, begin its args with "--python", "3.13"',
-    ),
-)
-"""What the output of a program that has ended may say, and the remedy; the first that fits counts."""
-
-
-def remedy_for_output(output: str) -> str:
-    """Return the remedy for a program that has ended, by what it said; empty if it says nothing known."""
-    return next((remedy for said, remedy in _HINTS if said.search(output)), "")
 
 
 def all_secrets_of(config: Config) -> list[tuple[str, str]]:

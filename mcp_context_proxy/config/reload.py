@@ -25,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from mcp_context_proxy.config.forms import Reload, Table, marked
-from mcp_context_proxy.config.programs import secrets_of
+from mcp_context_proxy.config.programs import folder_of, secrets_of
 from mcp_context_proxy.config.secrets import SHORTEST
 from mcp_context_proxy.config.settings import LAUNCH, Config, ServerConfig
 from mcp_context_proxy.errors import NOTICE, ConfigError, ConfigProblem
@@ -188,7 +188,7 @@ def connection_key(server: ServerConfig, *, of_0_1_0: bool = False) -> str:
     elif server.cwd == LAUNCH:
         # What a server lists in one repository is nothing to go by in another. 0.1.0 did not tell them apart.
         with suppress(OSError):
-            facts["cwd"] = None if of_0_1_0 else [LAUNCH, str(server.folder)]
+            facts["cwd"] = None if of_0_1_0 else [LAUNCH, str(folder_of(server))]
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted", enc_hook=str)).hexdigest()
 
 

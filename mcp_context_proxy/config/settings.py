@@ -7,7 +7,6 @@ that all are reported together. A marker on a field says whether a running proxy
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from math import inf
@@ -29,7 +28,6 @@ from mcp_context_proxy.config.forms import (
     like,
     within,
 )
-from mcp_context_proxy.config.host_profiles import NAME_LENGTHS
 from mcp_context_proxy.config.tables import (
     AuthConfig,
     ClassesConfig,
@@ -39,7 +37,6 @@ from mcp_context_proxy.config.tables import (
     Synonyms,
     Tag,
     ToolConfig,
-    settings_of,
 )
 from mcp_context_proxy.errors import ConfigProblem, ServerOff
 from mcp_context_proxy.items import IncludeMode
@@ -155,35 +152,6 @@ class ServerConfig(Table, frozen=True):
             of_sse = self.url.partition("?")[0].rstrip("/").endswith("/sse")
             force_setattr(self, "transport", "sse" if of_sse else "http")
 
-    @property
-    def folder(self) -> Path:
-        """Working folder of the program; the home folder for a configuration that is no file.
-
-        Raises `OSError` if the folder in which the proxy was started no longer exists.
-        """
-        if self.cwd == LAUNCH:
-            return Path.cwd()
-        if self.cwd is not None:
-            return self.cwd
-        home = Path("~").expanduser()
-        return home if home.is_absolute() else Path(home.root or os.sep)
-
-    def include_of(self, tool_name: str) -> IncludeMode:
-        found = (tool.include for _, tool in settings_of(self.tools, tool_name))
-        return next(filter(None, found), self.include)
-
-    def tags_of(self, tool_name: str) -> tuple[str, ...]:
-        own = (tag for _, tool in settings_of(self.tools, tool_name) for tag in tool.tags)
-        return (*self.tags, *own) if self.tools else self.tags
-
-    def described(self, tool_name: str) -> tuple[str | None, tuple[str, ...]]:
-        tool = self.tools.get(tool_name)
-        return (None, ()) if tool is None else (tool.description, tool.use_cases)
-
-    def category_of(self, tool_name: str) -> str | None:
-        found = (tool.category for _, tool in settings_of(self.tools, tool_name))
-        return next(filter(None, found), self.category)
-
 
 Preset: TypeAlias = Literal["aggressive", "normal", "conservative"]
 RerankMode: TypeAlias = Literal["never", "auto", "always"]
@@ -210,11 +178,6 @@ class ExposeConfig(Table, frozen=True):
     """Longest name of a tool or prompt for all hosts. None gives each client of a known host as many
     characters as that host leaves, and any other client as many as all hosts leave. Hosts add a prefix of
     their own and have a limit of 60 to 64 characters; some refuse the whole list for one longer name."""
-
-    @property
-    def name_lengths(self) -> tuple[int, ...]:
-        """Return the lengths to which names are fitted: the one for any client, then longer ones."""
-        return NAME_LENGTHS if self.max_name_length is None else (self.max_name_length,)
 
 
 class DomainSearch(Struct, frozen=True):

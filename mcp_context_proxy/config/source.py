@@ -25,8 +25,9 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
 
-from mcp_context_proxy.config.secrets import SecretSource, SecretSourceError
+from mcp_context_proxy.config.secrets import SecretSource, SecretSourceError, names_secret
 from mcp_context_proxy.errors import ConfigError, ConfigProblem
+from mcp_context_proxy.system import OPEN, matches
 from mcp_context_proxy.system.later import pattern
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -566,7 +567,8 @@ def _lookup(
     name, default = found["name"], found["default"]
     value = environ.get(name)
     if value or (value is not None and default is None):
-        variables.append((name, value))
+        if not matches(name, OPEN) or names_secret(name):
+            variables.append((name, value))
         return value
     if default is None:
         remedy = f"set this environment variable, or write ${{{name}:-default}}"

@@ -16,7 +16,7 @@ A marker on a field says whether a running proxy applies a change (`Reload`), as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -89,9 +89,6 @@ ANY: Final = "*"
 """Stands for any characters, or none. Nothing else is special in a glob, so a host's list of names is one of
 globs."""
 
-Key: TypeAlias = tuple[str, ...]
-"""Path of a setting below its server, such as ``("classes", "write")``."""
-
 
 class ClassesConfig(Table, frozen=True):
     """Calls that are made, asked about or refused, by the danger class of the tool.
@@ -151,58 +148,6 @@ def _without_confirm(table: Any, key: str) -> Any:
     asked = ASKED.get(str(table[CONFIRM]), ())
     value = dict.fromkeys(map(str, asked), "ask") if key == "classes" else "ask" if asked else "always"
     return {key: value} | {name: given for name, given in table.items() if name != CONFIRM}
-
-
-def settings_of(tools: Mapping[str, ToolConfig], name: str) -> Iterable[tuple[str, ToolConfig]]:
-    """Return the settings of a tool with their keys: those under its name, then those of globs."""
-    # Few servers have any, and each tool of a long list comes by here several times.
-    return _settings_of(tools, name) if tools else ()
-
-
-def _settings_of(tools: Mapping[str, ToolConfig], name: str) -> Iterator[tuple[str, ToolConfig]]:
-    own = tools.get(name)
-    if own is not None:
-        yield name, own
-    for glob, settings in tools.items():
-        if glob != name and ANY in glob and matches(glob, name):
-            yield glob, settings
-
-
-def permission(
-    tools: Mapping[str, ToolConfig], classes: ClassesConfig, name: str, tool_class: ToolClass | None
-) -> tuple[Allow, Key]:
-    """Return the permission to call a tool, and the setting that gives it.
-
-    Where its class is None, that is not known, and no class counts.
-    """
-    if tools:
-        own = tools.get(name)
-        if own is not None and own.allow is not None:
-            return own.allow, ("tools", name, "allow")
-        found = [
-            (settings.allow, ("tools", glob, "allow"))
-            for glob, settings in settings_of(tools, name)
-            if settings.allow is not None
-        ]
-        if found:
-            return max(found, key=lambda one: STRICTNESS[one[0]])
-    if tool_class is None:
-        return "always", ()
-    allow: Allow = getattr(classes, tool_class)
-    return allow, ("classes", tool_class)
-
-
-def configured_class(tools: Mapping[str, ToolConfig], name: str) -> tuple[ToolClass | None, Key]:
-    """Return the strictest class that a tool is given, and the setting; None if it is given none."""
-    if not tools:
-        return None, ()
-    order = list(ToolClass)
-    found = [
-        (settings.danger, ("tools", key, "danger"))
-        for key, settings in settings_of(tools, name)
-        if settings.danger is not None
-    ]
-    return max(found, key=lambda one: order.index(one[0])) if found else (None, ())
 
 
 def matches(glob: str, name: str) -> bool:

@@ -154,7 +154,6 @@ NO_OVERRIDES: Final[Overrides] = Overrides()
 
 
 def configured(config: Config) -> ContextOptions:
-    """Return the options of the configuration."""
     search, context, calibrated = config.search, config.context, config.embedding.packaged is not None
     return ContextOptions(
         tools=DomainOptions.of(search.resolved("tools", calibrated)),

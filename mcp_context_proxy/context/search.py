@@ -355,11 +355,10 @@ class Searcher:
     async def off_loop(self, function: Callable[[], T]) -> T:
         """Run a function that searches in one of a few threads; many of one person wait for one another."""
         rights = ACTING.get()
-        share = rights.share(SEARCHES_AT_ONCE)
-        if share == SEARCHES_AT_ONCE:
+        if rights.is_admin:
             return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)
         await in_task()
-        turns = self._turns.setdefault(rights.person, anyio.CapacityLimiter(share))
+        turns = self._turns.setdefault(rights.person, anyio.CapacityLimiter(rights.share(SEARCHES_AT_ONCE)))
         try:
             async with turns:
                 return await in_thread(function, abandon_on_cancel=True, limiter=self._limiter)

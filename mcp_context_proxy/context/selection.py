@@ -32,16 +32,7 @@ from mcp_context_proxy.context.search import EVERYTHING, Found, Scope, Searcher
 from mcp_context_proxy.context.session import NO_SESSION, SessionView, standing_items
 from mcp_context_proxy.embedding.embeddings import Costs
 from mcp_context_proxy.errors import nearest_names
-from mcp_context_proxy.items import (
-    NO_FILTERS,
-    IncludeMode,
-    Item,
-    ItemKey,
-    Kind,
-    Snapshot,
-    Tool,
-    item_by,
-)
+from mcp_context_proxy.items import NO_FILTERS, IncludeMode, Item, ItemKey, Kind, Snapshot, Tool, item_by
 from mcp_context_proxy.learning import WorkingSet
 from mcp_context_proxy.retrieval import FITTING, Ranking, Result
 from mcp_context_proxy.retrieval.expansion import Expanded, Expander, ExpansionOptions
@@ -142,7 +133,6 @@ class Selection(Struct, kw_only=True):
         return budget - sum(item.tokens for item in self.items.values())
 
     def context(self) -> RequestContext:
-        """Return the finished request context."""
         profile = ACTING.get().profile
         return RequestContext(
             id=secrets.token_hex(ID_BYTES),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import anyio
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import Raw
 
 from mcp_context_proxy.protocol.envelope import NO_PARAMS, Members
 from mcp_context_proxy.protocol.eras import Era, Meta
+from mcp_context_proxy.system.later import pattern
 
 logger = logging.getLogger(__name__)
 
@@ -197,3 +198,13 @@ class QueuedChannel(Channel):
         """Drop the frames that are left."""
         self._queue.close()
         self.frames.close()
+
+
+_NUMBERS: Final = pattern(r"^\[Errno -?\d+\] |\(_ssl\.c:\d+\)$|^\[SSL: [A-Z_]+\] ")
+
+
+def in_words(reason: str) -> str:
+    """Return the reason why there is no connection without the numbers and places of the system's code."""
+    if "WRONG_VERSION_NUMBER" in reason:
+        return "what answers there speaks no TLS; the URL may have to begin with http://"
+    return _NUMBERS.sub("", reason).strip()

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from mcp_context_proxy.config import Limits, ServerConfig
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_negotiation
+from mcp_context_proxy.downstream import Channel, Link, Outgoing, Party, era_negotiation, in_words
 from mcp_context_proxy.downstream.era_negotiation import Connected, Loss
 from mcp_context_proxy.downstream.inbound import Output, Route, answer
 from mcp_context_proxy.downstream.jsonrpc import Inbound, Peer
@@ -244,7 +244,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         # Without its number, which tells a person nothing.
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    return str(error) or type(error).__name__
+    return in_words(str(error)) or type(error).__name__
 
 
 DECLARED = (*CAPABILITY_OF.values(), "experimental")
@@ -292,6 +292,8 @@ class DedicatedConnections:
         self._group: TaskGroup | None = None
         self._asked: set[str] = set()
         """Capabilities that the server has made use of."""
+        self._told = False
+        """True once the log has said that there are many."""
         self.keeper: Party | None = None
         """The session that keeps the shared connection as its own."""
         self.configure(config, limits)
@@ -403,8 +405,22 @@ class DedicatedConnections:
         exclusive = not party.lasting and bool(capabilities_to_ask(outgoing))
         opened = DedicatedConnection(key, party, outgoing, exclusive, rights.person)
         self._connections.append(opened)
+        self._note_many()
         self._group.start_soon(self._own, opened)
         return opened
+
+    def _note_many(self) -> None:
+        """Say once in the log that half of the connections that are allowed are open."""
+        open_now, most = len(self._connections), self._limits.lanes_per_server
+        if self._told or 2 * open_now < most:
+            return
+        self._told = True
+        each = ", and each a process" if self._config.command is not None else ""
+        logger.warning(
+            "server %s: %d dedicated connections, one for each client that it may ask%s; "
+            "limits.lanes_per_server allows %d",
+            *(self._config.name, open_now, each, most),
+        )
 
     async def _own(self, dedicated: DedicatedConnection) -> None:
         """Open a connection, keep it while it is wanted, and close it."""

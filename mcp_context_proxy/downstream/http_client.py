@@ -25,7 +25,7 @@ import httpx2
 from msgspec import UNSET, Raw
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.downstream import PLAIN, HeaderMap, Notify, Outgoing
+from mcp_context_proxy.downstream import PLAIN, HeaderMap, Notify, Outgoing, in_words
 from mcp_context_proxy.downstream.jsonrpc import Peer, result_of
 from mcp_context_proxy.errors import (
     BadAnswerError,
@@ -40,7 +40,6 @@ from mcp_context_proxy.protocol.eras import Era
 from mcp_context_proxy.protocol.framing import EventFramer, OversizedEventError, ServerSentEvent, gate
 from mcp_context_proxy.protocol.strangers import LINE_CHARACTERS
 from mcp_context_proxy.system import threads
-from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_task, in_thread
 
 logger = logging.getLogger(__name__)
@@ -139,18 +138,8 @@ def refusal(error: httpx2.HTTPError, server: str, url: str) -> ServerUnavailable
     if isinstance(error, httpx2.PoolTimeout):
         return ServerUnavailableError(server, "busy", "all connections to it are in use; try again")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return ServerUnavailableError(server, "unreachable", f"{url}: {_in_words(str(error)) or 'no answer'}")
+        return ServerUnavailableError(server, "unreachable", f"{url}: {in_words(str(error)) or 'no answer'}")
     return None
-
-
-def _in_words(reason: str) -> str:
-    """Return the reason why there is no connection without the numbers and places of the system's code."""
-    if "WRONG_VERSION_NUMBER" in reason:
-        return "what answers there speaks no TLS; the URL may have to begin with http://"
-    return _NUMBERS.sub("", reason).strip()
-
-
-_NUMBERS: Final = pattern(r"^\[Errno -?\d+\] |\(_ssl\.c:\d+\)$|^\[SSL: [A-Z_]+\] ")
 
 
 def fail_request(peer: Peer, request_id: RequestId, error: Exception, url: str) -> None:

@@ -36,11 +36,7 @@ from mcp_context_proxy.downstream.era_negotiation import CLIENT_INFO, Connected
 from mcp_context_proxy.downstream.jsonrpc import NOTIFICATION_BYTES, Peer
 from mcp_context_proxy.errors import DownstreamError, RemoteError
 from mcp_context_proxy.protocol import envelope, eras
-from mcp_context_proxy.protocol.envelope import (
-    METHOD_NOT_FOUND,
-    Members,
-    RequestError,
-)
+from mcp_context_proxy.protocol.envelope import METHOD_NOT_FOUND, Members, RequestError
 from mcp_context_proxy.protocol.eras import URI_CHARACTERS, Era, covers, most_verbose
 from mcp_context_proxy.protocol.framing import Bucket
 from mcp_context_proxy.protocol.strangers import (

@@ -100,6 +100,8 @@ class ServerLifecycle:
         """Latest introduction of the server, also a remembered one; None before it was ever connected."""
         self.remembered = False
         """True while the listing is the one that the store remembers."""
+        self._has_started = False
+        """True once a start with these settings has succeeded, also one of an earlier proxy."""
         self.restarts = 0
         """Number of times that the server was connected again."""
         self.retry_at: float | None = None
@@ -162,7 +164,7 @@ class ServerLifecycle:
         self.connected = connected
         if connected is not None:
             self.introduction, self.cause, self.fault = connected.introduction, "", None
-            self.remembered = False
+            self.remembered, self._has_started = False, True
         if cause is not None:
             cause = one_line(stranger_text(cause, self._redact, LINE_CHARACTERS))
             if cause != self.cause:
@@ -198,6 +200,7 @@ class ServerLifecycle:
         if cached is None or loaded:
             return
         self.introduction, self.remembered = cached.introduction, True
+        self._has_started = cached.started
         self._lists.current = cached.listing
         if self.config.start != "lazy":
             self._on_state()
@@ -320,7 +323,7 @@ class ServerLifecycle:
         """
         if self.config.first_connect_timeout is None:
             return False
-        return self.introduction is None or self.fault is Fault.SILENT
+        return not self._has_started or self.fault is Fault.SILENT
 
     @property
     def _start_seconds(self) -> float:

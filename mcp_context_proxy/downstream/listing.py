@@ -364,6 +364,8 @@ class CachedListing(msgspec.Struct, frozen=True, omit_defaults=True):
     listing: ServerListing
     stale: bool = False
     """True if it is old enough to be fetched again."""
+    started: bool = True
+    """False if the server has not been started with these settings yet: others listed the same version."""
 
 
 class ListingCache:
@@ -399,12 +401,13 @@ class ListingCache:
         # A clock that was set back makes no listing fresh.
         return msgspec.structs.replace(cached, stale=not 0 <= age < STALE_SECONDS)
 
-    def save(self, introduction: Introduction, listing: ServerListing) -> None:
+    def save(self, introduction: Introduction, listing: ServerListing, *, started: bool = True) -> None:
         """Cache the listing; if that fails, it is fetched again next time.
 
         A server that dies and comes back mostly lists the same: an entry that was written lately stays.
         """
-        now, encoded = self._clock(), msgspec.msgpack.encode(CachedListing(introduction, listing))
+        cached = CachedListing(introduction, listing, started=started)
+        now, encoded = self._clock(), msgspec.msgpack.encode(cached)
         digest = sha256(encoded).digest()
         if self._saved is not None and self._saved[1] == digest and 0 <= now - self._saved[0] < SAVED_SECONDS:
             return

@@ -25,7 +25,7 @@ from typing import IO, cast
 import anyio
 
 from mcp_context_proxy.config import Limits, ServerConfig
-from mcp_context_proxy.config.programs import downloads, environment_of, spawn, take_started
+from mcp_context_proxy.config.programs import downloads, environment_of, folder_of, spawn, take_started
 from mcp_context_proxy.downstream import Channel, QueuedChannel
 from mcp_context_proxy.downstream.inbound import Output
 from mcp_context_proxy.downstream.jsonrpc import Peer
@@ -336,7 +336,7 @@ async def open_sdk_channel(
         command=config.command or "",
         args=list(config.args),
         env=environment_of(config, os.environ),
-        cwd=config.folder,
+        cwd=folder_of(config),
     )
     channel = QueuedChannel()
     async with stdio_client(parameters) as (reader, writer), anyio.create_task_group() as group:

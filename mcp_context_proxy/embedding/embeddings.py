@@ -561,7 +561,6 @@ class Costs:
         self._counting = threading.Lock()
 
     def of(self, item: Item) -> int:
-        """Return the tokens of one item."""
         known = self._known.get(item.fingerprint)
         if known is None:
             if isinstance(item, Document):

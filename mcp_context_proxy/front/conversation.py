@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import copy_context
 from typing import Protocol
 
@@ -91,6 +91,11 @@ class FrameChannel(Protocol):
         """Write one frame; waits while the host does not read. Dropped when the host is gone."""
         ...
 
+    def sent_at_once(self, frame: bytes) -> bool:
+        """Write one frame if neither it nor one before it has to wait; False leaves it to `send`."""
+        del frame
+        return False
+
     def send_nowait(self, frame: bytes) -> bool:
         """Write one frame unless the host is not reading; return whether it was written."""
         ...
@@ -115,19 +120,14 @@ class Conversation:
         negotiation: Negotiation,
         limits: Limits,
         channel: HostChannel,
-        write_response: Callable[[bytes], Awaitable[None] | None],
         rights: Principal = THE_USER,
     ) -> None:
-        """Converse over `channel`; `rights` are those of the host.
-
-        `write_response` writes to the channel; it returns what is to be awaited if that takes time.
-        """
+        """Converse over `channel`; `rights` are those of the host."""
         self._negotiation, self._gateway = negotiation, negotiation.gateway
         self._limits, self._channel, self._rights = limits, channel, rights
         self._context = copy_context()
         """The context of every request: it acts for the host."""
         self._context.run(ACTING.set, rights)
-        self._write_response = write_response
         self._session: Session | None = None
         self._under_way = 0
         """Number of requests that are being answered."""
@@ -186,7 +186,6 @@ class Conversation:
         return self._under_way >= self._limits.in_flight
 
     def receive(self, frame: bytes | Oversized) -> None:
-        """Take one message."""
         if isinstance(frame, Oversized):
             why = f"message of {frame.size:,} bytes, limit {frame.limit:,}"
             self.reject(frame.head, frame.tail, INVALID_REQUEST, why)
@@ -354,10 +353,10 @@ class Conversation:
             del params, caller
             if release is not None:
                 release()
-            writing = self._write_response(response)
-            del response
-            if writing is not None:
-                await writing
+            if not self._channel.sent_at_once(response):
+                sending = self._channel.send(response)
+                del response
+                await sending
         finally:
             if release is not None:
                 release()
@@ -454,7 +453,9 @@ class HostMessages:
 
     async def tell(self, method: str, params: Members) -> None:
         """Write a notification once the host is reading."""
-        await self._channel.send(envelope.notification(method, params))
+        frame = envelope.notification(method, params)
+        if not self._channel.sent_at_once(frame):
+            await self._channel.send(frame)
 
     async def ask(self, method: str, params: Members) -> bytes:
         """Make a request of the host; see `Caller.ask`."""

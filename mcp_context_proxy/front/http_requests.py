@@ -39,6 +39,7 @@ from mcp_context_proxy.front.auth import (
     principal_of,
     rights_of,
 )
+from mcp_context_proxy.front.conversation import FrameChannel
 from mcp_context_proxy.front.http_connections import PART_BYTES, send_body, waiting_of
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.envelope import (
@@ -344,8 +345,8 @@ CANCELLED: Final = -32800
 """Error code of a request that its client has cancelled. Its response has to end all the same."""
 
 
-class Exchange:
-    """One request and its response. Implements `FrameChannel` for notifications before the result."""
+class Exchange(FrameChannel):
+    """One request, its response, and the notifications before it."""
 
     _added: anyio.Event
     """Set when a frame is queued, and at the end. This and the next three are made by `accompany`."""

@@ -28,7 +28,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.front import http_requests
 from mcp_context_proxy.front.auth import principal_of, rights_of
-from mcp_context_proxy.front.conversation import Conversation, Questions
+from mcp_context_proxy.front.conversation import Conversation, HostChannel, Questions
 from mcp_context_proxy.front.http_connections import PART_BYTES, Waiting, send_body, waiting_of
 from mcp_context_proxy.front.http_requests import PING, PING_SECONDS, STREAM_HEADERS, AdmissionRules, Exchange
 from mcp_context_proxy.protocol import envelope
@@ -249,7 +249,6 @@ class EventStreams:
             negotiation=self._negotiation,
             limits=self._limits,
             channel=channel,
-            write_response=channel.send,
             rights=rights_of(scope),
         )
         await channel.open(f"{self._messages}?session_id={session_id}")
@@ -314,8 +313,8 @@ class _Frame(Struct, eq=False):
     sent: anyio.Event = field(default_factory=anyio.Event)
 
 
-class EventChannel:
-    """Writes frames to an event stream. Implements `HostChannel`."""
+class EventChannel(HostChannel):
+    """Writes frames to an event stream."""
 
     def __init__(self, write: Send, waiting: Waiting) -> None:
         self._write, self._waiting = write, waiting

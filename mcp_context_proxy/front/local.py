@@ -240,7 +240,6 @@ class Hosts:
                 negotiation=negotiation,
                 limits=self._limits,
                 channel=channel,
-                write_response=channel.send,
                 rights=started(greeting.profile, greeting.presets, greeting.folder),
             )
             self._open[conversation] = channel
@@ -391,7 +390,8 @@ class SocketChannel(MessageReader):
             receive_large=self._take_large,
             resume=self.resume_reading,
         )
-        self._writer = PipeWriter()
+        self._writer = writer = PipeWriter()
+        self.send, self.send_nowait, self.sent_at_once = writer.send, writer.send_nowait, writer.sent_at_once
         self._conversation: Conversation | None = None
         self._socket: asyncio.Transport | None = None
         self.greeting = Greeting()
@@ -465,12 +465,6 @@ class SocketChannel(MessageReader):
     def resume_reading(self) -> None:
         if self._socket is not None and not self._socket.is_closing() and not self._socket.is_reading():
             self._socket.resume_reading()
-
-    async def send(self, frame: bytes) -> None:
-        await self._writer.send(frame)
-
-    def send_nowait(self, frame: bytes) -> bool:
-        return self._writer.send_nowait(frame)
 
     async def flush(self) -> None:
         """Wait until all is written, or the host is gone."""

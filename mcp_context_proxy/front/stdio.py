@@ -16,7 +16,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import BinaryIO, Final
 
@@ -26,13 +26,7 @@ import anyio.to_thread
 from mcp_context_proxy.config import Limits
 from mcp_context_proxy.front.conversation import Conversation
 from mcp_context_proxy.protocol.envelope import is_large
-from mcp_context_proxy.protocol.framing import (
-    LineFramer,
-    MessageReader,
-    PipeWriter,
-    gate,
-    on_one_line,
-)
+from mcp_context_proxy.protocol.framing import LineFramer, MessageReader, PipeWriter, gate, on_one_line
 from mcp_context_proxy.server.negotiation import Negotiation
 from mcp_context_proxy.trust import THE_USER, Principal
 
@@ -49,33 +43,8 @@ soon enough for the servers to be stopped after a host has gone."""
 
 async def serve(negotiation: Negotiation, limits: Limits, rights: Principal = THE_USER) -> None:
     """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
-    unread = 0
-    async with anyio.create_task_group() as group, open_standard_pipes() as pipes:
-
-        def write_response(response: bytes) -> Awaitable[None] | None:
-            return None if pipes.sent_at_once(response) else write_waiting(response)
-
-        async def write_waiting(response: bytes) -> None:
-            """Write a response; while too many bytes of them wait for the host, the servers are not read."""
-            nonlocal unread
-            unread += len(response)
-            if unread > limits.unread_bytes:
-                gate.close()
-            try:
-                await pipes.send(response)
-            finally:
-                was_over = unread > limits.unread_bytes
-                unread -= len(response)
-                if was_over and unread <= limits.unread_bytes:
-                    gate.open()
-
-        conversation = Conversation(
-            negotiation=negotiation,
-            limits=limits,
-            channel=pipes,
-            write_response=write_response,
-            rights=rights,
-        )
+    async with anyio.create_task_group() as group, open_standard_pipes(limits.unread_bytes) as pipes:
+        conversation = Conversation(negotiation=negotiation, limits=limits, channel=pipes, rights=rights)
 
         async def stop_when_stalled() -> None:
             await pipes.stalled(limits.stalled_seconds)
@@ -95,11 +64,34 @@ class StandardPipes:
     """Reads and writes frames over the process's standard streams. Implements `HostChannel`."""
 
     def __init__(
-        self, read_fd: int, writer: PipeWriter, out: asyncio.WriteTransport, copying: threading.Thread | None
+        self,
+        read_fd: int,
+        writer: PipeWriter,
+        out: asyncio.WriteTransport,
+        copying: threading.Thread | None,
+        *,
+        unread_bytes: int,
     ) -> None:
         self._read_fd, self._writer, self._out, self._copying = read_fd, writer, out, copying
-        self.send, self.send_nowait, self.sent_at_once = writer.send, writer.send_nowait, writer.sent_at_once
+        self.send_nowait, self.sent_at_once = writer.send_nowait, writer.sent_at_once
+        self._unread, self._unread_bytes = 0, unread_bytes
+        """Bytes that wait for the host, and how many of them may."""
         self._into: asyncio.ReadTransport | None = None
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame; while too many bytes wait for the host, the servers are not read."""
+        if self.sent_at_once(frame):
+            return
+        self._unread += len(frame)
+        if self._unread > self._unread_bytes:
+            gate.close()
+        try:
+            await self._writer.send(frame)
+        finally:
+            was_over = self._unread > self._unread_bytes
+            self._unread -= len(frame)
+            if was_over and self._unread <= self._unread_bytes:
+                gate.open()
 
     async def read(self, conversation: Conversation, message_bytes: int) -> None:
         """Hand the host's messages to its conversation, until the end of input."""
@@ -136,7 +128,6 @@ class StandardPipes:
             self._out.abort()
 
     def close(self) -> None:
-        """Close both directions."""
         if self._into is None:
             os.close(self._read_fd)
         else:
@@ -148,8 +139,11 @@ class StandardPipes:
 
 
 @asynccontextmanager
-async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
-    """Take the standard streams over. Nothing is read before `StandardPipes.read`."""
+async def open_standard_pipes(unread_bytes: int) -> AsyncIterator[StandardPipes]:
+    """Take the standard streams over. Nothing is read before `StandardPipes.read`.
+
+    While more than `unread_bytes` wait for the host, the servers are not read.
+    """
     import fcntl  # noqa: PLC0415 - POSIX only
 
     loop = asyncio.get_running_loop()
@@ -167,7 +161,7 @@ async def open_standard_pipes() -> AsyncIterator[StandardPipes]:
         copying = _start_copying(source, sink)
     writer = PipeWriter()
     out, _ = await loop.connect_write_pipe(lambda: writer, os.fdopen(write_fd, "wb", 0))
-    pipes = StandardPipes(read_fd, writer, out, copying)
+    pipes = StandardPipes(read_fd, writer, out, copying, unread_bytes=unread_bytes)
     try:
         yield pipes
     finally:
@@ -201,9 +195,7 @@ async def serve_in_threads(negotiation: Negotiation, limits: Limits, rights: Pri
     """Serve a host with its rights until it closes its end; requests under way soon after are cancelled."""
     source, sink = _taken_over()
     streams = ThreadedStreams(source, sink)
-    conversation = Conversation(
-        negotiation=negotiation, limits=limits, channel=streams, write_response=streams.send, rights=rights
-    )
+    conversation = Conversation(negotiation=negotiation, limits=limits, channel=streams, rights=rights)
     async with anyio.create_task_group() as group:
         group.start_soon(streams.write)
         await group.start(conversation.run)
@@ -272,6 +264,8 @@ class ThreadedStreams:
             return False
         self._unwritten += 1
         return True
+
+    sent_at_once = send_nowait
 
     async def flush(self) -> None:
         """Wait until all is written."""

@@ -24,13 +24,7 @@ from mcp_context_proxy.config import Limits
 from mcp_context_proxy.context.session import Session
 from mcp_context_proxy.downstream import Ask
 from mcp_context_proxy.front.auth import fields_of, principal_of, rights_of
-from mcp_context_proxy.front.conversation import (
-    TOO_MUCH,
-    HostMessages,
-    Questions,
-    is_too_much,
-    params_of,
-)
+from mcp_context_proxy.front.conversation import TOO_MUCH, HostMessages, Questions, is_too_much, params_of
 from mcp_context_proxy.front.http_requests import (
     JSON_TYPE,
     RELEASE_KEY,

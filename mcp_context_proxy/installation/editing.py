@@ -33,7 +33,7 @@ _BOM: Final = "\ufeff"
 _DECODER: Final = json.JSONDecoder(strict=False)
 _SPACE: Final = re.compile(r"\s*")
 _REST_OF_LINE: Final = re.compile(r"[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*)?(?=\r?\n)")
-_ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
+ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
 """A line with its end; `str.splitlines` also divides at characters that may stand in texts."""
 _TOML_TOKEN: Final = re.compile(
     r""""{3}[^"\\]*(?:(?:\\.|"{1,2}(?!"))[^"\\]*)*"{3,5}|'{3}[^']*(?:'{1,2}(?!')[^']*)*'{3,5}|"""
@@ -297,7 +297,7 @@ def _indent_at(text: str, at: int) -> str:
 
 
 def _edit_toml(text: str, place: Place, remove: Collection[str], insert: Mapping[str, Any]) -> str:
-    rows = _ROW.findall(text)
+    rows = ROW.findall(text)
     runs: list[tuple[int, int]] = []
     table: Place = ()
     goes_on = False
@@ -455,7 +455,7 @@ def _yaml_starts(text: str, node: Any, in_list: bool) -> Iterator[tuple[str, int
 
 def _yaml_end(text: str, begin: int, end: int) -> int:
     """Return the end of the last line of an entry; empty lines and comments after it are not its own."""
-    rows = _ROW.findall(text[begin:end])
+    rows = ROW.findall(text[begin:end])
     while rows and (not rows[-1].strip() or rows[-1].lstrip().startswith("#")):
         rows.pop()
     end = begin + sum(map(len, rows))
@@ -474,4 +474,4 @@ def _yaml_lines(insert: Mapping[str, Any], indent: str, *, in_list: bool) -> str
 
     Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("0123456789+-."))
     shown = yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
-    return "".join(indent + row for row in _ROW.findall(shown))
+    return "".join(indent + row for row in ROW.findall(shown))

@@ -15,7 +15,7 @@ file. Everything here blocks.
 from __future__ import annotations
 
 import copy
-import glob
+import errno
 import hashlib
 import json
 import os
@@ -39,6 +39,7 @@ from mcp_context_proxy.config.source import MAX_BYTES, parse, toml_lines
 from mcp_context_proxy.errors import ConfigError
 from mcp_context_proxy.installation import HOST_PLACES
 from mcp_context_proxy.installation.editing import (
+    ROW,
     EditError,
     Form,
     edited,
@@ -47,6 +48,7 @@ from mcp_context_proxy.installation.editing import (
     toml_table,
 )
 from mcp_context_proxy.installation.plan import FileChange, HostPlan
+from mcp_context_proxy.system import remove_left
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.process import make_private_folder
 
@@ -54,9 +56,6 @@ _PRIVATE: Final = 0o600
 
 _END: Final = ".mcp-context-proxy"
 """End of the name of a file that is about to take the place of another one."""
-
-_LEFT_SECONDS: Final = 3600.0
-"""Age from which such a file was left by a process that was killed."""
 
 
 class Installation(Struct, frozen=True, kw_only=True):
@@ -211,7 +210,10 @@ def write(change: FileChange, *, private: bool = False) -> None:
 
 
 def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = False) -> None:
-    file = file.resolve()  # a link stays a link
+    try:
+        file = file.resolve()  # a link stays a link
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file)) from None
     _unchanged(file, before)
     if before is None:
         _make_folder(file.parent)
@@ -220,7 +222,7 @@ def _replace(file: Path, before: bytes | None, after: bytes, *, private: bool = 
     mode = _PRIVATE if before is None else stat.S_IMODE(file.stat().st_mode)
     if private:
         mode &= stat.S_IRWXU
-    _remove_left(file)
+    remove_left(file, ".", _END)
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=_END, dir=file.parent)
     try:
         _store(handle, after)
@@ -279,14 +281,6 @@ def _store(handle: int, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _remove_left(file: Path) -> None:
-    """Remove files that processes have left which were killed just before such a file took its place."""
-    for left in file.parent.glob(f".{glob.escape(file.name)}.*{_END}"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                left.unlink()
 
 
 def _make_folder(folder: Path) -> None:
@@ -446,7 +440,6 @@ KEPT_OF_SWITCHES: Final = ".before-switch"
 """End of the name of the copy of the file as it was before the last switch."""
 
 _KEY: Final = re.compile(r"^(\s*enabled\s*=\s*)(true|false)\b")
-_ROW: Final = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 class Switched(Struct, frozen=True):
@@ -528,7 +521,7 @@ def _in_toml(text: str, tables: Any, server: str, tool: str | None, enabled: boo
 
 def _with_key(text: str, path: tuple[str, ...], value: str) -> str:
     """Return a TOML text with ``enabled`` in the table at a path."""
-    lines, rows = toml_lines(text), _ROW.findall(text)
+    lines, rows = toml_lines(text), ROW.findall(text)
     line = lines.get((*path, "enabled"))
     if line is not None:
         rows[line - 1] = _KEY.sub(rf"\g<1>{value}", rows[line - 1])

@@ -18,11 +18,7 @@ from mcp_context_proxy.embedding import are_unit
 from mcp_context_proxy.items import Vector
 from mcp_context_proxy.retrieval.bm25 import LexicalIndex, TermCounts, count_terms, join_counts
 from mcp_context_proxy.retrieval.item_metadata import Fields
-from mcp_context_proxy.retrieval.scoring import (
-    STRONG_COVERAGE,
-    Calibration,
-    fuse,
-)
+from mcp_context_proxy.retrieval.scoring import STRONG_COVERAGE, Calibration, fuse
 from mcp_context_proxy.retrieval.text import terms
 from mcp_context_proxy.retrieval.vectors import NOWHERE, DenseIndex, Pool
 from mcp_context_proxy.store import DAY, Interaction, InteractionScope, InteractionStore, InteractionVector

@@ -24,14 +24,7 @@ from msgspec.structs import replace
 from mcp_context_proxy.config import Config
 from mcp_context_proxy.embedding.embeddings import LazyModel, open_model
 from mcp_context_proxy.errors import DataFileError
-from mcp_context_proxy.interactions import (
-    BATCH,
-    MESSAGE,
-    Backfilled,
-    InteractionMemory,
-    backfill,
-    scope_of,
-)
+from mcp_context_proxy.interactions import BATCH, MESSAGE, Backfilled, InteractionMemory, backfill, scope_of
 from mcp_context_proxy.store import IN_MEMORY, Interaction, InteractionScope, InteractionStore, open_store
 from mcp_context_proxy.system.process import private_opener, time_of_day
 

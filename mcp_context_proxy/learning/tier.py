@@ -118,7 +118,6 @@ class _Known(Struct, frozen=True):
     indexes: Mapping[str, PairIndex] = field(default_factory=dict)
 
     def of(self, owner: str) -> PairIndex:
-        """Return the pairs of an owner."""
         index = self.indexes.get(owner)
         return no_pairs() if index is None else index
 
@@ -172,7 +171,6 @@ class LearnedTier:
         return tuple(pair for index in self._now_known().indexes.values() for pair in index.pairs)
 
     def tools(self) -> Collection[ToolKey]:
-        """Return the tools that have pairs."""
         first, *others = self._visible()
         return (
             first.topics.keys() if not others else {tool for one in (first, *others) for tool in one.topics}

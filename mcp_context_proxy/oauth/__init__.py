@@ -34,7 +34,7 @@ from mcp_context_proxy.store.credentials import (
     SharedCredentials,
 )
 from mcp_context_proxy.store.opening import Lease
-from mcp_context_proxy.system import process
+from mcp_context_proxy.system import process, remove_left
 from mcp_context_proxy.system.later import platformdirs
 from mcp_context_proxy.system.threads import in_thread
 
@@ -135,6 +135,7 @@ class CredentialFile:
         """Do nothing: a folder that cannot be written stays so, and the credentials are in memory."""
 
     def delete(self) -> bool:
+        remove_left(self.path, "-", seconds=0.0)
         try:
             self.path.unlink()
         except FileNotFoundError:

@@ -216,7 +216,6 @@ class PipeReader(asyncio.Protocol):
             transport.max_size = READ_BYTES
 
     def data_received(self, data: bytes) -> None:
-        """Pass the bytes on."""
         self._feed(data)
 
     def connection_lost(self, exc: Exception | None) -> None:

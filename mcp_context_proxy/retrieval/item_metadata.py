@@ -135,6 +135,37 @@ so gonna must may might using ahead actually again
 _COURTESIES: Final = frozenset(_BEFORE_ORDERS.split())
 """Words before an order that say nothing about it, beside stop words."""
 
+BEFORE_NOUNS: Final = frozenset(
+    ("the", "my", "our", "your", "his", "her", "their", "its", "this", "that", "these", "those", "any", "no")
+)
+"""Words after which a verb is a noun: "the build is red" and "any new mail" order nothing."""
+
+_AS_SUBJECT: Final = pattern(
+    r"(?!(?:check|see|show|tell|find|look|ask|watch) )\w+ (?:is|are|was|were|has|keeps?|fail(?:s|ed)"
+    r"|crashe[sd]|should|must|(?:is|are|was|do|does|did|wo)n['’]?t)\b",
+    re.IGNORECASE,
+)
+"""A verb that is a noun for the verb after it: "deploy is broken"."""
+
+_TELLING: Final = frozenset(("i", "we", "he", "she", "they", "it"))
+"""Words after which a verb tells what somebody does: "we start on Monday"."""
+
+_AUXILIARIES = """
+can could shall should may might would will do does did must is are was were let lets
+"""
+_ASKING_WHETHER: Final = frozenset(_AUXILIARIES.split())
+"""Words with which such a statement is a question: "could we start it"."""
+
+_ASKED_INSIDE: Final = pattern(
+    r"(?:know|wonder\w*|idea|clue|sure|unsure|curious|understand|remember|forgot) "
+    r"(?=(?:what|which|who|whom|whose|how|when|where|why|whether)\b)",
+    re.IGNORECASE,
+)
+"""Words before a question within a statement: "I don't know how many members we have"."""
+
+OPENING_CHARACTERS: Final = 40
+"""Characters of a statement in which such a question is looked for."""
+
 _PHRASES = """
 delete = get rid of; throw away; throw out; chuck out; take down
 search for = look up; look through; dig up; track down; hunt down
@@ -173,43 +204,7 @@ off". Those that tools have as well, such as "turn on" or "set up", are not amon
 ORDERS: Final = frozenset({*VERBS, *_MORE_ORDERS.split(), *(phrase.split()[0] for phrase in PHRASES)})
 """Verbs with which an order begins."""
 
-_SITES = "wikipedia google youtube gmail facebook twitter reddit amazon ebay instagram linkedin netflix"
-
-_BY_OBJECT = """
-navigate = go head surf browse / site website webpage homepage url SITES
-navigate to = visit open load / site website webpage homepage url SITES
-type = write type enter put key insert / field textbox input blank
-write = put enter / cell cells
-create event = put add / calendar
-create = issue write raise draw / invoice bill quote estimate receipt
-send message = write / team everyone everybody colleagues boss
-update event = push shift postpone bump / meeting appointment call standup
-assign = give pass hand / ticket issue task card bug case story incident
-scale = bump raise increase lower reduce / replicas pods instances
-add = drop leave / comment comments
-post message to = tell inform notify ping update / channel team everyone everybody
-checkout = switch change jump / branch
-cancel = stop kill abort halt / job jobs pipeline pipelines build builds
-format = make turn set / bold italic italics underlined strikethrough
-protect = lock secure / document report letter contract offer
-"""
-BY_OBJECT: Final = tuple(
-    (meant.strip(), frozenset(verbs.split()), frozenset(objects.split()))
-    for meant, _, words in (
-        line.replace("SITES", _SITES).partition("=") for line in _BY_OBJECT.strip().splitlines()
-    )
-    for verbs, _, objects in [words.partition("/")]
-)
-"""Verbs that mean something else with some objects: people give a ticket to somebody, tools assign it."""
-
-OBJECT_WORDS: Final = 7
-"""Words after a verb among which its object is looked for."""
-
 _WORD = pattern(r"[A-Za-z]+")
-_PHRASE = pattern(
-    f"(?:{'|'.join(sorted(PHRASES, key=lambda one: -len(one)))})\\b",
-    re.IGNORECASE,
-)
 _ASKS_FOR_FACTS = pattern(
     r"\W*(?:(?:is|are|was|were|does|did|has|am|any|do (?:i|we|they)|have (?:i|we|they))\s"
     r"(?!(?:you|it)\b|(?:there )?(?:a|any|some) (?:way|chance|possibility)\b)"
@@ -249,26 +244,25 @@ def opening(order: str) -> str:
 
 
 def opening_match(order: str) -> re.Match[str] | None:
-    """Return where the word is with which an order opens: after courtesies and words that say nothing."""
+    """Return where the word is with which an order opens: after courtesies and words that say nothing.
+
+    A statement has none, but for a question within it.
+    """
+    before, told = "", False
     for match in _WORD.finditer(order):
         word = match.group().lower()
-        if word in QUESTIONS or (len(word) > 1 and word not in STOP_WORDS and word not in _COURTESIES):
+        if word in QUESTIONS and not told:
             return match
-    return None
-
-
-def reworded(order: str) -> tuple[int, str] | None:
-    """Return how many characters of an order name no tool, and their meaning; None for most orders.
-
-    The order begins with its opening word.
-    """
-    if (phrase := _PHRASE.match(order)) is not None:
-        return phrase.end(), PHRASES[phrase.group().lower()]
-    verb, *following = (match.group() for match in islice(_WORD.finditer(order), OBJECT_WORDS + 1))
-    objects = frozenset(word.lower() for word in following)
-    for meant, verbs, named in BY_OBJECT:
-        if verb.lower() in verbs and not named.isdisjoint(objects):
-            return len(verb), meant
+        if len(word) > 1 and word not in STOP_WORDS and word not in _COURTESIES:
+            is_noun = before in BEFORE_NOUNS or _AS_SUBJECT.match(order, match.start()) is not None
+            told = told or before in _TELLING or (is_noun and word in ORDERS)
+            if (asked := _ASKED_INSIDE.match(order, match.start())) is not None:
+                return _WORD.match(order, asked.end())
+            if not told:
+                return match
+            if match.start() > OPENING_CHARACTERS:
+                return None
+        before = "" if before in _ASKING_WHETHER and word in _TELLING else word
     return None
 
 

@@ -1,4 +1,4 @@
-"""Divides a query into its needs: "find the page and mail it to Tom" has two.
+"""Divides a query into its needs: "find the page and mail it to Tom" has two. Reads statements as orders.
 
 A need begins with a sentence, or within one where a new order or question begins. Strangers write queries:
 every pattern here takes time in the length of the text.
@@ -14,8 +14,10 @@ from math import inf
 from typing import Final, TypeAlias
 
 from mcp_context_proxy.retrieval.item_metadata import (
+    BEFORE_NOUNS,
     ORDERS,
     OTHER_CHANGES,
+    PHRASES,
     QUESTIONS,
     VERBS,
     opening_match,
@@ -47,6 +49,91 @@ _ASKING: Final = _ORDERS | QUESTIONS
 """Words with which a text opens that asks for something."""
 
 _WORD = re.compile(r"[A-Za-z]+")
+_SITES = "wikipedia google youtube gmail facebook twitter reddit amazon ebay instagram linkedin netflix"
+
+_BY_OBJECT = """
+navigate = go head surf browse / site website webpage homepage url SITES
+navigate to = visit open load / site website webpage homepage url SITES
+type = write type enter put key insert / field textbox input blank
+write = put enter / cell cells
+create event = put add / calendar
+create = issue write raise draw / invoice bill quote estimate receipt
+send message = write / team everyone everybody colleagues boss
+update event = push shift postpone bump / meeting appointment call standup
+assign = give pass hand / ticket issue task card bug case story incident
+scale = bump raise increase lower reduce / replicas pods instances
+add = drop leave / comment comments
+add = put / new list table crm database backlog board cart basket catalog inventory register wishlist
+update event = move reschedule / hour
+post message to = tell inform notify ping update / channel team everyone everybody
+post message to channel = put drop write say thank announce congratulate remind ask / channel
+checkout = switch change jump / branch
+cancel = stop kill abort halt / job jobs pipeline pipelines build builds
+format = make turn set / bold italic italics underlined strikethrough
+protect = lock secure / document report letter contract offer
+"""
+BY_OBJECT: Final = tuple(
+    (meant.strip(), frozenset(verbs.split()), frozenset(objects.split()))
+    for meant, _, words in (
+        line.replace("SITES", _SITES).partition("=") for line in _BY_OBJECT.strip().splitlines()
+    )
+    for verbs, _, objects in [words.partition("/")]
+)
+"""Verbs that mean something else with some objects: people give a ticket to somebody, tools assign it."""
+
+OBJECT_WORDS: Final = 7
+"""Words after a verb among which its object is looked for."""
+
+_PHRASE = pattern(
+    f"(?:{'|'.join(sorted(PHRASES, key=lambda one: -len(one)))})\\b",
+    re.IGNORECASE,
+)
+
+_NAMED = (
+    r"(?:(?-i:[A-Z][A-Za-z]+)|him|her|them|(?:every|some)(?:one|body)"
+    r"|(?:my|our|his|her|the) (?:\w+ ){0,2}?(?:boss|team|people|guys|colleagues?|mother|father|mum|mom|dad"
+    r"|wife|husband|sister|brother|landlord|neighbou?rs?|teacher|doctor|lawyer|customers?|clients?|supplier|tenants?"
+    r"|manager|staff|family|parents?|group|others))\b"
+)
+"""Somebody who can be written to."""
+
+_CELL: Final = pattern(r"\b[A-Z]{1,3}\d{1,5}\b")
+_ISSUE_KEY: Final = pattern(r"\b[A-Z]{2,10}-\d+\b")
+_HOUR: Final = pattern(
+    r"\b(?:\d{1,2} ?[ap]m|\d{1,2}:\d\d|half past|quarter (?:to|past)|\d{1,2} o['’]?clock|noon)\b",
+    re.IGNORECASE,
+)
+_CHANNEL: Final = pattern(r"(?<!\S)#[a-z][\w-]+")
+_VALUES: Final = ((_CELL, "cell"), (_ISSUE_KEY, "issue"), (_HOUR, "hour"), (_CHANNEL, "channel"))
+"""Values that are the object of a verb, with the words that stand for them in `BY_OBJECT`."""
+
+_MADE_OTHER: Final = pattern(
+    r"make(?= (?:it|them|this|these|those|the|my|our|all|every|each)\b.{0,80}? (?:\w{2,}er|more|less|public"
+    r"|private|visible|invisible|hidden|black|white|red|blue|green|yellow|grey|gray|orange|purple|pink|look"
+    r"|stay|louder|empty|available|active|inactive|read-only|mandatory|optional)\b)",
+    re.IGNORECASE,
+)
+"""Orders to change something: "make the header blue"."""
+
+_WITH_OTHER_WORDS: Final = (
+    (
+        pattern(
+            rf"(?:write to|tell|inform|notify|text)(?= {_NAMED}(?:,|:|$| (?:that|about|how|why|when|where"
+            rf"|what|we|I|I'm|I'll|the|our|my|it|it's)\b))(?!.{{0,200}} (?:in|as|with|by) an? )",
+            re.IGNORECASE,
+        ),
+        "send message to",
+    ),
+    (pattern(rf"(?:e-?mail|mail)(?= {_NAMED})", re.IGNORECASE), "send email to"),
+    (pattern(rf"(?:bill|invoice)(?= {_NAMED})", re.IGNORECASE), "create invoice for"),
+    (_MADE_OTHER, "change"),
+)
+"""Orders to write to somebody, or to change something, with the words that tools have for them."""
+
+_LET_KNOW: Final = pattern(
+    rf"\blet (?P<who>{_NAMED}) know\b(?!.{{0,80}} (?:in|as|with|on) (?:an?|the|our) )", re.IGNORECASE
+)
+
 _QUOTATION_MARKS = ('"', "“", "'")
 _QUOTED = re.compile("\"([^\"]{3,2000})\"|“([^“”]{3,2000})”|(?:(?<=\\s)|^)'([^']{3,2000})'(?=[\\s.,;!?]|$)")
 
@@ -137,6 +224,12 @@ _DENIED: Final = pattern(
 )
 """Clauses that say what is not to be done: "don't delete anything", "without changing it", "merge none"."""
 
+KEEPS: Final = pattern(
+    r"\b(?:but|and) (?:please )?(?:keep|leave) (?:the|it|my|our|them|everything|all|that|those|its)\b",
+    re.IGNORECASE,
+)
+"""Words that say what is not to be deleted: "but keep the note"."""
+
 _PERSON = r"(?:I|we|he|she|they|it|there|you|(?:some|every|no|any)(?:body|one|thing))"
 _THING = (
     r"(?:(?:my|our|his|her|their|your|the|this|that|these|those|some|half|most|all) [\w'’-]+"
@@ -188,6 +281,74 @@ _OPENERS: Final = pattern(rf"\s*(?:{_OPENER}){{1,8}}(?=\W*\w)", re.IGNORECASE | 
 ONE: Final = pattern(r"(?<= )one(?=[\s.,!?]*(?:$|for |in |on |with |called |named |that ))", re.IGNORECASE)
 """A word for what was named before: "open one"."""
 
+_MUST = r"(?:should|must|needs? to|ha(?:s|ve) to|ought to)(?: (?:now|also|really|rather|actually|just))?"
+_SUBJECT = (
+    r"(?P<what>(?!(?:I|we|you|he|she|there|if|when|nobody|no|(?:some|any|every)(?:body|one)|it(?:['’]s)?) )"
+    r"[A-Za-z][^,;:?!]{0,80}?)"
+)
+_NEEDLESS = "(?:needed|wanted|used|required|necessary|relevant|in use|of use)"
+_NO_MORE = "(?:any ?more|any longer)"
+_PRAISED = "(?:good|nice|great|helpful|useful|lovely|handy)"
+_BECOMES = (
+    r"(?:be(?! (?:\w+ed|able|on|in|at|there|possible)\b)|say|read|show|have|run|start|end|cost|look|contain"
+    r"|begin|point|use)"
+)
+_TROUBLED = (
+    r"(?:(?:is|are|was|were|looks?|seems?|keeps?|went|(?:has|have|had)(?: been)?|gets?)"
+    r"(?: (?:so|very|too|still|all|again|just|always|totally|really|completely|suddenly))*"
+    r" (?:red|broken|failing|failed|down|stuck|hanging|slow|crashing|crashed|dead|dying|offline|unreachable"
+    r"|unresponsive|unavailable|flaky|unhealthy|not (?:working|responding|starting|loading))"
+    r"|(?:is|are)n['’]?t (?:working|responding|starting|loading)"
+    r"|(?:does|do|did|wo|ca)n['’]?t (?:work|start|load|respond|build|compile|connect|open)"
+    r"|(?:just )?(?:failed|crashed|broke|hangs?|fails?|crashes|times? out))\b"
+)
+_WHY = (
+    r"(?:(?:so|and|but) )?(?:what (?:broke|happened|went wrong|gives|now)|what(?:['’]s| is) wrong"
+    r"|why(?: is that)?|no idea why|(?:I|we|nobody|no one) .{0,12}knows? why"
+    r"|(?:please |can you |could you )*(?:(?:have|take) a look|check|look into it|look|help)(?: please)?)"
+)
+_IMPLIED: Final = tuple(
+    (pattern(rf"\W*{form}", re.IGNORECASE | re.DOTALL), order)
+    for form, order in (
+        (rf"there {_MUST} be (?P<what>(?:an?|another|some|one) .+)", "create {what}"),
+        (
+            r"(?:(?:I|we) (?:still )?(?:don['’]?t|do not) have|there(?:['’]s| is) (?:still )?no"
+            r"|(?:I|we)(?:['’]ve| have) (?:still )?no) (?:any |an? )?(?P<what>[^,;:?!]+?) (?:yet|so far)\W*$",
+            "create {what}",
+        ),
+        (
+            rf"{_SUBJECT} (?:(?:is|are)(?:n['’]?t| not) {_NEEDLESS}(?: {_NO_MORE})?"
+            rf"|(?:is|are) no longer {_NEEDLESS}|(?:is|are) (?:obsolete|superfluous|redundant)"
+            r"|should (?:be gone|disappear))\W*$",
+            "delete {what}",
+        ),
+        (
+            rf"(?:I|we) (?:don['’]?t|do not) (?:need|want|use) (?P<what>[^,;:?!]+?) {_NO_MORE}\W*$",
+            "delete {what}",
+        ),
+        (r"(?:I|we) no longer (?:need|want|use) (?P<what>[^,;:?!]+)$", "delete {what}"),
+        (
+            rf"it(?:['’]d| would| might| could) (?:be (?:\w+ )?{_PRAISED}|help)(?: (?:me|us|a lot))*"
+            r" to (?:have|see|get|know) (?P<what>.+?)(?: in front of (?:me|us))?\W*$",
+            "show {what}",
+        ),
+        (rf"some(?:body|one) {_MUST} (?P<what>.+)", "{what}"),
+        (rf"{_SUBJECT} {_MUST} be (?P<done>\w+(?:ed|en))\b(?P<rest>.*)", "{done} {what}{rest}"),
+        (rf"{_SUBJECT} {_MUST} (?P<rest>{_BECOMES} .+)", "change {what} to {rest}"),
+    )
+)
+"""Statements that order something, with the orders: "the channel is not needed any more"."""
+
+_COMPLAINT: Final = pattern(
+    rf"\W*(?P<of>{_SUBJECT} {_TROUBLED}(?:(?!\b(?:some(?:body|one)|should|must|needs?|please)\b)[^,;:?!])*)"
+    rf"(?:[,;:?!]+ {_WHY})?\W*$",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Statements that something does not work."""
+
+_ENDING: Final = (("ied", "y"), ("ed", ""), ("ed", "e"), ("en", ""), ("en", "e"))
+"""Endings of participles, with those of their verbs."""
+
 _ONE_OF: Final = pattern(
     r"\b(?:an?|any|another) ((?:[\w-]+ ){0,2}?[\w-]+)"
     r"(?=[?.!,;]|$| (?:about|for|of|in|on|with|called|named|to|that|from|at|already|yet|there)\b)",
@@ -198,6 +359,12 @@ _REFERS: Final = pattern(r"\b(?:it|its|them|that|this|those|these|him|one)\b", r
 
 LEAST_OF_REFERENCES = 4
 """Telling words of a request that speaks of something told before, from which on it stands alone."""
+
+FIRST_OF_ORDER = 80
+"""Characters of an order in which a value is looked for that is its object."""
+
+LONGEST_STATEMENT = 300
+"""Characters of a statement that may mean an order."""
 
 MOST_PARTS = 24
 """Sentences of a query, and clauses of a sentence, that are looked at for what is only told."""
@@ -289,7 +456,9 @@ def _lists(text: str) -> bool:
 
 def _opens_with(text: str, words: Set[str]) -> bool:
     match = opening_match(text)
-    return match is not None and match.group().lower() in words
+    if match is None or match.group().lower() not in words:
+        return False
+    return text[: match.start()].rstrip().rpartition(" ")[2].lower() not in BEFORE_NOUNS
 
 
 def _is_short_order(sentence: str, divider: re.Match[str]) -> bool:
@@ -332,6 +501,25 @@ def without_opener(query: str) -> str:
     return query if match is None else query[match.end() :]
 
 
+def reworded(order: str) -> tuple[int, str] | None:
+    """Return how many characters of an order name no tool, and their meaning; None for most orders.
+
+    The order begins with its opening word.
+    """
+    if (phrase := _PHRASE.match(order)) is not None:
+        return phrase.end(), PHRASES[phrase.group().lower()]
+    verb, *following = (match.group() for match in islice(_WORD.finditer(order), OBJECT_WORDS + 1))
+    objects = {word.lower() for word in following}
+    objects |= {word for value, word in _VALUES if value.search(order, 0, FIRST_OF_ORDER)}
+    for meant, verbs, named in BY_OBJECT:
+        if verb.lower() in verbs and not named.isdisjoint(objects):
+            return len(verb), meant
+    for form, meant in _WITH_OTHER_WORDS:
+        if (said := form.match(order)) is not None:
+            return said.end(), meant
+    return None
+
+
 def cores(query: str) -> list[str]:
     """Return what a query may mean if some of it is a story: the same without its statements.
 
@@ -353,6 +541,37 @@ def cores(query: str) -> list[str]:
             break
     told = (without_opener(one) for one in dict.fromkeys(found))
     return [one for one in told if _stands_alone(one) and len(needs_of(one)) == 1]
+
+
+def ordered(query: str) -> str:
+    """Return a query with the orders that its statements mean in their place.
+
+    Who only says that something does not work wants to know why.
+    """
+    parts = list(islice(sentences(query), MOST_PARTS))
+    asked = any(map(asks, parts))
+    for sentence in (one for one in parts if len(one) <= LONGEST_STATEMENT):
+        order = _implied(sentence)
+        if order is None and not asked and (trouble := _COMPLAINT.match(sentence)) is not None:
+            order = f"show why {trouble['of']}"
+        if order is not None:
+            query = query.replace(sentence, order, 1)
+    return _LET_KNOW.sub(r"send message to \g<who>", query)
+
+
+def _implied(statement: str) -> str | None:
+    """Return the order that a statement means: "there should be a room for it" is to create one."""
+    for form, order in () if asks(statement) else _IMPLIED:
+        if (match := form.match(statement)) is not None:
+            said = match.groupdict()
+            if (done := said.get("done")) is not None:
+                verbs = [done[: -len(end)] + other for end, other in _ENDING if done.endswith(end)]
+                verbs += [done[:-3]] if done[-3:-2] == done[-4:-3] else []
+                said["done"] = next((verb for verb in verbs if verb.lower() in _ORDERS), None)
+                if said["done"] is None:
+                    continue
+            return order.format_map(said).replace(" to be ", " to ")
+    return None
 
 
 def _stands_alone(request: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.retrieval import item_metadata
+from mcp_context_proxy.retrieval import needs
 from mcp_context_proxy.retrieval.item_metadata import (
     ASKED_FOR_ALL,
     ASKING_FOR_FACTS,
@@ -202,9 +202,27 @@ _LOOKED_FOR: Final = (
             re.IGNORECASE,
         ),
     ),
+    (
+        _purpose(
+            r"\b(?:get|read|view|show|retriev|fetch)\w* (?:(?:the|full|all|of|for|about|a|an|one|single"
+            r"|specific|existing|details?|information|data) )*(?:[A-Z]\w+ )?issue"
+            r"(?=[.,;:(]|$| (?:by|with|in|from|including|details|key|number|using|and its)\b)",
+            "get issue details key",
+            2,
+            0.15,
+        ),
+        pattern(
+            r"^\W*(?:is|are|was|has|does|did|who(?:['’]s)?|whose|what(?:['’]s)?|when|which|how|where|why"
+            r"|(?:the )?(?:status|state|priority|assignee|owner|reporter|due date|title|summary)) "
+            r"(?!.{0,60}\b(?:comment|attach|watch|follow|work ?log|log|sla|service level|link|transition"
+            r"|history|changed|commit|branch|pull request|epic|sprint|board|block|time|hours)\w*)"
+            r".{0,60}?\b[A-Z]{2,10}-\d{1,7}\b",
+            re.IGNORECASE,
+        ),
+    ),
 )
 """Other purposes, each with the form of its requests: ways between two places, places and when they are open,
-scientific papers, where a file is, how large it is."""
+scientific papers, where a file is, how large it is, what an issue with a key says of itself."""
 
 HISTORY: Final = _purpose(
     r"\b(?:commit|revision|version|edit|change|page|file|issue) (?:logs?|history)\b|\bblame\b"
@@ -521,7 +539,7 @@ def reworded(order: str) -> tuple[int, str] | None:
     """Return how many characters of an order name no tool, and their meaning; None for most orders."""
     if (down := _DOWN_ANYWHERE.match(order)) is not None and _DOWN_IN_NOTES.match(order) is None:
         return down.end(), "write"
-    if (said := item_metadata.reworded(order)) is None and asks_for_history(order):
+    if (said := needs.reworded(order)) is None and asks_for_history(order):
         verb = order.split(maxsplit=1)[0]
         # What has pages has no log.
         history = "history of" if _PAGES.search(order[:FIRST_OF_REQUEST]) else "history log of"

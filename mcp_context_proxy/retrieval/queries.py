@@ -40,6 +40,7 @@ from mcp_context_proxy.retrieval.item_metadata import (
 )
 from mcp_context_proxy.retrieval.needs import (
     ARTICLES,
+    KEEPS,
     LEAST_TELLING,
     ONE,
     Span,
@@ -48,6 +49,7 @@ from mcp_context_proxy.retrieval.needs import (
     cores,
     denied,
     needs_of,
+    ordered,
     quotations,
     within,
     without_opener,
@@ -217,7 +219,8 @@ def read_query(
         stands_for: Configured words, in lower case, with the words that they stand for.
         translates: Read words of other languages as the English ones, for a model that knows only these.
     """
-    written = without_opener(encodable(query[:QUERY_LIMIT]).strip())
+    as_written = without_opener(encodable(query[:QUERY_LIMIT]).strip())
+    written = ordered(as_written)
     asked, added, weights = dict[str, str](), dict[str, str](), dict[str, float]()
 
     def count(text: str, weight: float, among: dict[str, str]) -> None:
@@ -341,7 +344,7 @@ def read_query(
     if carried:
         beside.append(_without(whole, carried))
     return ReadQuery(
-        written=written,
+        written=as_written,
         texts=texts,
         beside=tuple(text for text in dict.fromkeys(beside) if text not in ("", whole)),
         asked=asked,
@@ -357,7 +360,7 @@ def read_query(
         purposes=tuple(parts[need][1] for need in texts[1:]),
         refused=_refused(whole, reported),
         service=None if (service := service_of(written)) is None else stem(service),
-        cores=tuple(cores(written)),
+        cores=tuple(cores(as_written)) if written == as_written else (),
     )
 
 
@@ -398,6 +401,8 @@ def _carried(query: str, needs: Sequence[Span], after_idiom: int | None) -> tupl
 def _refused(query: str, reported: Sequence[Span]) -> frozenset[str]:
     """Return the stems of verbs that are not to be done, unless the query asks for them as well."""
     verbs = {verb for start, _, verb in denied(query) if verb and within(start, reported)}
+    if KEEPS.search(query) is not None:
+        verbs.add("delete")
     if not verbs:
         return frozenset()
     asked = [*words(_without(query, reported))]

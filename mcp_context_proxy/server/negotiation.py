@@ -22,7 +22,7 @@ from msgspec import Raw
 from mcp_context_proxy.config.host_profiles import shows_instructions
 from mcp_context_proxy.context.delivery import SessionIntroduction
 from mcp_context_proxy.context.session import Session
-from mcp_context_proxy.downstream.inbound import RESOURCE_UPDATED
+from mcp_context_proxy.downstream.inbound import ACKNOWLEDGED, RESOURCE_UPDATED
 from mcp_context_proxy.protocol import envelope, eras
 from mcp_context_proxy.protocol.envelope import (
     INTERNAL_ERROR,
@@ -47,7 +47,6 @@ from mcp_context_proxy.trust import ACTING, Principal
 SUBSCRIPTION_STREAMS: Final = 1024
 """Streams of all clients together: as many as connections over HTTP."""
 
-ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 _WANTED: Final = {
     "toolsListChanged": TOOLS_CHANGED,

@@ -431,7 +431,6 @@ class ChangeNotifier:
         self._other_changed.set()
 
     async def run(self) -> None:
-        """Announce changes until cancelled."""
         self._whole = self._catalog.whole.snapshot
         self._announced = {THE_USER: await self._visible(self._whole)}
         async with anyio.create_task_group() as group:

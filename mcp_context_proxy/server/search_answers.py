@@ -15,11 +15,12 @@ from msgspec import Struct
 
 from mcp_context_proxy.catalog.names import EXPOSED
 from mcp_context_proxy.config.secrets import Redactor
-from mcp_context_proxy.context import ContextItem, Delivery, RequestContext, key_of
+from mcp_context_proxy.context import SESSION_MODES, ContextItem, Delivery, RequestContext, key_of
 from mcp_context_proxy.context.search import Found
 from mcp_context_proxy.context.selection import SearchAnswer
 from mcp_context_proxy.downstream.client import DownstreamClient
 from mcp_context_proxy.downstream.fleet import Fleet
+from mcp_context_proxy.downstream.lifecycle import ServerState
 from mcp_context_proxy.items import Document, Kind, NameOf, Snapshot, Tool, ToolClass
 from mcp_context_proxy.protocol import envelope
 from mcp_context_proxy.protocol.strangers import one_line, stranger_text
@@ -57,6 +58,7 @@ HOW_TO_READ: Final = f"Read on with {READ_DOCUMENT}: by name, and section if one
 HOW_TO_READ_FILES: Final = (
     f"Read a file of a skill with {READ_DOCUMENT}: its URI, a slash and the file is the name."
 )
+HOW_ALL_THE_SAME: Final = "Tools among them can be called by their names all the same."
 HOW_TO_GO_ON: Final = "Call one only if it does exactly this; else search in other words or do without."
 
 ANSWER_TOKENS: Final = 400
@@ -201,10 +203,13 @@ def _is_named(server: str, asked: Set[str]) -> bool:
 
 def _standing(client: DownstreamClient) -> str:
     """Return the state of a server that is not connected, with the reason."""
-    # After the first clause there is advice for a person.
-    cause = f": {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}" if client.cause else ""
     # The seconds of a download are in parentheses, as the whole will be.
-    return f"{client.standing.replace('(', '').replace(')', '')}{cause}"
+    standing = client.standing.replace("(", "").replace(")", "")
+    if not client.cause:
+        return standing
+    again = " again; before" if client.state is ServerState.STARTING else ""
+    # After the first clause there is advice for a person.
+    return f"{standing}{again}: {one_line(client.cause.partition('; ')[0], CAUSE_CHARACTERS)}"
 
 
 def instructions_by_server(clients: Iterable[DownstreamClient], redact: Redactor) -> dict[str, str]:
@@ -239,7 +244,10 @@ def said_later(said: Mapping[str, str], introduced: set[str]) -> list[str]:
 def over_budget(context: RequestContext, snapshot: Snapshot, name_of: NameOf = EXPOSED) -> str:
     """Name the items that were selected but do not fit into the budget."""
     named = [f"{current_name(one, snapshot, name_of)} ({one.tokens:,} tokens)" for one in context.dropped]
-    return f"Left out, because they do not fit into {context.options.max_tokens:,} tokens: {', '.join(named)}"
+    own = sum(one.tokens for one in context.items if one.include_mode in SESSION_MODES)
+    taken = f", of which the session's own items take {own:,}" if own else ""
+    room = f"{context.options.max_tokens:,} tokens{taken}"
+    return f"Left out, because they do not fit into {room}: {', '.join(named)}"
 
 
 def search_text(
@@ -271,7 +279,7 @@ def search_text(
     if not results:
         text = _nothing_fits(found, known, notes, count, name_of)
         if answer.context.dropped:
-            text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_TO_GO_ON}"
+            text = f"{over_budget(answer.context, found.snapshot, name_of)}.\n{HOW_ALL_THE_SAME}"
         return "\n\n".join([text, *_documents(answer, titled=True)])
     head = [f"Note: {note.text}" for note in notes]
     if found.near_misses:

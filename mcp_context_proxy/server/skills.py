@@ -12,7 +12,7 @@ import base64
 import binascii
 import mimetypes
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,9 +101,9 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         known = self._current(uri)
         path = uri.removeprefix(f"{SKILL_SCHEME}{client.name}/")
         source = SKILL_SCHEME + path if known is None else known.source
-        sent = {**params, "uri": envelope.raw(source)}
+        sent, judge = {**params, "uri": envelope.raw(source)}, self._judge(client, _no_skill(uri))
         with downstream_errors(caller.era):
-            result = await self.forwarder.forward(client, "skills/get", sent, caller, f"skill {uri!r}")
+            result = await self.forwarder.forward(client, "skills/get", sent, caller, f"skill {uri!r}", judge)
         try:
             skill = parse_skill(client.name, bytes(envelope.members(result).get("skill", Raw(b"null"))))
             if skill.source != source:
@@ -159,9 +159,12 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         folder = _source_root(skill) + uri.removeprefix(skill.root)
         sent: Members = {**params, "uri": envelope.raw(folder)}
         children: list[Members] = []
+        judge = self._judge(client, _no_skill(uri), skill)
         for _ in range(PAGES):
             with downstream_errors(caller.era):
-                result = await self.forwarder.forward(client, DIRECTORY_READ, sent, caller, f"folder {uri!r}")
+                result = await self.forwarder.forward(
+                    client, DIRECTORY_READ, sent, caller, f"folder {uri!r}", judge
+                )
             page = envelope.members(result)
             children += _children(page, folder, uri, client.limits)
             cursor = page.get("nextCursor")
@@ -230,8 +233,11 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
             text = f"server {server!r}: {uri!r} of a skill is refused: {error}; {advice}"
             raise RequestError(code, text, {"uri": uri}) from None
         sent = {**params, "uri": envelope.raw(source)}
+        judge = self._judge(client, _not_found(uri, caller.era), *(skill for skill, _ in held))
         with downstream_errors(caller.era):
-            result = await self.forwarder.forward(client, "resources/read", sent, caller, f"resource {uri!r}")
+            result = await self.forwarder.forward(
+                client, "resources/read", sent, caller, f"resource {uri!r}", judge
+            )
         parts = envelope.members(result)
         if eras.result_type(parts) != "complete":
             return result
@@ -305,6 +311,16 @@ class Skills(Struct, frozen=True, kw_only=True, eq=False):
         if client is None or client.introduction is None:
             return None
         return client if client.introduction.extension(SKILLS_EXTENSION) is not None else None
+
+    def _judge(self, client: DownstreamClient, gone: RequestError, *skills: Skill) -> Callable[[], None]:
+        """Return a function that raises an error if a server, or a skill of it, may not be read any more."""
+
+        def judge() -> None:
+            served = all(self._current(skill.uri) is not None for skill in skills)
+            if self._serving(client.name) is not client or not served:
+                raise gone
+
+        return judge
 
     def _current(self, uri: str) -> Skill | None:
         """Return the listed entry of a skill, or the one that was asked for since it was listed."""

@@ -65,7 +65,7 @@ from mcp_context_proxy.statistics.recorder import UsageRecorder
 from mcp_context_proxy.store import DAY, Interaction
 from mcp_context_proxy.system.process import time_of_day
 from mcp_context_proxy.system.threads import in_task, in_thread
-from mcp_context_proxy.trust import Role, person_in
+from mcp_context_proxy.trust import person_in
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog
 
 WINDOW_SECONDS: Final = 600.0
@@ -317,7 +317,7 @@ def _connection(session: SessionContext | None, caller: Caller, owner: str) -> s
     Handles and requests are made by models, as many as they like, and so are connections by whoever teaches
     everybody without being an administrator. Counted one by one, they would let one outvote all others.
     """
-    counts = isinstance(session, Session) and (owner or caller.rights.may(Role.ADMIN))
+    counts = isinstance(session, Session) and (owner or caller.rights.is_admin)
     return session.id if session is not None and counts else None
 
 
@@ -331,7 +331,6 @@ class InteractionLog(Struct, frozen=True):
     recorder: InteractionRecorder
 
     def searched(self, query: str, agent_name: str | None, owner: str) -> None:
-        """Record a search."""
         interaction = Interaction(agent_name or "", SEARCH, query, time_of_day(), owner=owner)
         self.recorder.note(lambda: interaction)
 

@@ -259,11 +259,11 @@ class ToolList:
         return self._told(snapshot, self.base_of(snapshot).everything and bool(snapshot.tools))
 
     def _told(self, snapshot: Snapshot, everything: bool) -> meta_definitions.Setup:
+        setup = replace(self._setup, lists_all=everything and not snapshot.unlisted)
+        if not ACTING.get().limited:
+            return setup
         return replace(
-            self._setup,
-            servers=tuple(filter(reaches, self._setup.servers)),
-            off=tuple(filter(reaches, self._setup.off)),
-            lists_all=everything and not snapshot.unlisted,
+            setup, servers=tuple(filter(reaches, setup.servers)), off=tuple(filter(reaches, setup.off))
         )
 
     def base_names(self, snapshot: Snapshot) -> tuple[str, ...]:

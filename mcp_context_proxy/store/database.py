@@ -365,15 +365,19 @@ class SqliteTransaction(Transaction):
 class SqliteDatabase(Database):
     """An open SQLite database of the current schema. Blocking and thread-safe."""
 
-    def __init__(self, writing: ReopeningConnection, reading: ReopeningConnection) -> None:
-        """Use two connections, which are the same one for a database in memory."""
+    def __init__(self, writing: ReopeningConnection, reading: ReopeningConnection, spare: Rows) -> None:
+        """Use two connections, the same one for a database in memory; `spare` reads where neither can."""
         super().__init__()
-        self._writing, self._reading = writing, reading
+        self._writing, self._reading, self._spare = writing, reading, spare
         self._failures = FailureLog()
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._failures.logged(), self._reading.acquire() as connection:
-            return connection.execute(statement, parameters).fetchall()
+        try:
+            with self._failures.logged(), self._reading.acquire() as connection:
+                return connection.execute(statement, parameters).fetchall()
+        except StoreUnavailableError:
+            # What a person has decided about a definition counts on a full disk, too.
+            return self._spare(statement, parameters)
 
     def schema_version(self) -> int:
         return self.number("PRAGMA user_version")
@@ -431,7 +435,7 @@ class ReopeningConnection:
         if not self._lock.acquire(timeout=-1 if self._patient else BUSY_AGAIN_S):
             raise StoreUnavailableError(self._path, "another thread is waiting for it")
         try:
-            with _translating_errors(self._path):
+            with translating_errors(self._path):
                 yield self._usable()
         except StoreUnavailableError:
             self._set_patient(False)
@@ -487,16 +491,21 @@ class ReopeningConnection:
                 connection.close()
 
 
-def open_connection(path: Path, check: bool = True) -> sqlite3.Connection:
+def open_connection(
+    path: Path, check: bool = True, content: sqlite3.Connection | None = None
+) -> sqlite3.Connection:
     """Open or create the file, check it if asked to, and migrate it to the current schema.
 
-    Raises `StoreDamagedError`, `StoreUnavailableError`, or `StoreError` for another reason.
+    A database in memory begins with the `content`. Raises `StoreDamagedError`, `StoreUnavailableError`, or
+    `StoreError` for another reason.
     """
-    with _translating_errors(path), contextlib.ExitStack() as undo:
+    with translating_errors(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(
             path, timeout=OPENING_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         undo.callback(connection.close)
+        if content is not None:
+            content.backup(connection)
         if check:
             _check(connection, path)
         # The mode stays with the file. Two processes that create it may collide here; one of them sets it.
@@ -566,7 +575,7 @@ def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _translating_errors(path: Path) -> Iterator[None]:
+def translating_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as e:

@@ -331,7 +331,6 @@ class InteractionStore(Tables):
         return self._database.read(Interaction, rest, (latest, limit))
 
     def ids(self) -> list[int]:
-        """Return the id of every interaction."""
         return [id_ for (id_,) in self._database.rows("SELECT id FROM interactions")]
 
     def put_vectors(self, model_id: str, vectors: Mapping[int, Vector]) -> None:

@@ -17,7 +17,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from mcp_context_proxy.store.database import (
     Tables,
     Transaction,
     open_connection,
+    translating_errors,
 )
 from mcp_context_proxy.store.learned import InteractionStore, LearnedStore
 from mcp_context_proxy.store.migrations import WORKING_SET
@@ -213,6 +214,9 @@ COMPANIONS: Final = ("-wal", "-shm")
 KEPT_ASIDE: Final = 3
 """Damaged files that are kept, the latest, for whoever wants to save some of their content."""
 
+MOST_IN_MEMORY: Final = 256 * 1024 * 1024
+"""Largest file whose content is used from memory if it cannot be written."""
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -290,8 +294,8 @@ def open_store(place: StoreConfig | Path | Literal["memory"] | None = None) -> S
     except StoreError as e:
         warning = f"store {file} cannot be used: {e.reason}. Nothing is kept after this run"
         logger.warning("%s.", warning)
-        return _in_memory(warning)
-    return Store(SqliteDatabase(writing, reading), file, opener.warning)
+        return _in_memory(warning, file)
+    return Store(SqliteDatabase(writing, reading, partial(_read, file)), file, opener.warning)
 
 
 def _in_postgres(config: StoreConfig, url: str) -> Store:
@@ -315,9 +319,51 @@ def _in_postgres(config: StoreConfig, url: str) -> Store:
     return Store(database)
 
 
-def _in_memory(warning: str | None) -> Store:
-    connection = ReopeningConnection(MEMORY, partial(open_connection, MEMORY))
-    return Store(SqliteDatabase(connection, connection), warning=warning)
+def _in_memory(warning: str | None, file: Path | None = None) -> Store:
+    """Open a store in memory, with the content of a file that cannot be written, if it can be read."""
+
+    def connect() -> sqlite3.Connection:
+        if file is not None and _may_be_copied(file):
+            with contextlib.suppress(StoreError), _reading(file) as content:
+                return open_connection(MEMORY, content=content)
+        return open_connection(MEMORY)
+
+    connection = ReopeningConnection(MEMORY, connect)
+    return Store(SqliteDatabase(connection, connection, partial(_read, MEMORY)), warning=warning)
+
+
+def _may_be_copied(file: Path) -> bool:
+    """Return whether a file is small enough to be in memory, and that of nobody else."""
+    with contextlib.suppress(OSError):
+        status = file.stat()
+        ours = not hasattr(os, "geteuid") or status.st_uid in (0, os.geteuid())
+        return ours and stat.S_ISREG(status.st_mode) and status.st_size <= MOST_IN_MEMORY
+    return False
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[sqlite3.Connection]:
+    """Open a file that no connection can open which may write, as on a full disk or a read-only one."""
+    # Without a log nothing is locked and nothing made. With one that cannot be used, the file has what was
+    # moved into it before.
+    log = file.with_name(file.name + COMPANIONS[0])
+    ways = ["mode=ro"] if log.is_file() and log.stat().st_size else []
+    with translating_errors(file), contextlib.ExitStack() as opened:
+        for way in (*ways, "immutable=1"):
+            address = f"{file.absolute().as_uri()}?{way}"
+            connection = opened.enter_context(contextlib.closing(sqlite3.connect(address, 0, uri=True)))
+            try:
+                connection.execute("SELECT count(*) FROM sqlite_master")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                    raise  # somebody else changes the file
+        yield connection
+
+
+def _read(file: Path, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    with _reading(file) as connection:
+        return connection.execute(statement, parameters).fetchall()
 
 
 class _Opener:

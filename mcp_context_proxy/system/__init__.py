@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -72,6 +74,23 @@ def begin(environ: Mapping[str, str]) -> str | None:
     return f"{APP}: no server is configured yet, and {file} was written for them: {TO_BEGIN}"
 
 
+LEFT_SECONDS: Final = 3600.0
+"""Age from which a file that is about to take the place of another was left by a killed process."""
+
+
+def remove_left(file: Path, begin: str, end: str = "", seconds: float = LEFT_SECONDS) -> None:
+    """Remove files that killed processes have left beside a file: those of its name, `begin` and `end`."""
+    try:
+        beside = [*file.parent.iterdir()]
+    except OSError:
+        return
+    for left in beside:
+        if left.name.startswith(f".{file.name}{begin}") and left.name.endswith(end):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime >= seconds:
+                    left.unlink()
+
+
 _SYSTEM: Final = (
     (
         *("APPDATA", "COMSPEC", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATH", "PATHEXT"),
@@ -97,10 +116,11 @@ there, and so does its download."""
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 """The way out of such a network. The URL of a proxy may have a password: see `inherited_secrets`."""
 
+OPEN: Final = (*_SYSTEM, *_LANGUAGE, *_CERTIFICATES)
+"""Those among them that are no secrets: their values are known to every program and stand in every path."""
+
 INHERITED: Final = (
-    *_SYSTEM,
-    *_LANGUAGE,
-    *_CERTIFICATES,
+    *OPEN,
     *_PROXIES,
     *(name.lower() for name in _PROXIES),
 )

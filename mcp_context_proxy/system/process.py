@@ -31,6 +31,7 @@ from typing import IO, Any, Final, cast
 
 import anyio
 
+from mcp_context_proxy.system import remove_left
 from mcp_context_proxy.system.later import pattern
 from mcp_context_proxy.system.threads import in_thread
 
@@ -366,6 +367,7 @@ def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
     be written; the former content is still there.
     """
     make_private_folder(path.parent)
+    remove_left(path, "-")
     descriptor, whole = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

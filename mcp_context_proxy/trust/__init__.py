@@ -126,11 +126,9 @@ class Reach(Struct, frozen=True):
     """None for all."""
 
     def has(self, server: str) -> bool:
-        """Return whether a server is among them."""
         return self.servers is None or server in self.servers
 
     def allows(self, tool: Tool) -> bool:
-        """Return whether a tool is among them."""
         return self.has(tool.server) and (self.classes is None or tool.tool_class in self.classes)
 
 
@@ -161,6 +159,8 @@ class Principal:
 
     limited: bool = field(init=False, compare=False)
     """True if there is anything that they may not reach. Fields, as the next: every call asks for them."""
+    is_admin: bool = field(init=False, compare=False)
+    """True if they have every right over the proxy."""
     owner: str = field(init=False, compare=False)
     """Owner of their words, calls, pairs and counts: administrators share one, empty."""
     teaches: bool = field(init=False, compare=False)
@@ -169,9 +169,10 @@ class Principal:
     """Presets that their sessions begin with, those of the profile first."""
 
     def __post_init__(self) -> None:
-        profile, admin = self.profile, self.may(Role.ADMIN)
+        profile, admin = self.profile, self.role >= Role.ADMIN
         whole = Reach() in self.reach and profile is None and self.projects is None
         object.__setattr__(self, "limited", not whole)
+        object.__setattr__(self, "is_admin", admin)
         object.__setattr__(self, "owner", "" if admin else self.name or "unnamed")
         object.__setattr__(self, "teaches", admin or (profile is not None and profile.learns))
         own = () if profile is None else profile.presets
@@ -186,7 +187,7 @@ class Principal:
 
     def share(self, whole: int) -> int:
         """Return what they may take of something that all share; administrators may take all of it."""
-        return whole if self.may(Role.ADMIN) else max(whole // PERSONS_SHARE, 1)
+        return whole if self.is_admin else max(whole // PERSONS_SHARE, 1)
 
     def may(self, role: Role) -> bool:
         """Return whether they have a role, or a higher one."""

@@ -172,7 +172,6 @@ class AuditLog:
         """Problem of the file, for a person; None while it can be written. Already logged."""
 
     def called(self, call: AuditedCall) -> None:
-        """Record a call."""
         size = 0 if call.arguments is None else len(call.arguments)
         fits = self._bytes + size <= WAITING_BYTES
         if self._wait(call if fits else msgspec.structs.replace(call, arguments=None)) and fits:

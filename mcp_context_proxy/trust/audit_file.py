@@ -25,6 +25,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from mcp_context_proxy.system import process
+from mcp_context_proxy.trust import person_in
 
 NAME: Final = "audit"
 
@@ -134,7 +135,7 @@ class AuditFile:
             most = min(self._max_bytes, MERGED_BYTES)
             kept: Sequence[_Line] = ()
             for path in (*older, oldest := self._numbered(self._files - 1)):
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                with contextlib.suppress(FileNotFoundError), _opened(path) as file:
                     while lines := list(itertools.islice(_lines(file), MERGED_LINES)):
                         # A killed rotation leaves a line in two files.
                         unique = {line.text: line for line in (*kept, *lines)}
@@ -189,7 +190,7 @@ class AuditFile:
             # The newest first: a file that is renamed meanwhile is met a second time, and none is missed.
             while True:
                 try:
-                    file = stack.enter_context(self._numbered(number).open("rb"))
+                    file = stack.enter_context(_opened(self._numbered(number)))
                 except FileNotFoundError:
                     if number:
                         break
@@ -209,7 +210,7 @@ class AuditFile:
         while True:
             if file is None:
                 with contextlib.suppress(FileNotFoundError):
-                    file = self.path.open("rb")
+                    file = _opened(self.path)
                     file.seek(0, os.SEEK_END if at_end else os.SEEK_SET)
                 at_end, rest = False, b""
             if file is not None:
@@ -223,6 +224,15 @@ class AuditFile:
                     file = None
                     continue
             yield None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to read; a pipe in its place keeps nobody waiting for its other end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(None, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def _id(status: os.stat_result) -> tuple[int, int]:
@@ -264,11 +274,11 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 _LEVELS: Final[tuple[Callable[[_Line], Hashable], ...]] = (
-    lambda line: line.principal,
+    lambda line: person_in(line.principal),
     lambda line: line.about,
     lambda line: line.time // 86_400,
 )
-"""What has a share of the oldest file: each principal, in that each tool, in that each day."""
+"""What has a share of the oldest file: each person, in that each tool, in that each day."""
 
 
 def _lines(file: IO[bytes]) -> Iterator[_Line]:

@@ -87,7 +87,6 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Principal(self.name, Role.ADMIN if self.admin else Role.USE, (Reach(servers, classes),))
 
     def is_valid(self, now: float) -> bool:
-        """Return whether it has not expired."""
         return self.expires is None or now < self.expires
 
 
@@ -476,7 +475,6 @@ class Guesses:
                 self._proven.popitem(last=False)
 
     def wrong(self, client: Client | None) -> None:
-        """Count a wrong token."""
         if client is not None:
             # The port may be that of an earlier connection by now.
             self._proven.pop(client, None)

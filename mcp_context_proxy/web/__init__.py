@@ -44,6 +44,7 @@ from mcp_context_proxy.items import JSON
 from mcp_context_proxy.protocol.envelope import holds_more
 from mcp_context_proxy.protocol.strangers import clean_json, in_words
 from mcp_context_proxy.statistics import PERIOD_PATTERN
+from mcp_context_proxy.system.threads import in_thread
 from mcp_context_proxy.trust import THE_USER, Principal, Role
 from mcp_context_proxy.trust.audit import AuditLog
 
@@ -250,7 +251,9 @@ def route(operations: list[Operation], shown: Shown = clean_json) -> Route:
             return refused(HTTPStatus.BAD_REQUEST, "The body ends too early.")  # and nobody reads that
         return Response(shown(msgspec.json.encode(answer)), HTTPStatus.OK, HEADERS, JSON_TYPE)
 
-    return Route(operations[0].path, endpoint, methods=list(by_method))
+    # For a tool, the URI of a document may be given, with the slashes in it.
+    path = operations[0].path.replace("{tool}", "{tool:path}")
+    return Route(path, endpoint, methods=list(by_method))
 
 
 async def _decoded(operation: Operation, request: Request) -> dict[str, Any]:
@@ -502,10 +505,10 @@ def routes(
 
     Responses of the API pass `shown`; its requests are served `within` the limits of their clients.
     """
-    described = document(BASE, operations)
+    described = cache(lambda: document(BASE, operations))  # takes 0.1 s, and few ask
 
     async def openapi(_request: Request) -> Response:
-        return JSONResponse(described, headers=HEADERS)
+        return JSONResponse(await in_thread(described), headers=HEADERS)
 
     by_path: dict[str, list[Operation]] = defaultdict(list)
     for operation in operations:

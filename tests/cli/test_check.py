@@ -271,6 +271,18 @@ def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Wo
             "  @server.list_tools()",
             "AttributeError: 'Server' object has no attribute 'list_tools'",
         ),
+        "npm": (
+            "npm error code E404",
+            "npm error 404 Not Found - GET https://registry.npmjs.org/@some%2fserver",
+            "npm error 404 The requested resource '@some/server@*' could not be found",
+        ),
+        "uv": (
+            "An executable named `some-server` is not provided by package `some-server`.",
+            "The following executables are available:",
+            "- some_server",
+        ),
+        "docker": ("docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock.",),
+        "network": ("Error: getaddrinfo ENOTFOUND example.com",),
     }
     for name, lines in said.items():
         workshop.server(name, at_start=[{"stderr": "\n".join(lines) + "\n"}, {"exit": 1}])
@@ -281,6 +293,10 @@ def test_what_a_program_says_at_its_end_leads_to_a_remedy(run: Run, workshop: Wo
     assert "| Error: listen EADDRINUSE: address already in use :::3001 |" in told
     assert "-> a port that it wants is taken" in told
     assert 'begin its args with "--with", "mcp<2"' in told
+    assert "-> its registry does not have this package, or no such version: check the name" in told
+    assert 'begin its args with "--from", the package, and the executable' in told
+    assert "-> start Docker" in told
+    assert "-> it does not reach the network" in told
     assert "failed without these variables" not in told, "what they said is the reason"
 
 

@@ -88,7 +88,7 @@ def test_context_names_items_over_the_token_budget(run: Run, config: Path) -> No
     done = run("context", QUERY, "--max-tokens", "5", "--config", config)
 
     assert "Be polite" in done.stdout
-    assert "do not fit into 5 tokens: " in done.stdout
+    assert "do not fit into 5 tokens, of which the session's own items take 3: " in done.stdout
     assert "weather__forecast (" in done.stdout
 
 
@@ -217,6 +217,15 @@ def test_related_tools_come_nearest_first(run: Run, config: Path) -> None:
     assert related[0]["name"] == "weather__warnings"
     assert [one["cosine"] for one in related] == sorted((one["cosine"] for one in related), reverse=True)
     assert "music__play" not in [one["name"] for one in related]
+
+
+def test_what_is_similar_to_a_document_is_listed_by_its_uri(run: Run, config: Path) -> None:
+    done = run("tools", "--related", "rule://rain", "--json", "--config", config)
+    unknown = run("tools", "--related", "rule://snow", "--config", config)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "rule://rain"
+    assert (unknown.returncode, "'rule://snow'" in unknown.stderr) == (2, True)
 
 
 def test_a_request_is_rendered_again_and_replayed_with_the_difference(run: Run, config: Path) -> None:

@@ -144,6 +144,15 @@ def test_host_whose_copy_cannot_be_kept_is_not_changed_and_not_called_connected(
     assert cursor.read_bytes() == before
 
 
+def test_host_whose_file_is_a_link_to_itself_is_told_in_a_sentence(run: Run, cursor: Path) -> None:
+    cursor.unlink()
+    cursor.symlink_to(cursor)
+    done = run("install", "cursor", "--yes", "--no-check")
+
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0 or "Too many levels of symbolic links" in " ".join(done.stdout.split())
+
+
 def test_dry_run_shows_the_change_and_makes_none(run: Run, home: Path, cursor: Path) -> None:
     before = cursor.read_bytes()
     done = run("install", "cursor", "--dry-run")
@@ -248,6 +257,20 @@ def test_server_is_added_tried_and_removed(run: Run, home: Path) -> None:
     assert run("remove", "desk").returncode == 0
     assert "servers" not in configured(home)
     assert "there is no server desk" in run("remove", "desk").stderr
+
+
+def test_a_server_that_does_not_start_stays_in_the_configuration_and_the_command_fails(
+    run: Run, home: Path
+) -> None:
+    done = run("add", "desk", "--", "no-such-program", "--flag")
+
+    assert done.returncode == 1
+    assert "no program 'no-such-program'" in done.stdout
+    told = " ".join(done.stdout.split())
+    assert "desk stays in the configuration although it does not work" in told
+    assert "'mcp-context-proxy remove desk' removes it" in told
+    assert configured(home)["servers"] == {"desk": {"command": "no-such-program", "args": ["--flag"]}}
+    assert run("add", "other", "--no-check", "--", "no-such-program").returncode == 0
 
 
 def test_url_is_added_with_its_headers(run: Run, home: Path) -> None:

@@ -87,6 +87,24 @@ def test_a_pinned_server_is_searched_before_it_has_run_again(run: Run, runners: 
     assert {one["name"] for one in listed["tools"]} >= {"node__a", "python__b"}, listed
 
 
+def test_a_server_that_was_just_pinned_has_the_time_of_a_first_start(run: Run, runners: Workshop) -> None:
+    """A runner keeps each version apart, so the next start downloads the pinned one."""
+    config = runners.config(
+        store={"path": "store.sqlite3"}, limits={"connect_seconds": 0.2, "first_start_seconds": 60.0}
+    )
+    pinned = run("check", "--config", config, "--pin")
+    for runner in ("npx", "uvx"):
+        script = runners.folder / runner
+        script.write_text(
+            script.read_text(encoding="utf-8").replace("exec", "sleep 0.6\nexec"), encoding="utf-8"
+        )
+    again = run("check", "--config", config)
+
+    assert "+args" in pinned.stdout, pinned.stdout
+    assert "ok       node: " in again.stdout, again.stdout
+    assert "ok       python: " in again.stdout, again.stdout
+
+
 def test_the_file_of_a_host_is_pinned_only_if_that_is_said(run: Run, runners: Workshop) -> None:
     config = runners.folder / "mcp.json"
     text = json.dumps(

@@ -1,7 +1,9 @@
 """``token`` and ``audit``: who may connect, and a record of their calls."""
 
 import json
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,20 @@ def test_check_says_where_the_audit_is_and_that_it_cannot_be_written(run: Run, c
     assert "audit.jsonl" in "".join(good.stdout.split())
     assert "cannot be written" in " ".join(bad.stdout.split())
     assert bad.returncode == 1
+
+
+@pytest.mark.parametrize("instead", [os.mkdir, getattr(os, "mkfifo", os.mkdir)])
+def test_an_audit_that_cannot_be_read_is_said(
+    run: Run, config: Path, instead: Callable[[Path], None]
+) -> None:
+    file = audit_file(load(config, environ={}))
+    assert file is not None
+    file.folder.mkdir(exist_ok=True)
+    instead(file.path)
+    done = run("audit", "--config", config)
+
+    assert done.returncode == 1
+    assert "audit.jsonl cannot be read: it is not a regular file" in " ".join(done.stderr.split())
 
 
 def test_an_audit_that_is_off_is_said(run: Run, workshop: Workshop) -> None:

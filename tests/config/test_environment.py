@@ -87,6 +87,16 @@ def test_the_password_of_a_network_proxy_is_a_secret_of_each_server(load_text):
     )
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the names of other systems")
+def test_a_variable_that_every_server_inherits_is_no_secret_where_it_is_written(load_text):
+    text = "[servers.s]\ncommand = 'x'\nargs = ['${HOME}/notes', '${TEAM}', '${https_proxy}']\n"
+    environ = {"HOME": "/home/ada", "TEAM": "t0psecret", "https_proxy": "http://ada:pass-w0rd@proxy:3128"}
+    redact = Redactor(all_secrets_of(load_text(text, environ=environ)))
+
+    assert redact("/home/ada/notes for t0psecret") == "/home/ada/notes for [redacted TEAM]"
+    assert "pass-w0rd" not in redact("ada:pass-w0rd")
+
+
 def test_the_variables_that_differ_from_the_shell_are_named(server):
     shell = {"HOME": "/home/ada", "PATH": "/bin", "JAVA_HOME": "/java", "PWD": "/x", "GITHUB_TOKEN": "t"}
     own = server("[servers.s]\ncommand = 'x'\nenv = { PATH = '/none', NEW = '1' }")

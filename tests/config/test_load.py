@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict
 
+from mcp_context_proxy.catalog.names import include_of
 from mcp_context_proxy.config import Config, DomainSearch, Limits, ServerConfig, load
 from mcp_context_proxy.items import IncludeMode
 
@@ -124,9 +125,9 @@ def test_a_store_in_memory_is_not_a_path(load_text):
 
 
 def test_the_include_mode_of_a_tool_falls_back_to_its_server_and_then_to_agent(config):
-    assert config.servers["github"].include_of("create_issue") is IncludeMode.ALWAYS
-    assert config.servers["github"].include_of("other") is IncludeMode.MANUAL
-    assert config.servers["docs"].include_of("search") is IncludeMode.AGENT
+    assert include_of(config.servers["github"], "create_issue") is IncludeMode.ALWAYS
+    assert include_of(config.servers["github"], "other") is IncludeMode.MANUAL
+    assert include_of(config.servers["docs"], "search") is IncludeMode.AGENT
 
 
 def test_servers_keep_the_order_of_the_file(load_text):

@@ -279,11 +279,11 @@ async def test_a_server_that_answers_a_ping_goes_on_after_timeouts(workshop: Wor
         era=era,
         tools=[tool("wait")],
         calls={"wait": [{"silent": True}]},
-        settings={"call_timeout": 2.0},
+        settings={"call_timeout": 1.0},
     )
     async with inside(workshop.config(limits=QUICK)) as proxy:
         for _ in range(3):
-            assert "within 2 s" in text(await Host(proxy, era).call("slow__wait"))
+            assert "within 1 s" in text(await Host(proxy, era).call("slow__wait"))
 
     assert len(server.ledger.entries("start")) == 1
 

@@ -286,6 +286,21 @@ async def test_at_the_limit_an_idle_dedicated_connection_is_closed_and_never_one
     assert "busy" in refused["content"][0]["text"]
 
 
+async def test_the_log_says_once_that_a_server_has_many_dedicated_connections_and_what_bounds_them(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    server(workshop, "session")
+    async with inside(workshop.config(limits={"lanes_per_server": 4})) as proxy:
+        for number in range(3):
+            await pid(person(proxy, f"person {number}"))
+
+    (told,) = (record.getMessage() for record in caplog.records if "dedicated" in record.getMessage())
+    assert told == (
+        "server work: 2 dedicated connections, one for each client that it may ask, and each a process; "
+        "limits.lanes_per_server allows 4"
+    )
+
+
 async def test_a_dedicated_connection_that_cannot_be_opened_says_why_and_the_next_call_tries_again(
     workshop: Workshop,
 ) -> None:

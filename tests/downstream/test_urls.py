@@ -190,11 +190,13 @@ async def test_the_reason_why_there_is_no_connection_has_no_code_of_the_system(w
     served = workshop.http_server("plain", tools=[tool("fine")])
     workshop.server("tls").settings = {"url": served.settings["url"].replace("http:", "https:")}
     workshop.server("nowhere").settings = {"url": "http://no-such-host.invalid/mcp"}
+    workshop.server("stream").settings = {"url": "http://no-such-host.invalid/sse"}
     async with inside(workshop.config()) as proxy:
-        causes = {name: proxy.fleet.clients[name].cause for name in ("tls", "nowhere")}
+        causes = {name: proxy.fleet.clients[name].cause for name in ("tls", "nowhere", "stream")}
 
     assert "speaks no TLS; the URL may have to begin with http://" in causes["tls"]
     assert causes["nowhere"].startswith("http://no-such-host.invalid/mcp: ")
+    assert causes["stream"].startswith("http://no-such-host.invalid/sse: ")
     assert not any("Errno" in cause or "_ssl" in cause for cause in causes.values())
 
 

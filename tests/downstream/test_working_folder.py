@@ -11,6 +11,7 @@ from support.servers import Server, Workshop, tool
 from support.wires import stdio
 
 from mcp_context_proxy.config import load
+from mcp_context_proxy.config.programs import folder_of
 from mcp_context_proxy.config.settings import ServerConfig
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +50,7 @@ def run_of(server: Server) -> str:
     return "exec " + " ".join(f"'{each}'" for each in server.command)
 
 
-def folder_of(process: int) -> Path:
+def started_in(process: int) -> Path:
     return Path(f"/proc/{process}/cwd").readlink()
 
 
@@ -59,7 +60,7 @@ async def start(workshop: Workshop, repository: Path) -> Path:
         client = next(iter(proxy.fleet.clients.values()))
         assert client.cause == ""
         process = next(iter(workshop.servers.values())).ledger.entries("start")[-1]["pid"]
-        folder = folder_of(process)
+        folder = started_in(process)
     assert not (repository / "trapped").exists() or folder == repository
     return folder
 
@@ -142,7 +143,7 @@ async def test_servers_of_a_hosts_file_start_in_its_folder(workshop: Workshop, r
     file = workshop.folder / "mcp.json"
     file.write_text(json.dumps({"mcpServers": {"plain": server.settings}}), encoding="utf-8")
 
-    assert load(file).servers["plain"].folder == workshop.folder
+    assert folder_of(load(file).servers["plain"]) == workshop.folder
 
 
 def test_a_server_that_no_file_configures_starts_in_the_home_folder(
@@ -150,9 +151,9 @@ def test_a_server_that_no_file_configures_starts_in_the_home_folder(
 ) -> None:
     config = ServerConfig(name="plain", command="tool")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert config.folder == tmp_path
+    assert folder_of(config) == tmp_path
     monkeypatch.setenv("HOME", "not/a/home")
-    assert config.folder == Path("/")
+    assert folder_of(config) == Path("/")
 
 
 async def test_a_folder_that_does_not_exist_is_named(workshop: Workshop, repository: Path) -> None:

@@ -104,7 +104,7 @@ async def test_arguments_arrive_byte_for_byte(client: RawClient, server: Server)
 
 
 async def test_arguments_of_very_many_values_arrive(client: RawClient, server: Server) -> None:
-    arguments = json.dumps(dict.fromkeys(map(str, range(2 * MOST_VALUES)), 0))
+    arguments = json.dumps(dict.fromkeys(map(str, range(MOST_VALUES + 1)), 0))
 
     await answered(client, "many", request(client, "many", f"{server.name}__echo", arguments))
 
@@ -242,7 +242,7 @@ async def test_a_request_id_may_be_any_text(client: RawClient, server: Server) -
 
 
 async def test_a_request_id_can_be_used_again_as_soon_as_it_is_answered(client: RawClient) -> None:
-    for _ in range(100):
+    for _ in range(30):
         assert await answered(client, "again", request(client, "again", "old__echo", "{}"))
 
 
@@ -251,7 +251,7 @@ async def test_many_calls_at_once_are_each_answered_with_their_own_result(
 ) -> None:
     started = [
         await client.start("tools/call", {"name": f"{server.name}__echo", "arguments": {"n": number}})
-        for number in range(40)
+        for number in range(12)
     ]
 
     for number, (_, future) in enumerate(started):

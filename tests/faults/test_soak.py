@@ -14,7 +14,7 @@ from faults.soak import soak
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow(times=10), pytest.mark.no_cover]
 
-SECONDS = [5.0, pytest.param(15.0, marks=pytest.mark.full_cross)]
+SECONDS = [pytest.param(5.0, marks=pytest.mark.smaller), pytest.param(10.0, marks=pytest.mark.full_cross)]
 CALLS = 101
 """Calls of the callers and of the neighbour, at least: a slow machine takes longer for them."""
 

@@ -18,11 +18,16 @@ from typing import Any
 import anyio
 import pytest
 from faults.harness import SAFE, Ledger, faulty
+from support import commands
 from support.ledger import until
 from support.proxies import command, http_proxy, real_command
 from support.raw_client import PATIENCE, RawClient
 from support.servers import Workshop
 from support.wires import http, stdio
+
+from mcp_context_proxy.store import open_store
+from mcp_context_proxy.trust.decisions import decide
+from mcp_context_proxy.trust.fingerprints import State
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.no_cover]
 
@@ -70,6 +75,45 @@ async def test_on_a_full_or_read_only_disk_the_proxy_serves_from_memory(
     told = log.read_text(encoding="utf-8")
     assert "store" in told
     assert "Traceback" not in told
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    "then", ["dd if=/dev/zero of={0}/fill bs=1k 2>/dev/null || true", "mount -o remount,ro {0}"]
+)
+async def test_what_a_person_has_rejected_is_not_served_from_a_full_or_read_only_disk(
+    workshop: Workshop, tmp_path: Path, then: str
+) -> None:
+    state, kept = tmp_path / "state", tmp_path / "kept"
+    state.mkdir()
+    kept.mkdir()
+    config = workshop.config(store={"path": str(state / "store.sqlite3")}, expose={"mode": "all"})
+    async with stdio(command(config)) as client:
+        await client.until_listed(f"good__{SAFE}")
+    with open_store(state / "store.sqlite3") as store:
+        decide(store, "good", [SAFE], State.REJECTED, by="test")
+    (state / "store.sqlite3").replace(kept / "store.sqlite3")
+    mounted = f"mount -t tmpfs -o size=2m none {state} && cp {kept}/* {state} && {then.format(state)}"
+    confined = ["unshare", "-rm", "sh", "-c", f'{mounted}; exec "$@"', "sh", *real_command(config)]
+    async with stdio(confined) as client:
+        refused = await client.call(f"good__{SAFE}", {"nonce": "n"})
+        assert f"good__{SAFE}" not in await client.names()
+
+    assert "a person has rejected it" in refused["content"][0]["text"]
+
+
+@needs_namespaces
+def test_check_says_that_the_disk_is_full(workshop: Workshop, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    config = workshop.config(store={"path": str(state / "store.sqlite3")})
+    script = f'mount -t tmpfs -o size=1m none {state}; dd if=/dev/zero of={state}/fill bs=1k; "$@"'
+    checked = [*commands.real_command("check", "--config", config)]
+    confined = ["unshare", "-rm", "sh", "-c", script, "sh", *checked]
+    done = subprocess.run(confined, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert done.returncode == 1
+    assert "is full: 0 bytes are free" in " ".join(done.stdout.split())
 
 
 DISK = """

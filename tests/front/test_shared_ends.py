@@ -48,6 +48,34 @@ async def test_session_goes_on_after_the_proxy_was_killed(machine: Machine, serv
         assert len(machine.proxies()) == 1
 
 
+def test_problems_of_the_proxy_that_takes_over_go_to_the_log_of_the_host_and_are_no_messages(
+    machine: Machine,
+) -> None:
+    machine.config.write_text("[servers.work]\ncomand = 'x'\n", encoding="utf-8")
+    command = real_command("--config", machine.config, "serve", shared=True)
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    first = {"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": hello}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(machine.folder)}
+    with subprocess.Popen(command, env=env, **pipes) as host:
+        assert host.stdin is not None
+        assert host.stdout is not None
+        assert host.stderr is not None
+        host.stdin.write(json.dumps(first).encode() + b"\n")
+        host.stdin.flush()
+        told = [host.stdout.readline()]
+        for proxy in machine.proxies():
+            os.kill(proxy, signal.SIGKILL)
+        # The second warning says that another proxy has taken the session over.
+        warned = [host.stderr.readline() for _ in range(2)]
+        host.stdin.write(b'{"jsonrpc":"2.0","id":"last","method":"ping"}\n')
+        host.stdin.close()
+        told += host.stdout.readlines()
+
+    assert all(b"WARNING: server work: off: comand" in line for line in warned)
+    assert [json.loads(line).get("id") for line in told] == ["hello", "last"]
+
+
 async def test_no_request_that_was_answered_is_said_to_be_lost_with_the_proxy(
     machine: Machine, server: Server
 ) -> None:

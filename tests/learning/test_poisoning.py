@@ -22,7 +22,10 @@ from mcp_context_proxy.store import open_store
 LISTS = Path(__file__).parents[1] / "data" / "tools"
 SERVERS = ("filesystem", "git", "google-maps", "memory", "slack", "sqlite", "time", "linear")
 POISONED = ("time", "convert_time")
-USES = 10_000
+USES = [
+    pytest.param(2_000, marks=pytest.mark.smaller),
+    pytest.param(10_000, marks=pytest.mark.full_cross),
+]
 UNRELATED = (
     "create a new branch",
     "send a message to a channel",
@@ -73,8 +76,9 @@ def ranking(engine: Engine, snapshot: Snapshot, query: str) -> list[tuple[str, s
 
 @pytest.mark.slow
 @pytest.mark.no_cover  # it would take twice as long, and other tests cover the code
-def test_ten_thousand_uses_for_all_sorts_of_queries_bring_a_tool_into_no_unrelated_top_five(
-    snapshot: Snapshot,
+@pytest.mark.parametrize("uses", USES)
+def test_thousands_of_uses_for_all_sorts_of_queries_bring_a_tool_into_no_unrelated_top_five(
+    snapshot: Snapshot, uses: int
 ) -> None:
     model = LazyModel()
     queries = QueryEmbedder(model)
@@ -86,7 +90,7 @@ def test_ten_thousand_uses_for_all_sorts_of_queries_bring_a_tool_into_no_unrelat
         unrelated = [query for query in UNRELATED if POISONED not in before[query]]
         assert len(unrelated) > 10
 
-        for number, query in zip(range(USES), itertools.cycle([*said, *UNRELATED]), strict=False):
+        for number, query in zip(range(uses), itertools.cycle([*said, *UNRELATED]), strict=False):
             tier.learn(Use(query, POISONED, Signal.FOUND, f"session {number}"))
         after = {query: ranking(engine, snapshot, query) for query in UNRELATED}
 

@@ -184,6 +184,17 @@ async def test_a_running_proxy_follows_a_new_login_and_a_logout(
     assert sent == [*bearer, None]
 
 
+async def test_a_logout_leaves_no_token_that_a_killed_proxy_was_writing(protected: Protected) -> None:
+    config = server_config(protected)
+    await logged_in(config)
+    file = CredentialFile(config)
+    left = file.path.with_name(f".{file.path.name}-killed")
+    left.write_bytes(file.path.read_bytes())
+    file.delete()
+
+    assert not left.exists()
+
+
 async def test_a_revoked_login_names_the_command_and_is_tried_once(
     protected: Protected,
 ) -> None:

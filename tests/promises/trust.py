@@ -22,8 +22,11 @@ TRUST = (
         "withheld in every mode, whichever part of it changed that models see; so is one that hides "
         "characters or has another sign of an attack, in whatever letters it is drawn. Resources, "
         "skills and instructions are not approved, and are left out if they have such a sign. That holds "
-        "over restarts, on lists that are remembered, and for several proxies on one store.",
+        "over restarts, on lists that are remembered, for several proxies on one store, and where the store "
+        "can be read and not written.",
         (
+            "faults/test_surroundings.py::test_what_a_person_has_rejected_is_not_served_from_a_full_or_read_only_disk",
+            "store/test_store.py::test_what_a_store_has_that_cannot_be_written_is_used_from_memory",
             "trust/test_approval_running.py::test_a_request_that_is_sent_again_in_a_new_session_is_judged_again",
             APPROVAL + "test_a_changed_tool_is_withheld_until_a_person_approves_it",
             APPROVAL + "test_a_changed_prompt_or_template_is_withheld",

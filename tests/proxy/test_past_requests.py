@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,7 +116,20 @@ async def test_an_answer_says_that_what_fits_is_too_large_rather_than_that_nothi
 
     assert told.startswith("Left out, because they do not fit into 10 tokens: s__post_letter (")
     assert "None of" not in told
+    assert "Tools among them can be called by their names all the same." in told
     assert rendered.text == told
+
+
+async def test_an_answer_says_what_the_items_of_the_session_leave_of_the_budget(workshop: Workshop) -> None:
+    async with inside(settings(workshop, TEXTS, context={"max_tokens": 30})) as proxy:
+        host = Host(proxy, "handshake")
+        assert host.session is not None
+        proxy.contexts.add(host.session, Kind.TOOL, "s__report_1")
+        told = (await host.call(SEARCH, {"query": "Send a letter by post"}))["content"][0]["text"]
+
+    taken = re.search(r"do not fit into 30 tokens, of which the session's own items take (\d+): ", told)
+    assert taken is not None, told
+    assert int(taken[1]) > 0
 
 
 async def test_a_replay_does_not_call_new_what_the_session_had_by_hand(proxy: Proxy) -> None:

@@ -70,7 +70,12 @@ def test_a_tool_may_change_something_by_a_verb_of_no_class(name: str, changes: b
     ("order", "word"),
     [
         ("could you please delete the note", "delet"),
-        ("I want to know which notes there are", "know"),
+        ("I want to know which notes there are", "which"),
+        ("I don't know how many notes there are", "how"),
+        ("could we list the notes", "list"),
+        ("the build is red", ""),
+        ("any new mail?", ""),
+        ("we start on Monday", ""),
         ("which notes are there", "which"),
         ("hey, let's erase it", "eras"),
         ("the is it", ""),

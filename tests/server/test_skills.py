@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anyio
@@ -192,6 +193,22 @@ async def test_a_file_that_the_manifest_does_not_list_never_reaches_the_server(
             error = await refusal(host, "resources/read", f"{SERVED}/{path}")
             assert error.code == (-32602 if era == "modern" else -32002)
             assert "the manifest of its skill does not list it" in error.message
+
+    assert not server.ledger.messages("resources/read")
+
+
+async def test_a_file_is_asked_of_a_server_that_it_wakes_only_if_its_skill_is_still_listed(
+    workshop: Workshop, era: str
+) -> None:
+    server = shop(workshop, settings={"start": "lazy"})
+    config = workshop.config(store={"path": str(workshop.folder / "store.sqlite3")})
+    async with inside(config) as proxy:
+        assert await listed(Host(proxy, era))
+    spec = json.loads(server.path.read_text(encoding="utf-8"))
+    server.path.write_text(json.dumps({**spec, "skills": []}), encoding="utf-8")
+    async with inside(config) as proxy:
+        assert await listed(Host(proxy, era)), "as the store remembers it"
+        await refusal(Host(proxy, era), "resources/read", f"{SERVED}/SKILL.md")
 
     assert not server.ledger.messages("resources/read")
 

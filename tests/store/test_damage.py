@@ -15,7 +15,11 @@ from mcp_context_proxy.store import open_store
 
 pytestmark = pytest.mark.slow
 
-FLIPS = [400, pytest.param(2_000, marks=pytest.mark.full_cross)]
+FLIPS = [
+    pytest.param(200, marks=pytest.mark.smaller),
+    pytest.param(1_000, marks=pytest.mark.full_cross),
+    pytest.param(2_000, marks=pytest.mark.nightly),
+]
 PAGE = 4096
 SOME = (1, 7, 11)
 STORE, LOG = "store.sqlite3", "store.sqlite3-wal"

@@ -19,7 +19,11 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs processes that fork"),
 ]
 
-KILLS = [100, pytest.param(500, marks=pytest.mark.full_cross)]
+KILLS = [
+    pytest.param(50, marks=pytest.mark.smaller),
+    pytest.param(200, marks=pytest.mark.full_cross),
+    pytest.param(500, marks=pytest.mark.nightly),
+]
 LONGEST_SECONDS = 0.01
 """Time that a writer goes on after the next one has begun: some tens of transactions."""
 

@@ -257,6 +257,16 @@ def test_a_folder_in_place_of_the_store_is_refused(path: Path) -> None:
         assert store.path is None
 
 
+def test_what_a_store_has_that_cannot_be_written_is_used_from_memory(path: Path) -> None:
+    fill(path)
+    path.with_name(f"{path.name}-wal").mkdir()
+
+    with open_store(path) as store:
+        assert store.path is None
+        assert len(store.vectors.get("model", [key(n) for n in range(200)])) == 200
+        assert usable(store)
+
+
 @posix_only
 def test_a_read_only_store_is_replaced_by_one_in_memory(path: Path) -> None:
     fill(path)

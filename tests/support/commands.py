@@ -50,7 +50,9 @@ def fork_server() -> str:
     path = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="fork-"))) / "socket"
     # No library may start threads before a fork.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROGRAMS / "server.py"), str(path), *coverage_data()]
+    # Newer Pythons warn of its thread, which does nothing that a forked process would miss.
+    options = ["-W", "ignore::DeprecationWarning:__main__"]
+    command = [sys.executable, *options, str(PROGRAMS / "server.py"), str(path), *coverage_data()]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
     _running.callback(process.communicate, timeout=PATIENCE)  # it ends when its standard input does
     until = time.monotonic() + PATIENCE

@@ -21,6 +21,9 @@ import pytest
 STRENGTHS = {"pairwise": 2, "each_value": 1}
 """Number of values that meet, by the mark that asks for it."""
 
+ASKED_FOR = ("full_cross", "nightly")
+"""Marks of tests that are left out unless ``-m`` speaks of the mark."""
+
 
 def covering(
     rows: Sequence[Sequence[Hashable]], strength: int, begun: Collection[int] = frozenset()
@@ -52,7 +55,7 @@ def covering(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `full_cross`, if nobody asks for it, and the rows that are never run."""
+    """Leave out the tests with a mark that nobody asks for, and the rows that are never run."""
     crosses = defaultdict[tuple[str, int, int | None], list[pytest.Function]](list)
     for item in items:
         for mark, strength in STRENGTHS.items():
@@ -67,8 +70,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others |= {item for at, item in enumerate(cross) if at not in crossed}
         for at in crossed - chosen:
             cross[at].add_marker("full_cross")
-    if "full_cross" not in config.option.markexpr:
-        others |= {item for item in items if item.get_closest_marker("full_cross")}
+    for mark in ASKED_FOR:
+        if mark not in config.option.markexpr:
+            others |= {item for item in items if item.get_closest_marker(mark)}
     if others:
         config.hook.pytest_deselected(items=[item for item in items if item in others])
         items[:] = [item for item in items if item not in others]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.coverings import covering
+from support.coverings import ASKED_FOR, STRENGTHS, covering
 
 TESTS = Path(__file__).parents[1]
 
@@ -101,7 +101,9 @@ def test_never_whole(a, b, c):
 def test_never_more(a, b):
     pass
 
-@pytest.mark.parametrize("size", [1, pytest.param(9, marks=pytest.mark.full_cross)])
+@pytest.mark.parametrize("size", [
+    1, pytest.param(9, marks=pytest.mark.full_cross), pytest.param(99, marks=pytest.mark.nightly)
+])
 def test_size(size):
     pass
 """
@@ -110,7 +112,8 @@ def test_size(size):
 def collected(folder: Path, *options: str) -> list[str]:
     """The tests of a module that pytest would run."""
     (folder / "test_some.py").write_text(MODULE)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  pairwise\n  each_value\n  full_cross\n")
+    marks = "".join(f"  {mark}\n" for mark in (*STRENGTHS, *ASKED_FOR))
+    (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{marks}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "support.coverings", "--collect-only", *options]
     # Other plugins take seconds to import.
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -126,7 +129,9 @@ def test_the_other_combinations_run_only_if_they_are_asked_for(tmp_path: Path) -
     crossed = [name for name in (*usual, *others) if "never" not in name]
     assert len([name for name in usual if name in crossed]) == 3 * 3 + 3 + 1
     assert len([name for name in others if name in crossed]) == 3 * 3 + 3 + 1
-    assert ("test_size[1]" in usual, "test_size[9]" in others) == (True, True)
+    assert [name for name in usual if "size" in name] == ["test_size[1]"]
+    assert [name for name in others if "size" in name] == ["test_size[9]"]
+    assert collected(tmp_path, "-m", "nightly") == ["test_size[99]"]
 
 
 def test_rows_that_a_mark_leaves_out_of_the_cross_never_run(tmp_path: Path) -> None:

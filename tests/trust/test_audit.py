@@ -20,7 +20,7 @@ from support.wires import stdio
 from mcp_context_proxy.app.proxy import Proxy
 from mcp_context_proxy.config import load
 from mcp_context_proxy.items import Tool
-from mcp_context_proxy.trust import audit
+from mcp_context_proxy.trust import MARK, audit
 from mcp_context_proxy.trust.audit import AuditedCall, AuditLog, declared_names
 from mcp_context_proxy.trust.audit_file import AuditFile
 
@@ -348,6 +348,18 @@ def test_no_flood_of_calls_pushes_out_what_others_or_its_caller_did_before(
     sizes = [path.stat().st_size for path in tmp_path.glob("audit*.jsonl")]
     assert len(sizes) == max(files, 2)
     assert max(sizes) <= 20_000
+
+
+def test_whoever_has_clients_of_several_profiles_has_one_share_of_the_oldest_file(tmp_path: Path) -> None:
+    file = AuditFile(tmp_path, 20_000, 2, fair=True)
+    flood(file, 50, principal="anna", server="work", tool="echo")
+    flood(file, 50, principal="mallory", server="work", tool="delete_all")
+    for number in range(30):
+        flood(file, 500, principal=f"mallory {MARK}profile {number}", server="work", tool="echo")
+
+    found = list(file.entries())
+    assert sum(entry.get("principal") == "anna" for entry in found) == 50
+    assert sum(entry.get("tool") == "delete_all" for entry in found) > 20
 
 
 def test_many_principals_with_dropped_entries_leave_room_for_entries(tmp_path: Path) -> None:

@@ -81,10 +81,11 @@ async def watched(
     *,
     capabilities: dict[str, Any] | None = None,
     answers: dict[str, Answer] | None = None,
+    wait: float = LIMITS.indexing_wait_seconds,
     **tables: Any,
 ) -> AsyncIterator[Watched]:
-    """Start a proxy in front of the servers of a workshop, with the limits of the default."""
-    limits = {"indexing_wait_seconds": LIMITS.indexing_wait_seconds, "stop_seconds": 0.5}
+    """Start a proxy in front of the servers of a workshop, with the other limits of the default."""
+    limits = {"indexing_wait_seconds": wait, "stop_seconds": 0.5}
     config = workshop.config(limits=limits, **tables)
     report = workshop.folder / "steps"
     command = [sys.executable, str(PROGRAM), str(report), "--config", str(config), "serve"]

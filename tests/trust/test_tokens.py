@@ -1,6 +1,7 @@
 """Named tokens: hashed, limited, revoked and expired, and followed by a running front."""
 
 import json
+import os
 import stat
 import time
 from pathlib import Path
@@ -81,6 +82,18 @@ async def test_the_file_has_no_token_and_is_for_its_owner_alone(file: TokenFile)
     assert len(token) >= 43
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
+
+
+def test_what_a_killed_command_has_left_is_removed_an_hour_later(file: TokenFile) -> None:
+    file.add("anna")
+    old, new = (file.path.with_name(f".{file.path.name}-{name}") for name in ("old", "new"))
+    for left in (old, new):
+        left.write_text("{", encoding="utf-8")
+    os.utime(old, (0, 0))
+    file.add("berta")
+
+    assert not old.exists()
+    assert new.exists(), "another command may be writing it"
 
 
 async def test_a_principal_is_the_name_of_its_token(file: TokenFile) -> None:

@@ -18,6 +18,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.secret.existing | default (include "proxy.name" .) }}
 {{- end }}
 
+{{/* Not empty where tokens of an issuer are accepted: then the replicas need no token of their own. */}}
+{{- define "proxy.issuer" -}}
+{{- if regexMatch "(?m)^[^#\n]*\\bmode[\"']?\\s*=\\s*[\"']jwt[\"']" .Values.config }}jwt{{ end -}}
+{{- end }}
+
 {{- define "proxy.image" -}}
 {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
 {{- end }}
@@ -71,7 +76,7 @@ volumes:
 - name: CLUSTER_KEY
   valueFrom: {secretKeyRef: {name: {{ include "proxy.secret" . }}, key: cluster-key}}
 - name: MCP_CONTEXT_PROXY_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ include "proxy.secret" . }}, key: token}}
+  valueFrom: {secretKeyRef: {name: {{ include "proxy.secret" . }}, key: token{{ if include "proxy.issuer" . }}, optional: true{{ end }}}}
 {{- with .Values.env }}
 {{ toYaml . }}
 {{- end }}

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import io
+import json
 import marshal
 import os
 import pkgutil
@@ -20,6 +21,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +29,35 @@ from typing import Any
 
 import anyio
 
+import mcp_context_proxy
+from mcp_context_proxy.app.serve import local_api, open_proxy
+from mcp_context_proxy.config import load
+from mcp_context_proxy.embedding.embeddings import OnnxModel, load_model
 from mcp_context_proxy.server.meta_definitions import Setup, definitions
 from mcp_context_proxy.system.threads import trusted_certificates
+from mcp_context_proxy.web.search import LookWanted, look
+
+NOT_OF_THE_PROXY = ("mcp_context_proxy.__main__", "mcp_context_proxy.bridge", "mcp_context_proxy.examples")
+"""Modules of other programs in the package, with those below them."""
+
+NEEDED_LATER = (
+    "anyio._backends._asyncio",
+    "anyio._core._signals",
+    "encodings.ascii",
+    "encodings.idna",
+    "encodings.utf_8_sig",
+    "jwt",
+    "platformdirs.unix",
+    "rich._emoji_codes",
+    "rich.progress",
+    "rich.status",
+    "rich.table",
+    "uvicorn.lifespan.off",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.h11_impl",
+    "yaml",
+)
+"""Modules of libraries that a command imports when it first needs them."""
 
 
 class Server:
@@ -141,23 +170,43 @@ def text_stream(descriptor: int, mode: str, **options: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(os.fdopen(descriptor, mode, closefd=False), "utf-8", **options)
 
 
-def prepare() -> None:
-    """Import the modules that a command imports when it is needed, and compute what each would compute."""
-    for name in ("mcp_context_proxy.cli", "mcp_context_proxy.front", "mcp_context_proxy.web"):
-        package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{name}.{module.name}")
-    # The backend is imported when a loop first runs. onnxruntime must wait: importing it starts a thread.
-    for name in ("mcp_context_proxy.app.serve", "anyio._backends._asyncio", "tokenizers"):
+def prepare() -> OnnxModel:
+    """Import the modules that a command imports when it is needed, and compute what each would compute.
+
+    The packaged model is shared with each command as long as the answer is kept. The thread that onnxruntime
+    starts does nothing that a forked process would miss.
+    """
+    for module in pkgutil.walk_packages(mcp_context_proxy.__path__, "mcp_context_proxy."):
+        if not module.name.startswith(NOT_OF_THE_PROXY):
+            importlib.import_module(module.name)
+    for name in NEEDED_LATER:
         importlib.import_module(name)
     for whole in (False, True):
         for chosen in (False, True):
             definitions(Setup((), whole, set_context=chosen, manage=chosen, recall=True))
     anyio.run(trusted_certificates)
+    anyio.run(run_once)
+    gc.collect()  # the model's threads end with it
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
             thread.join()
+    model = load_model()
     gc.freeze()
+    return model
+
+
+async def run_once() -> None:
+    """Run a proxy without servers and search, so that settings, routes and expressions are compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        rule, config = Path(folder) / "loans.md", Path(folder) / "config.toml"
+        rule.write_text("# Loans\n\nRound the payment.\n", encoding="utf-8")
+        settings = f'store.path = "memory"\n[servers]\n[[documents]]\npath = {json.dumps(str(rule))}\n'
+        config.write_text(settings, encoding="utf-8")
+        async with open_proxy(load(config, environ={})) as proxy:
+            local_api(proxy)
+            wanted = LookWanted(query="the payment of a loan")
+            found = await look(proxy.contexts, proxy.fleet, proxy.usage, wanted)
+            assert found["results"], found
 
 
 def measuring(path: str, **options: Any) -> Any:
@@ -177,13 +226,14 @@ def measuring(path: str, **options: Any) -> Any:
 
 def main(path: str, measured: str | None = None) -> None:
     if measured is None:
-        prepare()
+        model = prepare()
     else:
         own = measuring(measured, patch=[])  # else each forked process would write them, too
         with own.collect():
-            prepare()
+            model = prepare()
         own.save()
     Server(path, measured).serve()
+    del model
 
 
 if __name__ == "__main__":
